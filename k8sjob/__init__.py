@@ -1,0 +1,53 @@
+"""k8sjob: typed PyTorch training jobs, the same job.yaml on a laptop and on Kubernetes.
+
+Nothing is imported here before it is asked for: the runtime inside a container shares this package
+with the client and must load none of the client's dependencies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from k8sjob.errors import JobFailed, K8sJobError, SpecError
+    from k8sjob.launch import run
+    from k8sjob.rendering import dockerfile, render, replica_env
+    from k8sjob.spec import JobSpec
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "JobFailed": "k8sjob.errors",
+    "JobSpec": "k8sjob.spec",
+    "K8sJobError": "k8sjob.errors",
+    "SpecError": "k8sjob.errors",
+    "dockerfile": "k8sjob.rendering",
+    "render": "k8sjob.rendering",
+    "replica_env": "k8sjob.rendering",
+    "run": "k8sjob.launch",
+}
+
+__all__ = [
+    "JobFailed",
+    "JobSpec",
+    "K8sJobError",
+    "SpecError",
+    "__version__",
+    "dockerfile",
+    "render",
+    "replica_env",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'k8sjob' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - lazy, see the module's docstring
+
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,128 @@
+"""What a back end is: the few verbs that the rest of k8sjob needs, on a laptop and on a cluster.
+
+Every back end speaks of jobs in Kubernetes' own shapes: a PyTorchJob with its status, Pods, Events,
+as an apiserver would return them. So status, watch, logs and why are written once, as functions over
+these objects, and know no back end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from k8sjob.spec import JobSpec
+
+__all__ = ["Backend", "JobRef", "Json", "LogLine", "Plan", "Snapshot"]
+
+Json = dict[str, Any]
+"""A Kubernetes object, as parsed from JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """One job, where it lives.
+
+    Attributes:
+        name: the job's name.
+        namespace: its namespace; "local" on this machine.
+        uid: distinguishes a job from one of the same name made anew; empty where not known.
+    """
+
+    name: str
+    namespace: str
+    uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is about to happen, before anything does: what a dry run shows.
+
+    Attributes:
+        spec: the validated spec.
+        manifest: the rendered PyTorchJob, YAML.
+        image: the image that the replicas run, with its digest where there is one.
+        folder: the folder that relative paths of the spec (context, volumes[].local) start from.
+    """
+
+    spec: JobSpec
+    manifest: str
+    image: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A job and what belongs to it, at one moment.
+
+    Attributes:
+        job: the PyTorchJob with its status.
+        pods: its Pods, by replica type (Master first) and index.
+        events: the Events of the job and of its pods, oldest first.
+    """
+
+    job: Json
+    pods: Sequence[Json] = field(default_factory=tuple)
+    events: Sequence[Json] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One whole line of a container's output.
+
+    Attributes:
+        replica: "master-0", "worker-2".
+        attempt: the container's restart count when it wrote the line, over all its pods.
+        timestamp: RFC 3339 in UTC with nanoseconds, as the kubelet writes it.
+        text: the line, without its newline; bytes that are not UTF-8 are replaced.
+    """
+
+    replica: str
+    attempt: int
+    timestamp: str
+    text: str
+
+
+class Backend(Protocol):
+    """Where jobs run. Errors: JobNotFound, JobExists, BackendError."""
+
+    name: str
+    """"local" or "kubernetes"."""
+
+    def create(self, plan: Plan) -> JobRef:
+        """Start a job; JobExists if one of that name is there and has not ended."""
+
+    def find(self, name: str) -> JobRef:
+        """The job of that name; JobNotFound if there is none."""
+
+    def jobs(self) -> Sequence[Snapshot]:
+        """All jobs, the newest first."""
+
+    def snapshot(self, ref: JobRef) -> Snapshot:
+        """The job now; JobNotFound if it is gone."""
+
+    def watch(self, ref: JobRef) -> Iterator[Snapshot]:
+        """The job now, and again after each change; ends when the job is gone, never by itself."""
+
+    def logs(
+        self, ref: JobRef, replica: str, *, follow: bool = False, previous: bool = False
+    ) -> Iterator[LogLine]:
+        """A replica's output from its beginning, over all attempts; with follow until the job ends.
+
+        Args:
+            replica: "master-0", "worker-2".
+            follow: wait for more, also for a replica that has not started yet.
+            previous: the attempt before the last one alone.
+        """
+
+    def suspend(self, ref: JobRef, *, value: bool) -> None:
+        """Suspend the job (its replicas are stopped, the job stays) or let it go on."""
+
+    def delete(self, ref: JobRef) -> None:
+        """Stop the job and remove it with all that belongs to it."""

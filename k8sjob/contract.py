@@ -1,0 +1,260 @@
+"""What the client and the container agree on, and nothing else.
+
+Both sides import this module, so it is stdlib only and travels inside every job's image. An old job
+may meet a newer watcher: what crosses the border (event lines, termination messages, the runtime's
+configuration) carries a version and is read leniently.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, Final, Literal
+
+__all__ = [
+    "CHECKPOINT_DIR_ENV",
+    "CONFIG_ENV",
+    "CONTAINER_NAME",
+    "DEFAULT_PORT",
+    "ERROR_FILE_ENV",
+    "LIFELINE_ENV",
+    "MAX_TERMINATION_BYTES",
+    "PATHS_ENV",
+    "PORT_NAME",
+    "RUNTIME_HOME",
+    "TERMINATION_LOG",
+    "TERMINATION_LOG_ENV",
+    "WORKDIR",
+    "Event",
+    "EventKind",
+    "ExitCode",
+    "Reason",
+    "Role",
+    "RuntimeConfig",
+]
+
+RUNTIME_HOME: Final = "/opt/k8sjob"
+"""Where the runtime lies in an image; first on PYTHONPATH."""
+WORKDIR: Final = "/app"
+"""Where the build context lies in an image, and the container's working directory."""
+CONTAINER_NAME: Final = "pytorch"
+"""The container that the training operator looks for in each replica (webhook rule)."""
+PORT_NAME: Final = "pytorchjob-port"
+"""The container port whose number the operator injects as MASTER_PORT."""
+DEFAULT_PORT: Final = 23456
+"""MASTER_PORT when the Master names no port (operator default)."""
+
+CONFIG_ENV: Final = "K8SJOB_CONFIG"
+"""The one JSON variable with the job's runtime settings: see RuntimeConfig."""
+CHECKPOINT_DIR_ENV: Final = "K8SJOB_CHECKPOINT_DIR"
+"""Overrides checkpoint.dir; the local back end sets it to the folder mapped on this machine."""
+PATHS_ENV: Final = "K8SJOB_PATHS"
+"""JSON {mount path: path on this machine}; set by the local back end alone, absent in a pod."""
+TERMINATION_LOG_ENV: Final = "K8SJOB_TERMINATION_LOG"
+"""Overrides TERMINATION_LOG; set by the local back end, which has no kubelet to read it."""
+TERMINATION_LOG: Final = "/dev/termination-log"
+"""Where a pod's last words go; the kubelet keeps at most MAX_TERMINATION_BYTES of them."""
+MAX_TERMINATION_BYTES: Final = 4096
+ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
+"""Where a rank's process writes its Reason for the agent of its node."""
+LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
+"""A file descriptor at whose end of file the agent stops its group: its parent is gone."""
+
+
+class Role(StrEnum):
+    """The replica types of a PyTorchJob (keys of spec.pytorchReplicaSpecs)."""
+
+    MASTER = "Master"
+    WORKER = "Worker"
+
+
+class ExitCode(IntEnum):
+    """How a container ends. The operator's ExitCode policy retries codes >= 128."""
+
+    DONE = 0
+    USER_ERROR = 1
+    """The training script failed."""
+    CONFIG = 2
+    """The environment or the settings cannot work; the same start would fail again."""
+    PEER_LOST = 138
+    """Another rank went away; this one is fine and may be started again (128 + SIGUSR1)."""
+    HUNG = 140
+    """The watchdog ended a group that made no progress (128 + SIGUSR2)."""
+    STOPPED = 143
+    """Stopped by SIGTERM, after a checkpoint where there was something to save (128 + SIGTERM)."""
+
+    @staticmethod
+    def of_status(returncode: int) -> int:
+        """A process's exit code as a container shows it: 128 + N for a signal N.
+
+        Args:
+            returncode: as subprocess and os.waitstatus_to_exitcode give it, -N for a signal.
+        """
+        return 128 - returncode if returncode < 0 else returncode
+
+
+class EventKind(StrEnum):
+    """What an Event tells. The runtime emits the first group, the watcher adds the second."""
+
+    STARTED = "started"
+    """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
+    PROGRESS = "progress"
+    """epoch, epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; about once a second."""
+    METRICS = "metrics"
+    """What the user's `job.log(...)` was given."""
+    CHECKPOINT = "checkpoint"
+    """path, epoch, step, seconds."""
+    RESUMED = "resumed"
+    """path, epoch, step."""
+    WARNING = "warning"
+    """message."""
+    STOPPING = "stopping"
+    """A stop was asked for: signal, epoch, step."""
+    FINISHED = "finished"
+    """seconds, and what the run reached."""
+
+    JOB = "job"
+    """The job's state changed: state, reason, message, exit_code."""
+    REPLICA = "replica"
+    """A replica changed: phase, reason, restarts, node, exit_code, message."""
+    LOG = "log"
+    """One line of a replica's output: text, attempt, timestamp."""
+    FINDING = "finding"
+    """Something `why` would say: cause, message, next_step."""
+
+
+_MARK: Final = "k8sjob/1 "
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, on its way from a rank or a back end to a terminal or a program.
+
+    Attributes:
+        kind: an EventKind; a plain str where a newer runtime sent one that is not known here.
+        data: JSON object; the keys of each kind are given at EventKind.
+        time: seconds since the epoch, by the sender's clock.
+        replica: "master-0", "worker-2"; empty where the event concerns the whole job.
+    """
+
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+    time: float = 0.0
+    replica: str = ""
+
+    def encode(self) -> str:
+        """The event as one line of a log, without the newline; pure ASCII."""
+        body = {"kind": self.kind, "time": round(self.time, 3), "data": self.data}
+        return _MARK + json.dumps(body, separators=(",", ":"), default=str)
+
+    @classmethod
+    def decode(cls, line: str, replica: str = "") -> Event | None:
+        """The event in a line of a log, or None where there is none.
+
+        Text in front of the event (an unfinished progress bar) is passed over; a line that only
+        looks like an event is an ordinary line.
+        """
+        at = line.find(_MARK + "{")
+        if at < 0:
+            return None
+        try:
+            body = json.loads(line[at + len(_MARK) :])
+            kind, data, time = body["kind"], body["data"], body["time"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not (isinstance(kind, str) and isinstance(data, dict) and isinstance(time, int | float)):
+            return None
+        return cls(kind=kind, data=data, time=float(time), replica=replica)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a container ended: its termination message, one JSON object of at most 4096 bytes.
+
+    Attributes:
+        exit_code: the container's exit code; see ExitCode.
+        rank: the process rank that failed first on this node; -1 when it concerns the whole node.
+        type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError".
+        message: the last error, one paragraph.
+        where: "file:line" of the last frame, or empty.
+        time: seconds since the epoch at which it was seen.
+        culprits: ranks named by the watchdog or missing at the rendezvous.
+    """
+
+    exit_code: int
+    rank: int = -1
+    type: str = ""
+    message: str = ""
+    where: str = ""
+    time: float = 0.0
+    culprits: tuple[int, ...] = ()
+
+    def encode(self) -> str:
+        """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, nothing else."""
+        body = asdict(self)
+        text = json.dumps(body)
+        while len(text) > MAX_TERMINATION_BYTES:
+            body["message"] = body["message"][: len(body["message"]) * 3 // 4]
+            body["where"], body["type"] = body["where"][-200:], body["type"][:100]
+            body["culprits"] = body["culprits"][:100]
+            text = json.dumps(body)
+        return text
+
+    @classmethod
+    def decode(cls, text: str) -> Reason | None:
+        """The reason in a termination message, or None where something else wrote it."""
+        try:
+            body = json.loads(text)
+            return cls(
+                exit_code=int(body["exit_code"]),
+                rank=int(body.get("rank", -1)),
+                type=str(body.get("type", "")),
+                message=str(body.get("message", "")),
+                where=str(body.get("where", "")),
+                time=float(body.get("time", 0.0)),
+                culprits=tuple(int(rank) for rank in body.get("culprits", ())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """What the container must know beyond the operator's env; travels as JSON in CONFIG_ENV.
+
+    Attributes:
+        job: the job's name.
+        strategy: kind of the strategy; its other settings are in `options`.
+        options: the strategy's settings, as in the spec's `strategy` without `kind`.
+        backend: process group backend; None chooses nccl on GPUs and gloo on CPUs.
+        checkpoint_dir: folder of the checkpoints; None switches them off.
+        checkpoint_every: "epoch", or a number of optimizer steps.
+        checkpoint_keep: how many whole checkpoints stay.
+        local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
+            arguments for scripts that parse it; None for all others.
+        max_restarts: how often the group may meet again inside the pods.
+        rendezvous_timeout: seconds until all ranks must have come.
+        collective_timeout: seconds until a collective counts as failed.
+        hang_timeout: seconds without progress after which the watchdog ends the group; 0: never.
+        stop_grace: seconds between SIGTERM and SIGKILL inside the pod; under the pod's own grace.
+    """
+
+    job: str = ""
+    strategy: str = "ddp"
+    options: dict[str, Any] = field(default_factory=dict)
+    backend: str | None = None
+    checkpoint_dir: str | None = None
+    checkpoint_every: Literal["epoch"] | int = "epoch"
+    checkpoint_keep: int = 3
+    local_rank_arg: str | None = None
+    max_restarts: int = 3
+    rendezvous_timeout: float = 600.0
+    collective_timeout: float = 600.0
+    hang_timeout: float = 600.0
+    stop_grace: float = 45.0
+
+    def encode(self) -> str:
+        """Compact JSON; equal settings give equal text."""
+        body = {"version": 1, **asdict(self)}
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,108 @@
+"""Every error that k8sjob raises on purpose.
+
+    K8sJobError
+    ├── SpecError            a job.yaml or a manifest that cannot be accepted
+    ├── RenderError          a template that does not fit the spec
+    ├── ImageError           building, packing or pushing an image
+    ├── BackendError         a back end refused or could not be reached
+    │   ├── JobNotFound
+    │   └── JobExists
+    └── JobFailed            the job ended, and not well
+
+A message says what is wrong, where, the value seen, and the next step. The command line prints it and
+exits with `exit_code`; a traceback is always a bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "BackendError",
+    "ImageError",
+    "JobExists",
+    "JobFailed",
+    "JobNotFound",
+    "K8sJobError",
+    "Problem",
+    "RenderError",
+    "SpecError",
+]
+
+
+class K8sJobError(Exception):
+    """Base of all errors of k8sjob.
+
+    Attributes:
+        exit_code: what a command that meets this error exits with.
+    """
+
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a document.
+
+    Attributes:
+        field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
+        message: what is wrong, the value seen, and the next step.
+        line: line in the file, counted from 1; 0 where there is none.
+        column: column in the line, counted from 1; 0 where there is none.
+    """
+
+    field: str
+    message: str
+    line: int = 0
+    column: int = 0
+
+
+class SpecError(K8sJobError):
+    """A document that cannot be accepted, with every problem found in it.
+
+    Attributes:
+        problems: in the order of the document.
+        source: the file's name, "<stdin>", or empty for a spec made in Python.
+    """
+
+    def __init__(self, problems: list[Problem], source: str = "") -> None:
+        self.problems = problems
+        self.source = source
+        super().__init__("\n".join(self._line(problem) for problem in problems))
+
+    def _line(self, problem: Problem) -> str:
+        numbers = [str(n) for n in (problem.line, problem.column) if n]
+        place = ":".join([self.source or "line", *numbers]) if numbers else self.source
+        return ": ".join(part for part in (place, problem.field, problem.message) if part)
+
+
+class RenderError(K8sJobError):
+    """A spec that is valid and cannot be rendered all the same."""
+
+
+class ImageError(K8sJobError):
+    """An image could not be built, packed or pushed."""
+
+
+class BackendError(K8sJobError):
+    """A back end refused a request or could not be reached."""
+
+
+class JobNotFound(BackendError):  # noqa: N818 - a state of affairs, as FileNotFoundError's cousin
+    """No job of that name where it was looked for."""
+
+    exit_code = 102
+
+
+class JobExists(BackendError):  # noqa: N818 - see JobNotFound
+    """A job of that name is there already and is not the one that was to be made."""
+
+
+class JobFailed(K8sJobError):  # noqa: N818 - what `run()` raises when asked to check the outcome
+    """The job ended, and not well.
+
+    Attributes:
+        exit_code: 100 failed, 103 deleted or suspended.
+    """
+
+    exit_code = 100
