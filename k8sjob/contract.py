@@ -100,7 +100,7 @@ class EventKind(StrEnum):
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
     PROGRESS = "progress"
-    """epoch, epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; about once a second."""
+    """epoch, epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; once a second."""
     METRICS = "metrics"
     """What the user's `job.log(...)` was given."""
     CHECKPOINT = "checkpoint"

@@ -9,8 +9,8 @@
     │   └── JobExists
     └── JobFailed            the job ended, and not well
 
-A message says what is wrong, where, the value seen, and the next step. The command line prints it and
-exits with `exit_code`; a traceback is always a bug.
+A message says what is wrong, where, the value seen, and the next step. The command line prints it
+and exits with `exit_code`; a traceback is always a bug.
 """
 
 from __future__ import annotations

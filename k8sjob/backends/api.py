@@ -1,8 +1,8 @@
 """What a back end is: the few verbs that the rest of k8sjob needs, on a laptop and on a cluster.
 
-Every back end speaks of jobs in Kubernetes' own shapes: a PyTorchJob with its status, Pods, Events,
-as an apiserver would return them. So status, watch, logs and why are written once, as functions over
-these objects, and know no back end.
+Every back end speaks of jobs in Kubernetes' own shapes: a PyTorchJob with its status, Pods,
+Events, as an apiserver would return them. So status, watch, logs and why are written once, as
+functions over these objects, and know no back end.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class Backend(Protocol):
         """A replica's output from its beginning, over all attempts; with follow until the job ends.
 
         Args:
+            ref: the job.
             replica: "master-0", "worker-2".
             follow: wait for more, also for a replica that has not started yet.
             previous: the attempt before the last one alone.
