@@ -1,0 +1,66 @@
+"""What a static look at imports cannot see: which modules are really loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CLIENT_ONLY = {"pydantic", "jinja2", "yaml", "click", "rich", "kubernetes"}
+
+
+def loaded(statement: str) -> set[str]:
+    """The top-level modules that are loaded after a statement in a fresh interpreter."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    return {name.partition(".")[0] for name in json.loads(out.splitlines()[-1])}
+
+
+def test_importing_the_package_loads_nothing():
+    before = loaded("pass")
+    assert loaded("import k8sjob") - before == {"k8sjob"}
+
+
+@pytest.mark.parametrize(
+    "module", ["runtime.env", "runtime.config", "runtime.agent", "runtime.boot", "runtime.__main__"]
+)
+def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
+    names = loaded(f"import k8sjob.{module}")
+    assert not names & (CLIENT_ONLY | {"torch", "numpy"})
+
+
+def test_the_session_needs_torch_alone():
+    names = loaded("import k8sjob.runtime.session, k8sjob.runtime.strategies.ddp")
+    assert "torch" in names
+    # torch itself may load jinja2 or yaml; what it loads by itself is not ours
+    assert not (names & CLIENT_ONLY) - loaded("import torch, torch.distributed, torch.utils.data")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from k8sjob import JobSpec, render, run",
+        "import k8sjob.lint, k8sjob.adopt, k8sjob.view",
+        "import k8sjob.backends.local, k8sjob.lifecycle.watch",
+    ],
+)
+def test_the_client_never_loads_torch_or_kubernetes(statement):
+    assert not loaded(statement) & {"torch", "kubernetes"}
+
+
+def test_the_command_line_starts_light():
+    names = loaded("import k8sjob.cli")
+    assert not names & {"pydantic", "rich", "jinja2", "yaml", "torch", "kubernetes"}
+
+
+def test_the_supervisor_of_local_jobs_starts_light():
+    names = loaded("import k8sjob.backends.local.supervisor")
+    assert not names & (CLIENT_ONLY | {"torch"})
+
+
+def test_what_is_exported_is_there():
+    code = "import k8sjob\nfor name in k8sjob.__all__: getattr(k8sjob, name)\nk8sjob.nothing"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.rstrip().endswith("module 'k8sjob' has no attribute 'nothing'")
