@@ -1,0 +1,79 @@
+"""All measurements in one run: a table on stdout and bench/results.json.
+
+    make bench            or            python bench/run.py [commands] [training] [startup]
+
+Times on a shared machine are noisy: read the ratios. Nothing here is asserted by a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import commands
+import peers
+import startup
+import training
+
+
+def machine() -> dict[str, object]:
+    """Where it was measured."""
+    return {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        **peers.versions(),
+    }
+
+
+def command_lines(results: dict[str, object]) -> None:
+    """Whole processes, renderings per second, and the size of the core install."""
+    times = commands.measure()
+    results["commands_s"] = times
+    render = times["k8sjob render"]
+    print(f"{'whole process':<26}{'seconds':>9}{'x render':>10}")
+    for label, seconds in times.items():
+        print(f"{label:<26}{seconds:>9.3f}{seconds / render:>10.2f}")
+    results["renderings_per_s"] = commands.renderings_per_second()
+    print(f"{'renderings per second':<26}{results['renderings_per_s']:>9.0f}")
+    core = results["core_install"] = commands.installed()
+    print(f"{'core install':<26}{core['packages']:>9} packages, {core['megabytes']:.1f} MB\n")
+
+
+def trainings(results: dict[str, object]) -> None:
+    """Samples per second beside the bare loop."""
+    table = results["training_samples_per_s"] = training.measure()
+    print(f"{'training, samples/s':<26}{'bare':>9}{'k8sjob':>10}{'ratio':>8}")
+    for label, row in table.items():
+        print(f"{label:<26}{row['bare']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}")
+    print()
+
+
+def start_up(results: dict[str, object]) -> None:
+    """From the command to the first step."""
+    marks = results["startup_s"] = startup.measure()
+    print(f"{'k8sjob run, seconds until':<26}")
+    for label, seconds in marks.items():
+        print(f"  {label:<24}{seconds:>9.2f}")
+
+
+PARTS = {"commands": command_lines, "training": trainings, "startup": start_up}
+
+
+def main() -> None:
+    """Run the parts named on the command line, all by default."""
+    results: dict[str, object] = {"machine": machine()}
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part](results)
+    target = Path(__file__).with_name("results.json")
+    target.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"written: {target}")
+
+
+if __name__ == "__main__":
+    main()
