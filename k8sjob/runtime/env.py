@@ -1,0 +1,352 @@
+"""Which process of which group this is: the environment, checked once, before anything can hang.
+
+Two vocabularies meet here. The training operator's RANK counts nodes (a node is a pod), while
+torchrun's counts processes; LOCAL_RANK tells them apart, because the operator never sets it. An
+impossible combination would make a group wait for ranks that never come, so it is refused.
+
+Source of the operator's side: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go,
+master.go and elastic.go; of torchrun's: torch/distributed/run.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DistEnv", "EnvError", "NodeEnv", "dist_env", "node_env"]
+
+_LOOPBACK: Final = "127.0.0.1"
+_RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
+_ONE_PROCESS: Final = frozenset({"auto", "gpu", "cpu", "xpu"})
+"""Words for "as many as fit" that the operator itself counts as one process."""
+
+
+class EnvError(Exception):
+    """An environment that cannot work: what is wrong, the value seen, and the next step."""
+
+    exit_code: Final = ExitCode.CONFIG
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnv:
+    """One node of a group, as the agent sees it before it starts the node's processes.
+
+    Attributes:
+        node_rank: 0 to nnodes - 1; node 0 hosts the rendezvous.
+        nnodes: number of nodes.
+        nproc_per_node: number of processes on each node.
+        master_addr: name or address of node 0.
+        master_port: port of the rendezvous; 0 means any free one (a single node alone).
+    """
+
+    node_rank: int
+    nnodes: int
+    nproc_per_node: int
+    master_addr: str
+    master_port: int
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the whole group."""
+        return self.nnodes * self.nproc_per_node
+
+    def process(self, local_rank: int, restart: int = 0) -> dict[str, str]:
+        """The variables of one process of this node, under torchrun's names.
+
+        Args:
+            local_rank: 0 to nproc_per_node - 1.
+            restart: how often this node's processes have been started anew.
+        """
+        values = {
+            "RANK": self.node_rank * self.nproc_per_node + local_rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": self.nproc_per_node,
+            "GROUP_RANK": self.node_rank,
+            "GROUP_WORLD_SIZE": self.nnodes,
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": self.master_port,
+            _RESTART: restart,
+        }
+        return {name: str(value) for name, value in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DistEnv:
+    """One process of a group.
+
+    Attributes:
+        rank: 0 to world_size - 1, over all nodes.
+        local_rank: 0 to local_world_size - 1, on this node.
+        world_size: number of processes in the group.
+        local_world_size: number of processes on this node.
+        node_rank: 0 to nnodes - 1.
+        nnodes: number of nodes.
+        master_addr: name or address of the node of rank 0.
+        master_port: port of the rendezvous; 0 means any free one (a single node alone).
+        restart: how often this process has been started anew on its node.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    restart: int = 0
+
+
+def node_env(environ: Mapping[str, str]) -> NodeEnv:
+    """The node that this container is.
+
+    Accepts the operator's variables (RANK as a node rank), Trainer v2's (`PET_*` alone), a single
+    node's, and none at all (one process on its own).
+
+    Args:
+        environ: the whole environment of the container.
+
+    Raises:
+        EnvError: the variables contradict each other, or a rank would wait for ever.
+    """
+    if "LOCAL_RANK" in environ:
+        raise EnvError(
+            f"LOCAL_RANK={environ['LOCAL_RANK']} is set, so another launcher has started this "
+            "process, or run.env sets it; start the script itself under that launcher, or remove "
+            "LOCAL_RANK"
+        )
+    nproc = _nproc(environ)
+    nnodes = _nnodes(environ, nproc)
+    node_rank = _node_rank(environ, nnodes)
+    _check_elastic(environ, nnodes)
+    if not 0 <= node_rank < nnodes:
+        raise EnvError(
+            f"RANK={node_rank} is not below the number of nodes, {nnodes} "
+            f"({_seen(environ, 'WORLD_SIZE', 'PET_NNODES', 'PET_NPROC_PER_NODE')}); a node's RANK "
+            f"is 0 to {nnodes - 1}: check spec.nprocPerNode and the replicas"
+        )
+    addr, port = _master(environ, nnodes)
+    return NodeEnv(node_rank, nnodes, nproc, addr, port)
+
+
+def dist_env(environ: Mapping[str, str]) -> DistEnv:
+    """The process that this is.
+
+    Accepts what node_env accepts as long as each node has one process, and what a launcher gives
+    each of its processes (LOCAL_RANK is set).
+
+    Args:
+        environ: the whole environment of the process.
+
+    Raises:
+        EnvError: the variables contradict each other, or a rank would wait for ever.
+    """
+    if "LOCAL_RANK" in environ:
+        return _launched(environ)
+    node = node_env(environ)
+    if node.nproc_per_node > 1:
+        raise EnvError(
+            f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE', 'PET_NNODES')}: this node is to "
+            f"run {node.nproc_per_node} processes, and LOCAL_RANK is not set, so this is its only "
+            "one and the others would never come; start it by `python -m k8sjob.runtime SCRIPT` "
+            "or torchrun, or set replicas.nproc_per_node to 1"
+        )
+    return DistEnv(
+        rank=node.node_rank,
+        local_rank=0,
+        world_size=node.world_size,
+        local_world_size=1,
+        node_rank=node.node_rank,
+        nnodes=node.nnodes,
+        master_addr=node.master_addr,
+        master_port=node.master_port,
+        restart=_number(environ, _RESTART, 0),
+    )
+
+
+def _launched(environ: Mapping[str, str]) -> DistEnv:
+    """The process under a launcher: RANK and WORLD_SIZE count processes."""
+    for name in ("RANK", "WORLD_SIZE"):
+        if name not in environ:
+            raise EnvError(
+                f"LOCAL_RANK={environ['LOCAL_RANK']} is set and {name} is not; a launcher sets "
+                "both: start the script by `python -m k8sjob.runtime` or torchrun, or remove "
+                "LOCAL_RANK"
+            )
+    rank, world = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1, least=1)
+    local, local_world = _local(environ, world)
+    if rank >= world:
+        raise EnvError(f"RANK={rank} is not below WORLD_SIZE={world}; set RANK to 0..{world - 1}")
+    nnodes = _number(environ, "GROUP_WORLD_SIZE", max(1, world // local_world), least=1)
+    node_rank = _number(environ, "GROUP_RANK", min(rank // local_world, nnodes - 1))
+    if node_rank >= nnodes:
+        raise EnvError(
+            f"GROUP_RANK={node_rank} is not below the number of nodes, {nnodes} "
+            f"({_seen(environ, 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_WORLD_SIZE')}); "
+            "the launcher's variables contradict each other"
+        )
+    addr, port = _master(environ, world)
+    return DistEnv(
+        rank=rank,
+        local_rank=local,
+        world_size=world,
+        local_world_size=local_world,
+        node_rank=node_rank,
+        nnodes=nnodes,
+        master_addr=addr,
+        master_port=port,
+        restart=_number(environ, _RESTART, 0),
+    )
+
+
+def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
+    """LOCAL_RANK and LOCAL_WORLD_SIZE.
+
+    A LOCAL_RANK of one's own in run.env comes without LOCAL_WORLD_SIZE; it is harmless with one
+    process a node, where the operator's RANK is the process's rank as well.
+    """
+    local = _number(environ, "LOCAL_RANK", 0)
+    local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, least=1)
+    if "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1:
+        raise EnvError(
+            f"LOCAL_RANK={local} is set, LOCAL_WORLD_SIZE is not, and "
+            f"{_seen(environ, 'PET_NPROC_PER_NODE')}: whether RANK counts nodes or processes "
+            "cannot be known; remove LOCAL_RANK from run.env"
+        )
+    if local >= local_world:
+        raise EnvError(
+            f"LOCAL_RANK={local} is not below LOCAL_WORLD_SIZE={local_world}; "
+            "the launcher's variables contradict each other"
+        )
+    if local_world > world:
+        raise EnvError(
+            f"LOCAL_WORLD_SIZE={local_world} is above WORLD_SIZE={world}; "
+            "the launcher's variables contradict each other"
+        )
+    return local, local_world
+
+
+def _nproc(environ: Mapping[str, str]) -> int:
+    if environ.get("PET_NPROC_PER_NODE", "auto") in _ONE_PROCESS:
+        return 1
+    return _number(environ, "PET_NPROC_PER_NODE", 1, least=1)
+
+
+def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
+    """The number of nodes: by WORLD_SIZE where there is one, and PET_NNODES must agree."""
+    fixed = None
+    if not _elastic(environ) and "PET_NNODES" in environ:
+        fixed = _number(environ, "PET_NNODES", 1, least=1)
+    if "WORLD_SIZE" not in environ:
+        if "RANK" in environ and fixed is None:
+            raise EnvError(
+                f"RANK={environ['RANK']} is set and WORLD_SIZE is not; set both, or neither for "
+                "one process on its own"
+            )
+        return fixed or 1
+    world = _number(environ, "WORLD_SIZE", 1, least=1)
+    if world % nproc:
+        raise EnvError(
+            f"WORLD_SIZE={world} does not divide by PET_NPROC_PER_NODE={nproc}; it is the number "
+            "of nodes times the processes on each: check spec.nprocPerNode and the replicas"
+        )
+    if fixed is not None and world != fixed * nproc:
+        raise EnvError(
+            f"WORLD_SIZE={world} is not PET_NNODES={fixed} x "
+            f"PET_NPROC_PER_NODE={environ.get('PET_NPROC_PER_NODE', '1')}; let the operator set "
+            "all three: remove them from run.env, and set the processes in spec.nprocPerNode alone"
+        )
+    return world // nproc
+
+
+def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
+    ranks = {
+        name: _number(environ, name, 0) for name in ("RANK", "PET_NODE_RANK") if name in environ
+    }
+    if len(set(ranks.values())) > 1:
+        raise EnvError(
+            f"{_seen(environ, *ranks)}: both are this node's rank and must be equal; let the "
+            "operator set them: remove them from run.env"
+        )
+    if ranks:
+        return next(iter(ranks.values()))
+    if _elastic(environ):
+        raise EnvError(
+            f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic and has no "
+            "Master, so the operator gives its nodes no ranks; start it by torchrun "
+            "(run.command), or give the job a Master and a fixed size"
+        )
+    if nnodes > 1:
+        raise EnvError(
+            f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES')}: {nnodes} nodes, and neither RANK nor "
+            "PET_NODE_RANK says which one this is; the operator sets them only for a job that has "
+            "a Master replica: add one"
+        )
+    return 0
+
+
+def _elastic(environ: Mapping[str, str]) -> bool:
+    return ":" in environ.get("PET_NNODES", "")
+
+
+def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
+    """An elastic group runs at its full size; its bounds do not count the Master.
+
+    The bounds also tell where spec.elasticPolicy.nProcPerNode was used: the operator then leaves
+    it out of WORLD_SIZE, and the number of nodes comes out wrong.
+    """
+    if not _elastic(environ):
+        return
+    text = environ["PET_NNODES"]
+    try:
+        low, high = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise EnvError(
+            f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set spec.elasticPolicy's "
+            "minReplicas and maxReplicas"
+        ) from None
+    if not low <= nnodes - 1 <= high:
+        raise EnvError(
+            f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + {nnodes - 1} "
+            f"Workers, outside PET_NNODES={text}; set the processes in spec.nprocPerNode, not in "
+            "spec.elasticPolicy.nProcPerNode, and the Workers within the bounds"
+        )
+
+
+def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
+    """Address and port of the rendezvous; a member alone needs none."""
+    addr = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
+    name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
+    port = _number(environ, name, 0) if environ.get(name) else 0
+    if members > 1 and not (addr and port):
+        missing = " and ".join(
+            name for name, value in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if not value
+        )
+        raise EnvError(
+            f"{missing} not set, and {members} members must meet; the operator sets it only for "
+            "a job that has a Master replica: add one, or set it in run.env"
+        )
+    if port > 65535:
+        raise EnvError(f"{name}={port} is no port; set it to 1..65535")
+    return addr or _LOOPBACK, port
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    # int() alone would accept "1_0", " 1 " and digits of other scripts, which torch does not.
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        kind = "a whole number" if least == 0 else f"a whole number of at least {least}"
+        raise EnvError(f"{name}={text!r} is not {kind}; correct or remove it")
+    return int(text)
+
+
+def _seen(environ: Mapping[str, str], *names: str) -> str:
+    return ", ".join(f"{name}={environ[name]}" for name in names if name in environ)
