@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from threading import Event
 
     from k8sjob.spec import JobSpec
 
@@ -107,11 +108,17 @@ class Backend(Protocol):
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now; JobNotFound if it is gone."""
 
-    def watch(self, ref: JobRef) -> Iterator[Snapshot]:
-        """The job now, and again after each change; ends when the job is gone, never by itself."""
+    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
+        """The job now, and again after each change; ends when the job is gone, or `stop` is set."""
 
     def logs(
-        self, ref: JobRef, replica: str, *, follow: bool = False, previous: bool = False
+        self,
+        ref: JobRef,
+        replica: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output from its beginning, over all attempts; with follow until the job ends.
 
@@ -120,6 +127,7 @@ class Backend(Protocol):
             replica: "master-0", "worker-2".
             follow: wait for more, also for a replica that has not started yet.
             previous: the attempt before the last one alone.
+            stop: set from another thread to end the iteration within a second.
         """
 
     def suspend(self, ref: JobRef, *, value: bool) -> None:

@@ -1,0 +1,225 @@
+"""What a job's objects say about it: a PyTorchJob and its Pods become a JobStatus. Pure.
+
+The operator removes a condition that changed and appends it again, so the last condition of the
+list is not always the true one (after a resume it is Suspended with status False). The state here
+follows from conditions whose status is "True", whatever their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import JobRef
+from k8sjob.contract import CONTAINER_NAME, Reason, Role
+
+if TYPE_CHECKING:
+    from k8sjob.backends.api import Json, Snapshot
+
+__all__ = [
+    "STOPPED_REASON",
+    "JobState",
+    "JobStatus",
+    "ReplicaStatus",
+    "job_ref",
+    "job_status",
+    "last_end",
+    "replica_names",
+]
+
+STOPPED_REASON: Final = "PyTorchJobStopped"
+"""Reason of the Failed condition of a job that its user stopped (this machine only)."""
+
+
+class JobState(StrEnum):
+    """Where a job stands; see docs/reference/states.md."""
+
+    CREATED = "Created"
+    """Accepted; the Master does not run yet."""
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    """A failed replica is being made anew."""
+    SUSPENDED = "Suspended"
+    """Its replicas are stopped, and `resume` lets it go on."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    """Ended on request (Ctrl-C), or because the process that had started it went away."""
+    DELETED = "Deleted"
+    """It is not there any more."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in _FINISHED
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that waited for the job exits with: 0, 100, 101 or 103."""
+        return _EXIT_CODES.get(self, 101)
+
+
+_FINISHED: Final = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
+)
+_EXIT_CODES: Final = {
+    JobState.SUCCEEDED: 0,
+    JobState.FAILED: 100,
+    JobState.STOPPED: 103,
+    JobState.SUSPENDED: 103,
+    JobState.DELETED: 103,
+}
+_PRECEDENCE: Final = (
+    JobState.FAILED,
+    JobState.SUCCEEDED,
+    JobState.SUSPENDED,
+    JobState.RESTARTING,
+    JobState.RUNNING,
+    JobState.CREATED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica, as its Pod shows it.
+
+    Attributes:
+        role: Role of the replica.
+        index: its index among the replicas of that role.
+        phase: the Pod's phase, or "Terminating" once its deletion was asked for.
+        node: the machine it runs on; empty before it was scheduled.
+        restarts: how often its container was started again in this Pod.
+        reason: why it waits or ended ("CrashLoopBackOff", "OOMKilled", "Error"); may be empty.
+        exit_code: of the container, the last attempt's while a newer one runs; None before.
+        message: its last words, or what the back end says about it.
+    """
+
+    role: Role
+    index: int
+    phase: str
+    node: str = ""
+    restarts: int = 0
+    reason: str = ""
+    exit_code: int | None = None
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        """Role and index: "master-0", "worker-2"."""
+        return f"{self.role.lower()}-{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job at one moment.
+
+    Attributes:
+        ref: the job.
+        state: where it stands.
+        reason: the reason of the condition that decided the state.
+        message: its message.
+        exit_code: what a command that waited for the job exits with, see JobState.
+        created: when it was accepted (UTC).
+        started: when its replicas were first made, or made again after a resume (UTC).
+        finished: when it ended (UTC).
+        replicas: those that have a Pod, Master first.
+    """
+
+    ref: JobRef
+    state: JobState
+    reason: str = ""
+    message: str = ""
+    exit_code: int = 101
+    created: datetime | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+    replicas: tuple[ReplicaStatus, ...] = ()
+
+
+def job_status(snapshot: Snapshot) -> JobStatus:
+    """What the job's objects say about it."""
+    status = snapshot.job.get("status") or {}
+    state, condition = _state(status.get("conditions") or [])
+    return JobStatus(
+        ref=job_ref(snapshot.job),
+        state=state,
+        reason=condition.get("reason", ""),
+        message=condition.get("message", ""),
+        exit_code=state.exit_code,
+        created=_time(snapshot.job.get("metadata", {}).get("creationTimestamp")),
+        started=_time(status.get("startTime")),
+        finished=_time(status.get("completionTime")),
+        replicas=tuple(_replica(pod) for pod in snapshot.pods),
+    )
+
+
+def job_ref(job: Json) -> JobRef:
+    """The reference that a PyTorchJob object carries in its metadata."""
+    meta = job.get("metadata") or {}
+    return JobRef(meta.get("name", ""), meta.get("namespace", ""), meta.get("uid", ""))
+
+
+def replica_names(job: Json) -> tuple[str, ...]:
+    """The names of all replicas that a PyTorchJob asks for: "master-0", "worker-0", ..."""
+    specs = job.get("spec", {}).get("pytorchReplicaSpecs", {})
+    return tuple(
+        f"{role.lower()}-{index}"
+        for role in Role
+        if role in specs
+        for index in range(specs[role].get("replicas", 1))
+    )
+
+
+def _state(conditions: list[Json]) -> tuple[JobState, Json]:
+    true = {c.get("type"): c for c in conditions if c.get("status") == "True"}
+    for state in _PRECEDENCE:
+        if state in true:
+            stopped = state is JobState.FAILED and true[state].get("reason") == STOPPED_REASON
+            return (JobState.STOPPED if stopped else state), true[state]
+    return JobState.CREATED, {}
+
+
+def _replica(pod: Json) -> ReplicaStatus:
+    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    role = labels.get("training.kubeflow.org/replica-type", "")
+    container = _container(status)
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    ended = last_end(pod)
+    return ReplicaStatus(
+        role=Role.MASTER if role == "master" else Role.WORKER,
+        index=int(labels.get("training.kubeflow.org/replica-index", 0)),
+        phase="Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending"),
+        node=(pod.get("spec") or {}).get("nodeName", ""),
+        restarts=int(container.get("restartCount", 0)),
+        reason=waiting.get("reason") or ended.get("reason") or status.get("reason", ""),
+        exit_code=ended.get("exitCode"),
+        message=_words(ended.get("message") or waiting.get("message") or status.get("message", "")),
+    )
+
+
+def last_end(pod: Json) -> Json:
+    """The newest `terminated` state of the Pod's training container; empty if it never ended."""
+    container = _container(pod.get("status") or {})
+    now, before = container.get("state") or {}, container.get("lastState") or {}
+    ended: Json = now.get("terminated") or before.get("terminated") or {}
+    return ended
+
+
+def _container(status: Json) -> Json:
+    for container in status.get("containerStatuses") or []:
+        if container.get("name") == CONTAINER_NAME:
+            return dict(container)
+    return {}
+
+
+def _words(message: str) -> str:
+    """A termination message as a person reads it."""
+    reason = Reason.decode(message)
+    return reason.message if reason else message
+
+
+def _time(stamp: str | None) -> datetime | None:
+    return datetime.fromisoformat(stamp) if stamp else None

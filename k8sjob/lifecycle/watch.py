@@ -1,0 +1,167 @@
+"""A job as it goes: its changes of state and its replicas' output, merged into one stream."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import LogLine, Snapshot
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import JobNotFound
+from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.funnel import Ended, Funnel
+from k8sjob.lifecycle.logs import instant
+from k8sjob.lifecycle.status import JobState, JobStatus, job_status, replica_names
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from k8sjob.backends.api import Backend, JobRef
+
+__all__ = ["watch"]
+
+SETTLE_SECONDS: Final = 0.8
+"""How long lines that are still on their way are waited for once the job has ended."""
+TAIL_LINES: Final = 200
+"""So many last lines of each replica are kept for the findings at the end."""
+
+
+def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event]:
+    """Everything that happens to a job, from its beginning until it has ended or is gone.
+
+    First come the lines of the replicas (LOG) and the runtime's own events, decoded from them, then
+    the job's last JOB event, and what `why` would say if it failed (FINDING). A suspended job has
+    not ended. Closing the iterator detaches from the job and changes nothing about it.
+
+    Args:
+        backend: where the job lives.
+        ref: the job.
+        logs: read the replicas' output too; without it there are no runtime events.
+
+    Raises:
+        JobNotFound: there is no such job.
+        BackendError: the back end could not be read any more.
+    """
+    watcher = _Watcher()
+    snapshot = backend.snapshot(ref)
+    with Funnel[Snapshot | LogLine]() as funnel:
+        funnel.add("", lambda stop: backend.watch(ref, stop=stop))
+        for name in replica_names(snapshot.job) if logs else ():
+            funnel.add(name, partial(_follow, backend, ref, name))
+        while not watcher.settled(funnel.open):
+            item = funnel.get(0.1)
+            if isinstance(item, Snapshot):
+                yield from watcher.changed(item)
+            elif isinstance(item, Ended):
+                yield from watcher.source_ended(item)
+            elif item is not None:
+                yield watcher.line(item)
+    yield from watcher.end()
+
+
+def _follow(
+    backend: Backend, ref: JobRef, replica: str, stop: threading.Event
+) -> Iterator[LogLine]:
+    return backend.logs(ref, replica, follow=True, stop=stop)
+
+
+class _Watcher:
+    """What was told already, so that each thing is told once."""
+
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self._status: JobStatus | None = None
+        self._told_job: object = None
+        self._told_replicas: dict[str, object] = {}
+        self._told_events: set[object] = set()
+        self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self._ended_at: float | None = None
+        self._deleted = False
+
+    def settled(self, sources: set[str]) -> bool:
+        """Whether the job has ended and its output is complete, or was waited for long enough."""
+        if self._ended_at is None:
+            return False
+        waited = time.monotonic() - self._ended_at
+        return waited > SETTLE_SECONDS or not sources - {""}
+
+    def changed(self, snapshot: Snapshot) -> Iterator[Event]:
+        """What a newer snapshot tells; the terminal JOB event is kept for the end."""
+        self._snapshot, self._status = snapshot, job_status(snapshot)
+        yield from self._warnings(snapshot)
+        yield from self._replicas(self._status)
+        if not self._status.state.finished:
+            yield from self._job(self._status)
+        elif self._ended_at is None:
+            self._ended_at = time.monotonic()
+
+    def source_ended(self, ended: Ended) -> Iterator[Event]:
+        """A source of lines that fails is told and left; a job that is gone has ended."""
+        if not ended.source:
+            if ended.error and not isinstance(ended.error, JobNotFound):
+                raise ended.error
+            self._deleted = self._ended_at is None
+            self._ended_at = self._ended_at or time.monotonic()
+        elif ended.error and not isinstance(ended.error, JobNotFound):
+            message = f"the output of {ended.source} cannot be read any more: {ended.error}"
+            yield Event(EventKind.WARNING, {"message": message}, time.time(), ended.source)
+
+    def line(self, line: LogLine) -> Event:
+        """A runtime event where the line carries one, else the line."""
+        event = Event.decode(line.text, line.replica)
+        if event:
+            return event
+        self._tails[line.replica].append(line.text)
+        data = {"text": line.text, "attempt": line.attempt, "timestamp": line.timestamp}
+        return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
+
+    def end(self) -> Iterator[Event]:
+        """The job's last state, and why it failed."""
+        if self._deleted:
+            state = JobState.DELETED
+            data = {"state": str(state), "reason": "", "exit_code": state.exit_code}
+            yield Event(EventKind.JOB, {**data, "message": "the job was deleted"}, time.time())
+        elif self._status and self._snapshot:
+            yield from self._job(self._status)
+            if self._status.state is JobState.FAILED:
+                for finding in diagnose(self._snapshot, self._tails):
+                    yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
+
+    def _job(self, status: JobStatus) -> Iterator[Event]:
+        data = {
+            "state": str(status.state),
+            "reason": status.reason,
+            "message": status.message,
+            "exit_code": status.exit_code,
+        }
+        if data != self._told_job:
+            self._told_job = data
+            yield Event(EventKind.JOB, data, time.time())
+
+    def _replicas(self, status: JobStatus) -> Iterator[Event]:
+        for replica in status.replicas:
+            if self._told_replicas.get(replica.name) != replica:
+                self._told_replicas[replica.name] = replica
+                data = {
+                    "phase": replica.phase,
+                    "reason": replica.reason,
+                    "restarts": replica.restarts,
+                    "node": replica.node,
+                    "exit_code": replica.exit_code,
+                    "message": replica.message,
+                }
+                yield Event(EventKind.REPLICA, data, time.time(), replica.name)
+
+    def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
+        for event in snapshot.events:
+            key = (event.get("metadata", {}).get("uid"), event.get("count", 1))
+            if event.get("type") != "Warning" or key in self._told_events:
+                continue
+            self._told_events.add(key)
+            name = event.get("involvedObject", {}).get("name", "")
+            replica = next((p for p in self._told_replicas if name.endswith(f"-{p}")), "")
+            data = {"message": event.get("message", ""), "reason": event.get("reason", "")}
+            yield Event(EventKind.WARNING, data, time.time(), replica)
