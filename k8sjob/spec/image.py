@@ -1,0 +1,154 @@
+"""What the replicas run: an image that is there, or one that is to be built."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Tag
+
+from k8sjob.spec.base import Broken, Part, doc, refuse, tagged
+from k8sjob.spec.names import ImageReference, ObjectName, is_repository
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["AnyImage", "Image"]
+
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
+_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?")
+_URL = re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+")
+_PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
+
+
+def _apt(value: str) -> str:
+    if not _APT.fullmatch(value):
+        refuse(f"{value!r} is not a Debian package; write name, name=version or name:architecture")
+    return value
+
+
+def _pip(value: str) -> str:
+    if not _PIP_NAME.match(value):
+        refuse(f"{value!r} is not a requirement; write it as in pip's own: name, name[extra]>=1.2")
+    if not value.isprintable() or "\\" in value or "$" in value:
+        refuse(f"{value!r} has a character that pip or a Dockerfile would act on; take it out")
+    return value
+
+
+def _platform(value: str) -> str:
+    if not _PLATFORM.fullmatch(value):
+        refuse(f"{value!r} is not a platform; write os/architecture, as linux/amd64")
+    return value
+
+
+def _relative(value: str) -> str:
+    if not value or not value.isprintable() or value.startswith("/") or ".." in value.split("/"):
+        refuse(f"{value!r} is not a path inside the context; write it relative to the context")
+    return value
+
+
+def _folder(value: str) -> str:
+    if not value or not value.isprintable():
+        refuse(f"{value!r} is not a folder; write a path relative to the job.yaml, as .")
+    return value
+
+
+def _index(value: str) -> str:
+    if not _URL.fullmatch(value):
+        refuse(
+            f"{value!r} is not the http(s) URL of an index without credentials; those are given to"
+            " the build as a secret"
+        )
+    return value
+
+
+class Image(Part):
+    """An image to build on `base`, or without a base one that is there already."""
+
+    repository: Annotated[
+        ImageReference,
+        doc(
+            "Where the built image goes, without a tag: it is used by its digest. Without base: the"
+            " image itself.",
+            "registry/team/digits",
+        ),
+    ]
+    base: Annotated[
+        ImageReference | None,
+        doc(
+            "The image to build on, with Python and torch; null: nothing is built.",
+            "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
+        ),
+    ] = None
+    context: Annotated[
+        Annotated[str, AfterValidator(_folder)],
+        doc("The folder that is copied to /app, relative to the job.yaml.", ".", "src"),
+    ] = "."
+    requirements: Annotated[
+        Annotated[str, AfterValidator(_relative)] | None,
+        doc(
+            "A pip requirements file inside the context, installed in a layer of its own before the"
+            " code.",
+            "requirements.txt",
+        ),
+    ] = None
+    apt: Annotated[
+        tuple[Annotated[str, AfterValidator(_apt)], ...],
+        doc("Debian packages to install.", ["git", "libgl1"]),
+    ] = ()
+    pip: Annotated[
+        tuple[Annotated[str, AfterValidator(_pip)], ...],
+        doc("Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"]),
+    ] = ()
+    index_url: Annotated[
+        Annotated[str, AfterValidator(_index)] | None,
+        doc(
+            "pip's index, where it is not the public one; http or https.",
+            "https://packages.internal/simple",
+        ),
+    ] = None
+    pull_secrets: Annotated[
+        tuple[ObjectName, ...],
+        doc("Secrets with the registry's credentials, in the job's namespace.", ["registry-login"]),
+    ] = ()
+    pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None,
+        doc(
+            "When a node pulls the image; null leaves it to Kubernetes: IfNotPresent for a digest.",
+            "IfNotPresent",
+        ),
+    ] = None
+    platform: Annotated[
+        Annotated[str, AfterValidator(_platform)] | None,
+        doc(
+            "What the image is built for, as os/architecture; null: what the base is for.",
+            "linux/amd64",
+        ),
+    ] = None
+
+    def rules(self) -> Iterator[Broken]:
+        """A built image gets its tag from the build; what is not built has nothing to install."""
+        if self.base is not None:
+            if not is_repository(self.repository):
+                yield Broken(
+                    ("repository",),
+                    f"{self.repository!r} has a tag or a digest, which the build gives it; leave"
+                    f" it at {self.repository.partition('@')[0].rpartition(':')[0]!r}",
+                )
+            return
+        for name in ("requirements", "apt", "pip", "index_url", "platform"):
+            if getattr(self, name):
+                yield Broken(
+                    (name,), "has no effect without base; set base to the image to build on"
+                )
+
+
+def _branch(value: Any) -> str:
+    return tagged("image" if isinstance(value, dict | Image) else "reference")
+
+
+AnyImage = Annotated[
+    Annotated[ImageReference, Tag("<reference>")] | Annotated[Image, Tag("<image>")],
+    Discriminator(_branch),
+]
+"""An image reference that is used as it is, or an Image."""

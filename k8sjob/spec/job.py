@@ -1,0 +1,191 @@
+"""JobSpec: one training job, whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from k8sjob.contract import RuntimeConfig
+from k8sjob.spec.base import FROZEN_EMPTY, Flag, FrozenMap, Part, doc
+from k8sjob.spec.image import AnyImage, Image
+from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
+from k8sjob.spec.policy import Gang, Policy
+from k8sjob.spec.replicas import Replicas
+from k8sjob.spec.resources import Resources
+from k8sjob.spec.run import Run
+from k8sjob.spec.training import Checkpoint, Strategy
+from k8sjob.spec.volumes import Volume
+
+__all__ = ["JobSpec"]
+
+_Json = dict[str, Any]
+
+
+class JobSpec(Part):
+    """A distributed training job: what runs, where, how many times, on what."""
+
+    name: Annotated[
+        JobName,
+        doc(
+            "The job's name. Pods are called <name>-master-0 and <name>-worker-<n>, which must fit"
+            " 63 characters.",
+            "fashion-mnist",
+        ),
+    ]
+    image: Annotated[
+        AnyImage,
+        doc(
+            "The image of all replicas: a reference that is used as it is, or what to build.",
+            "registry/team/digits:1",
+            {"repository": "registry/team/digits", "base": "pytorch/pytorch:latest"},
+        ),
+    ]
+    run: Annotated[Run, doc("What is started in each replica.", {"script": "main.py"})]
+    namespace: Annotated[
+        NamespaceName | None,
+        doc("Namespace of the job; null: the one of the kubeconfig's context.", "my-team"),
+    ] = None
+    labels: Annotated[
+        FrozenMap[LabelKey, LabelValue],
+        doc("Labels of the job and its pods.", {"team": "vision"}),
+    ] = FROZEN_EMPTY
+    annotations: Annotated[
+        FrozenMap[LabelKey, Text | None],
+        doc(
+            'Annotations of the pods. sidecar.istio.io/inject is "false" unless it is given here;'
+            " null leaves it out.",
+            {"sidecar.istio.io/inject": "true"},
+        ),
+    ] = FROZEN_EMPTY
+    replicas: Annotated[
+        Replicas, doc("How many replicas, and processes in each.", {"workers": 3})
+    ] = Replicas()
+    resources: Annotated[
+        Resources,
+        doc("What each replica asks of its node.", {"gpus": 1, "cpu": 4, "memory": "32Gi"}),
+    ] = Resources()
+    strategy: Annotated[Strategy, doc("How the ranks train together.", {"kind": "ddp"})] = (
+        Strategy()
+    )
+    checkpoint: Annotated[
+        Checkpoint | None,
+        doc("Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}),
+    ] = None
+    volumes: Annotated[
+        tuple[Volume, ...],
+        doc("Mounts.", [{"name": "data", "mount": "/data", "pvc": "datasets", "local": "./data"}]),
+    ] = ()
+    service_account: Annotated[
+        ObjectName | None,
+        doc("ServiceAccount of the pods; null: the namespace's default.", "trainer"),
+    ] = None
+    service_account_token: Annotated[
+        Flag, doc("Mount the ServiceAccount's token, for scripts that call the cluster.", True)
+    ] = False
+    node_selector: Annotated[
+        FrozenMap[LabelKey, LabelValue],
+        doc("Labels that a node must have.", {"pool": "gpu"}),
+    ] = FROZEN_EMPTY
+    tolerations: Annotated[
+        tuple[_Json, ...],
+        doc(
+            "Taints that the pods tolerate, in Kubernetes' own form.",
+            [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        ),
+    ] = ()
+    affinity: Annotated[
+        _Json | None,
+        doc(
+            "Affinity of the pods, in Kubernetes' own form.",
+            {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        ),
+    ] = None
+    topology_spread: Annotated[
+        tuple[_Json, ...],
+        doc(
+            "Topology spread constraints, in Kubernetes' own form.",
+            [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                }
+            ],
+        ),
+    ] = ()
+    runtime_class: Annotated[
+        ObjectName | None, doc("RuntimeClass of the pods; null: the default.", "nvidia")
+    ] = None
+    host_network: Annotated[Flag, doc("Use the node's network, as some RDMA needs.", True)] = False
+    priority_class: Annotated[
+        ObjectName | None, doc("PriorityClass of the pods; null: the default.", "high")
+    ] = None
+    kueue_queue: Annotated[
+        ObjectName | None, doc("Kueue's LocalQueue for the job; null: none.", "research")
+    ] = None
+    gang: Annotated[
+        Gang | None, doc("Schedule all pods at once; null: one by one.", {"scheduler": "volcano"})
+    ] = None
+    security: Annotated[
+        Literal["default", "restricted"],
+        doc("restricted: containers pass Kubernetes' Pod Security Standard.", "restricted"),
+    ] = "default"
+    policy: Annotated[Policy, doc("Restarts, clean-up, deadlines.", {"max_restarts": 3})] = Policy()
+    overlay: Annotated[
+        _Json,
+        doc(
+            "Fields of the PyTorchJob that have no field here; merged last, lists by `name`, null"
+            " deletes.",
+            {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
+        ),
+    ] = FROZEN_EMPTY
+
+    @property
+    def nnodes(self) -> int:
+        """Pods of the job; each is one node."""
+        return self.replicas.nnodes
+
+    @property
+    def nproc_per_node(self) -> int:
+        """Training processes in each pod: as given, or one for each GPU, or one."""
+        return self.replicas.nproc_per_node or max(1, self.resources.gpus)
+
+    @property
+    def world_size(self) -> int:
+        """Training processes of the whole job."""
+        return self.nnodes * self.nproc_per_node
+
+    @property
+    def image_reference(self) -> str:
+        """The image, or the repository of one that is to be built and has no digest yet."""
+        return self.image.repository if isinstance(self.image, Image) else self.image
+
+    @property
+    def builds_image(self) -> bool:
+        """Whether the image is to be built."""
+        return isinstance(self.image, Image) and self.image.base is not None
+
+    @property
+    def uses_agent(self) -> bool:
+        """Whether k8sjob's agent starts the processes; a `run.command` is started as it is."""
+        return self.run.command is None
+
+    @property
+    def runtime_config(self) -> RuntimeConfig:
+        """What the containers must know: the value of K8SJOB_CONFIG."""
+        checkpoint = self.checkpoint
+        run = self.run
+        return RuntimeConfig(
+            job=self.name,
+            strategy=self.strategy.kind,
+            options=self.strategy.model_dump(exclude={"kind", "backend"}),
+            backend=self.strategy.backend,
+            checkpoint_dir=checkpoint.dir if checkpoint else None,
+            checkpoint_every=checkpoint.every if checkpoint else "epoch",
+            checkpoint_keep=checkpoint.keep if checkpoint else 3,
+            local_rank_arg=run.local_rank_arg,
+            max_restarts=self.policy.max_restarts,
+            rendezvous_timeout=float(run.rendezvous_timeout),
+            collective_timeout=float(run.collective_timeout),
+            hang_timeout=float(run.hang_timeout),
+            stop_grace=self.policy.termination_grace * 0.75,
+        )

@@ -1,0 +1,179 @@
+"""Names as Kubernetes and the registries accept them, each with a message that says why not."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator
+
+from k8sjob.spec.base import refuse
+
+__all__ = [
+    "MAX_NAME",
+    "AbsolutePath",
+    "EnvName",
+    "ImageReference",
+    "JobName",
+    "LabelKey",
+    "LabelValue",
+    "NamespaceName",
+    "ObjectName",
+    "ResourceName",
+    "Text",
+    "VolumeName",
+    "is_label_value",
+    "is_repository",
+]
+
+MAX_NAME: Final = 63
+"""Longest DNS label: pods' host names and services must fit it."""
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DNS_1035 = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
+_DNS_1123 = re.compile(_LABEL)
+_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_QUALIFIED = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?"
+_DOMAIN = rf"{_HOST}(?:\.{_HOST})*(?::[0-9]+)?"
+_PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_REPOSITORY = re.compile(_PATH)
+_REFERENCE = re.compile(rf"(?P<repository>{_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
+
+
+def _text(value: Any) -> Any:
+    """Numbers as their text, since `PORT: 8080` means "8080"; a boolean is a trap, see below."""
+    if isinstance(value, bool):
+        # YAML 1.1 reads on, off, yes and no as booleans: what was meant can no longer be told.
+        word = "true" if value else "false"
+        refuse(
+            f"{word} is a boolean and this is text; YAML also reads on, off, yes and no as"
+            f' booleans, so quote it, as "{word}" or "{"on" if value else "off"}"'
+        )
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return getattr(value, "text", None) or repr(value)
+    if value is None:
+        refuse('null is not text; write "" for an empty value, or leave the key out')
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        refuse(f"{value!r} has a NUL character, which no environment or argument can carry")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        refuse(f"{value!a} has half a surrogate pair, which is no text; take it out")
+    return value
+
+
+def _job_name(value: str) -> str:
+    if not _DNS_1035.fullmatch(value):
+        refuse(
+            f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', a letter first"
+            f" and no '-' last{_suggest(value)}"
+        )
+    return value
+
+
+def _suggest(value: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-").lstrip("0123456789-")
+    return f"; {name!r} would do" if _DNS_1035.fullmatch(name) else ""
+
+
+def _namespace(value: str) -> str:
+    if not _DNS_1123.fullmatch(value) or len(value) > MAX_NAME:
+        refuse(
+            f"{value!r} is not a DNS-1123 label: lower-case letters, digits and '-', at most"
+            f" {MAX_NAME} of them, a letter or digit first and last"
+        )
+    return value
+
+
+def _object_name(value: str) -> str:
+    if not _SUBDOMAIN.fullmatch(value) or len(value) > 253:
+        refuse(
+            f"{value!r} is not the name of a Kubernetes object: lower-case letters, digits, '-' and"
+            " '.', at most 253 of them, a letter or digit first and last"
+        )
+    return value
+
+
+def _label_key(value: str) -> str:
+    prefix, slash, name = value.rpartition("/")
+    fits = _QUALIFIED.fullmatch(name) and len(name) <= MAX_NAME
+    if slash:
+        fits = fits and _SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253
+    if not fits:
+        refuse(
+            f"{value!r} is not a key as Kubernetes takes it: [domain/]name, the name of at most"
+            f" {MAX_NAME} letters, digits, '-', '_' and '.', a letter or digit first and last"
+        )
+    return value
+
+
+def is_label_value(value: str) -> bool:
+    """Whether Kubernetes takes the text as the value of a label."""
+    return not value or (len(value) <= MAX_NAME and bool(_QUALIFIED.fullmatch(value)))
+
+
+def _label_value(value: str) -> str:
+    if not is_label_value(value):
+        refuse(
+            f"{value!r} is not a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.',"
+            " a letter or digit first and last; longer or freer text belongs into annotations"
+        )
+    return value
+
+
+def _resource_name(value: str) -> str:
+    if "/" not in value:
+        refuse(f"{value!r} is not an extended resource: write domain/name, as 'nvidia.com/gpu'")
+    return _label_key(value)
+
+
+def _env_name(value: str) -> str:
+    if not _ENV.fullmatch(value):
+        refuse(f"{value!r} is not a variable's name: letters, digits and '_', no digit first")
+    return value
+
+
+def _reference(value: str) -> str:
+    match = _REFERENCE.fullmatch(value)
+    if not match or len(match["repository"]) > 255:
+        refuse(
+            f"{value!r} is not an image reference: [registry/]path[:tag][@sha256:digest], the path"
+            " in lower case"
+        )
+    return value
+
+
+def is_repository(reference: str) -> bool:
+    """Whether an image reference has neither a tag nor a digest."""
+    return bool(_REPOSITORY.fullmatch(reference))
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        refuse(f"{value!r} is not an absolute path; start it with '/'")
+    if ".." in value.split("/") or ":" in value:
+        refuse(f"{value!r} has '..' or ':' in it, which a path in a container cannot have")
+    return value.rstrip("/") or "/"
+
+
+Text = Annotated[str, AfterValidator(_no_nul), BeforeValidator(_text)]
+"""Any text; numbers become theirs, booleans are refused."""
+JobName = Annotated[str, AfterValidator(_job_name)]
+NamespaceName = Annotated[str, AfterValidator(_namespace)]
+VolumeName = Annotated[str, AfterValidator(_namespace)]
+ObjectName = Annotated[str, AfterValidator(_object_name)]
+LabelKey = Annotated[str, AfterValidator(_label_key)]
+LabelValue = Annotated[str, AfterValidator(_label_value), BeforeValidator(_text)]
+ResourceName = Annotated[str, AfterValidator(_resource_name)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+ImageReference = Annotated[str, AfterValidator(_reference)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute), AfterValidator(_no_nul)]

@@ -1,0 +1,145 @@
+"""Quantities as Kubernetes' apimachinery parses and writes them (resource.Quantity).
+
+`number[suffix]`: decimal suffixes n u m k M G T P E, binary ones Ki Mi Gi Ti Pi Ei, or an exponent.
+Note that `400m` of memory is 0.4 bytes, and that `1E` is an exa while `1E3` is an exponent.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_UP, Context, Decimal
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from k8sjob.spec.base import refuse
+
+__all__ = ["Cpu", "Memory", "Quantity", "canonical", "parse"]
+
+_DECIMAL: Final = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "": 0,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "P": 15,
+    "E": 18,
+}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_FORM: Final = re.compile(
+    r"([+-]?)(\d+\.?\d*|\.\d+)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
+)
+_NANO: Final = Decimal("1e-9")
+_MAX: Final = Decimal(2**63 - 1)
+_EXACT: Final = Context(prec=200)
+
+
+def _split(text: str) -> tuple[Decimal, str] | None:
+    """The value and its family ("binary", "exponent", "decimal")."""
+    match = _FORM.fullmatch(text) if len(text) <= 100 else None
+    if match is None:
+        return None
+    sign, digits, binary, exponent, suffix = match.groups()
+    number = Decimal(sign + digits)
+    if binary:
+        family, value = "binary", _EXACT.multiply(number, Decimal(2 ** _BINARY[binary]))
+    elif exponent:
+        if abs(int(exponent[1:])) > 99:
+            return None
+        family, value = "exponent", number.scaleb(int(exponent[1:]), _EXACT)
+    else:
+        family, value = "decimal", number.scaleb(_DECIMAL[suffix], _EXACT)
+    if value % _NANO:
+        value = value.quantize(_NANO, ROUND_UP, _EXACT)
+    return max(-_MAX, min(_MAX, value)), family
+
+
+def parse(text: str) -> Decimal:
+    """The quantity's value: bytes, cores, pieces. Finer than a nano is rounded up, as upstream.
+
+    Raises:
+        ValueError: the text is not a quantity.
+    """
+    found = _split(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    return found[0]
+
+
+def canonical(text: str) -> str:
+    """The quantity as the apiserver writes it: "1024Mi" is "1Gi", "0.5" is "500m", "1000" is "1k".
+
+    Raises:
+        ValueError: the text is not a quantity.
+    """
+    found = _split(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    value, family = found
+    if not value:
+        return "0"
+    if family == "binary" and abs(value) >= 1024 and value == value.to_integral_value():
+        number, suffix = int(value), ""
+        for name in _BINARY:
+            if number % 1024:
+                break
+            number, suffix = number // 1024, name
+        return f"{number}{suffix}"
+    sign, digits, exponent = value.normalize(_EXACT).as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101 - neither NaN nor infinite
+    shift = exponent % 3
+    exponent -= shift
+    number = int("".join(map(str, digits))) * 10**shift * (-1 if sign else 1)
+    if exponent > 18:
+        number, exponent = number * 10 ** (exponent - 18), 18
+    if family == "exponent":
+        return f"{number}e{exponent}" if exponent else str(number)
+    return str(number) + next(name for name, power in _DECIMAL.items() if power == exponent)
+
+
+def _quantity(value: Any) -> str:
+    text = value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = getattr(value, "text", None) or repr(value)
+    if not isinstance(text, str) or (found := _split(text)) is None:
+        refuse(
+            f"{value!r} is not a quantity; write a number with a suffix, as 500m, 4, 8Gi or 1.5T"
+        )
+    if found[0] < 0:
+        refuse(f"{text!r} is negative; a quantity of a resource cannot be")
+    return canonical(text)
+
+
+def _cpu(value: Any) -> str:
+    text = _quantity(value)
+    cores = parse(text)
+    if not cores:
+        refuse(f"{value!r} asks for no CPU; leave cpu out for no limit, or write at least 1m")
+    if cores % Decimal("0.001"):
+        refuse(f"{value!r} is finer than a thousandth of a core; write whole millicores, as 500m")
+    return text
+
+
+def _memory(value: Any) -> str:
+    text = _quantity(value)
+    size = parse(text)
+    if size % 1:
+        refuse(
+            f"{value!r} is {size.normalize()} bytes, since 'm' means a thousandth; write Mi or Gi"
+        )
+    if 0 < size < 2**20:
+        refuse(f"{value!r} is {size} bytes, less than 1Mi; add the suffix Mi or Gi")
+    return text
+
+
+_SCHEMA: Final = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]})
+
+Quantity = Annotated[str, BeforeValidator(_quantity), _SCHEMA]
+"""Canonical text of any quantity that is not negative."""
+Cpu = Annotated[str, BeforeValidator(_cpu), _SCHEMA]
+"""Canonical text of a number of cores, at least 1m."""
+Memory = Annotated[str, BeforeValidator(_memory), _SCHEMA]
+"""Canonical text of a number of bytes: 0, or at least 1Mi."""

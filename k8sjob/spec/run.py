@@ -1,0 +1,143 @@
+"""What is started in each replica, and with what environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from pydantic import AfterValidator
+
+from k8sjob.contract import RUNTIME_HOME
+from k8sjob.spec.base import FROZEN_EMPTY, Broken, FrozenMap, Part, doc, refuse
+from k8sjob.spec.duration import Duration
+from k8sjob.spec.names import EnvName, ObjectName, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["EnvFrom", "Run"]
+
+_OPERATOR: Final = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
+)
+_AGENT: Final = frozenset({"GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
+
+
+def _script(value: str) -> str:
+    if not value or value.startswith("-") or not value.isprintable():
+        refuse(f"{value!r} is not a script; write its path inside the image, as main.py")
+    return value
+
+
+def _module(value: str) -> str:
+    if not all(part.isidentifier() for part in value.split(".")):
+        refuse(f"{value!r} is not a module; write its dotted name, as pkg.train")
+    return value
+
+
+class EnvFrom(Part):
+    """All keys of a Secret or of a ConfigMap as variables, by reference: no value is rendered."""
+
+    secret: Annotated[ObjectName | None, doc("A Secret in the job's namespace.", "wandb-key")] = (
+        None
+    )
+    config_map: Annotated[
+        ObjectName | None, doc("A ConfigMap in the job's namespace.", "training-settings")
+    ] = None
+
+    def rules(self) -> Iterator[Broken]:
+        """Exactly one source."""
+        if (self.secret is None) == (self.config_map is None):
+            seen = "both" if self.secret else "neither"
+            yield Broken((), f"secret and config_map: {seen} of them is given; write exactly one")
+
+
+class Run(Part):
+    """The training: exactly one of script, module and command."""
+
+    script: Annotated[
+        Annotated[Text, AfterValidator(_script)] | None,
+        doc("A Python file, relative to /app in the image.", "main.py"),
+    ] = None
+    module: Annotated[
+        Annotated[Text, AfterValidator(_module)] | None,
+        doc("A Python module, started as with `python -m`.", "pkg.train"),
+    ] = None
+    command: Annotated[
+        tuple[Text, ...] | None,
+        doc(
+            "A program and its arguments, started as it is: k8sjob's agent stays out.",
+            ["torchrun", "main.py"],
+        ),
+    ] = None
+    args: Annotated[
+        tuple[Text, ...],
+        doc("Arguments of the script, module or command.", ["--epochs", 5, "--lr", 0.1]),
+    ] = ()
+    env: Annotated[
+        FrozenMap[EnvName, Text],
+        doc(
+            "Environment variables; numbers become text, booleans are refused. For secrets use"
+            " env_from.",
+            {"OMP_NUM_THREADS": 4, "NCCL_DEBUG": "INFO"},
+        ),
+    ] = FROZEN_EMPTY
+    env_from: Annotated[
+        tuple[EnvFrom, ...],
+        doc("Secrets and ConfigMaps whose keys become variables.", [{"secret": "wandb-key"}]),
+    ] = ()
+    local_rank_arg: Annotated[
+        Literal["--local_rank", "--local-rank"] | None,
+        doc(
+            "Hands each process its local rank as this argument, for scripts that parse it.",
+            "--local-rank",
+        ),
+    ] = None
+    rendezvous_timeout: Annotated[
+        Duration, doc("How long to wait until all ranks have come.", "10m", unit="time")
+    ] = 600
+    collective_timeout: Annotated[
+        Duration, doc("How long a collective may take before it fails.", "10m", unit="time")
+    ] = 600
+    hang_timeout: Annotated[
+        Duration,
+        doc(
+            "How long a rank may make no progress before the job is ended as hung; 0: for ever.",
+            "10m",
+            unit="time",
+        ),
+    ] = 600
+
+    def rules(self) -> Iterator[Broken]:
+        """Exactly one thing to start, no variable that would be overridden."""
+        names = ("script", "module", "command")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            seen = " and ".join(given) or "none of them"
+            yield Broken((), f"{seen} given; write exactly one of script, module and command")
+        if self.command is not None and not (self.command and self.command[0]):
+            yield Broken(("command",), "the command is empty; write the program and its arguments")
+        if self.command is not None and self.local_rank_arg is not None:
+            yield Broken(
+                ("local_rank_arg",),
+                f"{self.local_rank_arg!r} is added by k8sjob's agent, which does not start a"
+                " command; use script or module, or leave it out",
+            )
+        for name in ("rendezvous_timeout", "collective_timeout"):
+            if not getattr(self, name):
+                yield Broken((name,), "0s leaves no time at all; write a duration, as 10m")
+        for name, value in self.env.items():
+            message = self._reserved(name, value)
+            if message:
+                yield Broken(("env", name), message)
+
+    def _reserved(self, name: str, value: str) -> str:
+        if name in _OPERATOR or name.startswith("PET_"):
+            return f"{value!r} would be overridden: the training operator sets {name}; take it out"
+        if name in _AGENT or name.startswith("K8SJOB_"):
+            return f"{value!r} would be overridden: k8sjob sets {name} itself; take it out"
+        if name == "PYTHONPATH" and not self.command and RUNTIME_HOME not in value.split(":"):
+            return (
+                f"{value!r} would hide k8sjob's runtime; write"
+                f" {':'.join(part for part in (RUNTIME_HOME, value) if part)!r}"
+            )
+        return ""
