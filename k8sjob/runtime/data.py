@@ -1,0 +1,271 @@
+"""Who sees which sample, and when: shards of an epoch that any number of ranks can take up.
+
+An epoch is one permutation of the data set, the same on all ranks. It is cut into global batches,
+and each rank takes every world_size-th sample of each. So the samples of a step depend neither on
+the number of ranks nor on where a run was interrupted; one global offset says how far it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+__all__ = ["ShardSampler", "Share", "Tail", "loader", "strided"]
+
+Tail = Literal["pad", "short", "drop"]
+"""What happens to an epoch that does not divide: see ShardSampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of one global batch.
+
+    Attributes:
+        start: global offset of the batch in the epoch, in samples.
+        end: global offset after it.
+        count: this rank's samples; 0 where it only stands in (see ShardSampler.indices).
+        scale: factor for the mean loss over this rank's samples, such that the mean of the
+            gradients over the ranks, summed over the window, is the gradient of the mean loss over
+            all of the window's samples.
+        closes: the last batch of its window: the optimizer steps after it.
+    """
+
+    start: int
+    end: int
+    count: int
+    scale: float
+    closes: bool
+
+
+class ShardSampler(DistributedSampler[int]):
+    """A DistributedSampler that resumes in the middle of an epoch, with any number of ranks.
+
+    With one process and with four, the same global batch holds the same samples. `tail` says what
+    happens where N samples do not divide by R ranks:
+
+    - "pad": as the stock sampler, ceil(N/R) * R - N samples are seen twice; shares are equal.
+    - "short": each sample is seen exactly once; shares of the last batch may differ by one.
+    - "drop": the samples of the last, incomplete global batch are left out.
+
+    Call `set_epoch` at the start of each epoch and `advance` after each optimizer step; save
+    `state_dict` with the model.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: Tail = "pad",
+    ) -> None:
+        """Shards of a data set.
+
+        Args:
+            dataset: anything with a length.
+            rank: 0 to world_size - 1.
+            world_size: number of ranks.
+            batch_size: samples of one rank in one batch; or
+            global_batch: samples of all ranks in one batch. Exactly one of the two.
+            accumulate: batches in a window, that is between two steps of the optimizer.
+            shuffle: a new permutation each epoch, by seed + epoch; else the data set's order.
+            seed: the same on all ranks.
+            tail: "pad", "short" or "drop".
+
+        Raises:
+            ValueError: the data set is empty, or a size or the tail cannot be.
+            TypeError: the data set has no length.
+        """
+        _check_dataset(dataset)
+        if tail not in ("pad", "short", "drop"):
+            raise ValueError(f'tail={tail!r}: it is "pad", "short" or "drop"')
+        if accumulate < 1:
+            raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
+        self.global_batch = _global_batch(batch_size, global_batch, world_size)
+        # The stock sampler asks for a Dataset and uses its length alone.
+        super().__init__(
+            cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
+        )
+        self.accumulate, self.tail, self.samples = accumulate, tail, len(dataset)
+        self.offset = 0
+        self._order: torch.Tensor | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin that epoch; in the epoch that was loaded by load_state_dict, go on in it."""
+        if epoch != self.epoch:
+            self.epoch, self.offset, self._order = epoch, 0, None
+
+    def advance(self, batches: int = 1) -> None:
+        """Count batches as done: in the loop, since a loader's workers run ahead of it."""
+        self.offset = min(self.offset + batches * self.global_batch, self._end())
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the run is: epoch, offset, and what they mean only together with."""
+        return {
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "samples": self.samples,
+            "seed": self.seed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, with this number of ranks and this batch size.
+
+        Raises:
+            ValueError: the state is in mid-epoch and belongs to other data or another seed, so
+                that no order could continue it.
+        """
+        seen = (state["samples"], state["seed"])
+        if state["offset"] and seen != (self.samples, self.seed):
+            raise ValueError(
+                f"saved in mid-epoch with {seen[0]} samples and seed {seen[1]}, now there are "
+                f"{self.samples} samples and seed {self.seed}: the epoch cannot be continued"
+            )
+        self.epoch, self.offset, self._order = int(state["epoch"]), int(state["offset"]), None
+
+    def __len__(self) -> int:
+        """Samples that this rank has still to see in this epoch."""
+        return sum(share.count for share in self.shares())
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's samples of the rest of the epoch, in the order of the batches."""
+        for share in self.shares():
+            if share.count:
+                yield from self.indices(share)
+
+    def steps(self, start: int | None = None) -> int:
+        """Optimizer steps from an offset to the end of the epoch; from here by default."""
+        left = self._end() - (self.offset if start is None else start)
+        return -(-max(left, 0) // (self.global_batch * self.accumulate))
+
+    def shares(self) -> Iterator[Share]:
+        """This rank's part of each batch that is left in the epoch."""
+        end, start = self._end(), self.offset
+        window = self.global_batch * self.accumulate
+        while start < end:
+            window_end = min(start + window, end)
+            in_window = window_end - start
+            while start < window_end:
+                stop = min(start + self.global_batch, window_end)
+                count = len(range(start + self.rank, stop, self.num_replicas))
+                scale = count * self.num_replicas / in_window
+                yield Share(start, stop, count, scale, stop == window_end)
+                start = stop
+
+    def indices(self, share: Share) -> list[int]:
+        """The samples of a share; one to stand in where it is empty.
+
+        A rank without samples must compute all the same, since the others wait for its gradients;
+        its loss has the scale 0.
+        """
+        if self._order is None:
+            self._order = self._permutation()
+        picked = self._order[share.start + self.rank : share.end : self.num_replicas]
+        return picked.tolist() if share.count else [int(self._order[0])]
+
+    def _end(self) -> int:
+        """Global offset at which the epoch ends."""
+        if self.tail == "pad":
+            return -(-self.samples // self.num_replicas) * self.num_replicas
+        if self.tail == "drop":
+            left = max(self.samples - self.offset, 0)
+            return self.offset + left // self.global_batch * self.global_batch
+        return self.samples
+
+    def _permutation(self) -> torch.Tensor:
+        order = torch.arange(self.samples)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.samples, generator=generator)
+        short = self._end() - self.samples
+        # As the stock sampler: repeated from the beginning, several times over if need be.
+        return order if short <= 0 else order[torch.arange(self.samples + short) % self.samples]
+
+
+class _Batches:
+    """The indices of each share, made when the loader asks for them."""
+
+    def __init__(self, sampler: ShardSampler, shares: list[Share]) -> None:
+        self._sampler, self._shares = sampler, shares
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self._sampler.indices(share) for share in self._shares)
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+
+def loader(
+    dataset: Any, sampler: ShardSampler, shares: list[Share], **options: Any
+) -> DataLoader[Any]:
+    """A DataLoader over these shares.
+
+    It draws its workers' seeds from a generator of its own: the default one belongs to the model's
+    dropout, and creating a loader must not move it, or a resumed run would differ.
+
+    Args:
+        dataset: a map-style data set.
+        sampler: whose shares they are.
+        shares: one for each batch.
+        options: for DataLoader: num_workers, collate_fn, pin_memory, ...
+    """
+    # The golden ratio's 32 bits spread neighbouring (seed, epoch, rank) over the seeds.
+    seed = (sampler.seed * 0x9E3779B1 + sampler.epoch * 0x85EBCA6B + sampler.rank) & 0xFFFFFFFF
+    generator = torch.Generator().manual_seed(seed)
+    batches = _Batches(sampler, shares)
+    return DataLoader(dataset, batch_sampler=batches, generator=generator, **options)
+
+
+def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list[list[int]]:
+    """This rank's batches for an evaluation: over all ranks, each sample exactly once.
+
+    Every rank gets the same number of batches, so that all of them walk in step; the last one may
+    be empty.
+    """
+    _check_dataset(dataset)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: it must be at least 1")
+    mine = range(rank, len(dataset), world_size)
+    largest = -(-len(dataset) // world_size)
+    return [list(mine[at : at + batch_size]) for at in range(0, largest, batch_size)]
+
+
+def _check_dataset(dataset: Sized) -> None:
+    try:
+        samples = len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"{type(dataset).__name__} has no length, so it cannot be divided over the ranks; give "
+            "a map-style data set (with __len__ and __getitem__)"
+        ) from None
+    if samples == 0:
+        raise ValueError(f"the data set ({type(dataset).__name__}) is empty: check its path")
+
+
+def _global_batch(batch_size: int | None, global_batch: int | None, world_size: int) -> int:
+    if (batch_size is None) == (global_batch is None):
+        raise ValueError(
+            f"batch_size={batch_size}, global_batch={global_batch}: give exactly one of the two, "
+            "the samples of one process or those of all together"
+        )
+    if batch_size is not None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: it must be at least 1")
+        return batch_size * world_size
+    if global_batch is None or global_batch < world_size:
+        raise ValueError(
+            f"global_batch={global_batch} is below the number of ranks, {world_size}: some would "
+            f"have nothing to do; set it to {world_size} or more, or use fewer replicas"
+        )
+    return global_batch

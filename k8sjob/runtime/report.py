@@ -1,0 +1,97 @@
+"""What a run tells the outside: event lines for k8sjob's watch, plain lines for a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from k8sjob.contract import Event, EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Reporter"]
+
+
+class Reporter:
+    """The one voice of a group: rank 0 speaks, the others are silent.
+
+    Nobody else in the runtime prints.
+    """
+
+    def __init__(self, *, active: bool, events: bool, out: TextIO | None = None) -> None:
+        """A reporter.
+
+        Args:
+            active: whether this process speaks at all.
+            events: write event lines (see contract.Event); else lines for people.
+            out: where to; None is stdout as it is at each line, which notebooks replace.
+        """
+        self._active, self._events, self._out = active, events, out
+
+    def emit(self, kind: EventKind, **data: Any) -> None:
+        """Tell one event; its keys are documented at EventKind."""
+        if not self._active:
+            return
+        plain = {key: _plain(value) for key, value in data.items()}
+        if self._events:
+            self._line(Event(kind, plain, time.time()).encode())
+        else:
+            self._line(_SENTENCES.get(kind, _pairs)(plain))
+
+    def warn(self, message: str) -> None:
+        """Something that did not stop the run, and that its owner should know."""
+        self.emit(EventKind.WARNING, message=message)
+
+    def _line(self, text: str) -> None:
+        # One write: other threads and the C++ side share the stream, and a line must stay whole.
+        out = self._out or sys.stdout
+        out.write(text + "\n")
+        out.flush()
+
+
+def _plain(value: Any) -> Any:
+    """A number that JSON knows, for tensors and numpy's scalars; everything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        return value.item()
+    return value
+
+
+def _pairs(data: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {_figure(value)}" for key, value in data.items())
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _started(data: dict[str, Any]) -> str:
+    world = data["world_size"]
+    return (
+        f"started: {world} process{'es' if world > 1 else ''}, {data['backend']} on "
+        f"{data['device']}, strategy {data['strategy']}"
+    )
+
+
+def _progress(data: dict[str, Any]) -> str:
+    return (
+        f"epoch {data['epoch'] + 1}/{data['epochs']}  step {data['step']}/{data['steps']}  "
+        f"loss {_figure(data['loss'])}  {data['samples_per_s']:.0f} samples/s  "
+        f"{data['eta_s']:.0f} s left"
+    )
+
+
+def _position(data: dict[str, Any]) -> str:
+    return f"epoch {data['epoch']}, step {data['step']}"
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    EventKind.STARTED: _started,
+    EventKind.PROGRESS: _progress,
+    EventKind.CHECKPOINT: lambda data: f"checkpoint {data['path']} ({_position(data)})",
+    EventKind.RESUMED: lambda data: f"resumed from {data['path']} ({_position(data)})",
+    EventKind.WARNING: lambda data: f"warning: {data['message']}",
+    EventKind.STOPPING: lambda data: f"stopping after {data['signal']} ({_position(data)})",
+    EventKind.FINISHED: lambda data: f"finished in {data['seconds']:.1f} s",
+}
