@@ -1,0 +1,175 @@
+"""The screen of a terminal: the job's lines scroll by, its state stands below them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from rich.live import Live
+from rich.text import Text
+
+from k8sjob.view.lines import STATE_STYLE, colour, duration, line, position, started
+from k8sjob.view.plain import NAME_WIDTH
+from k8sjob.view.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from k8sjob.contract import Event
+    from k8sjob.view.story import Replica
+
+__all__ = ["LiveView", "Panel"]
+
+MAX_LINE: Final = 4000
+"""Characters of one log line that a screen shows; the log itself keeps them all."""
+_BAR: Final = 40
+"""Columns of the progress bar, where there is room for them."""
+
+
+class LiveView:
+    """Lines above, a panel below that is drawn anew a few times a second.
+
+    Attributes:
+        story: what was shown so far, added up.
+    """
+
+    def __init__(self, console: Console, job: str = "", *, ascii_only: bool = False) -> None:
+        self.story = Story(job)
+        self._console = console
+        self._panel = Panel(self.story, ascii_only=ascii_only)
+        self._live = Live(
+            self._panel, console=console, auto_refresh=False, transient=True, redirect_stdout=False
+        )
+        self._live.start(refresh=True)
+        self._drawn: tuple[int, object] = (0, None)
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Print what the events say and draw the panel, in one write; idle: once a second."""
+        lines = []
+        for event in events:
+            self.story.add(event)
+            width = max([NAME_WIDTH, *map(len, self.story.replicas)])
+            if (text := line(event, width=width)) is not None:
+                lines.append(_shortened(text))
+        look = (int(time.monotonic()), self._console.size)
+        if lines:
+            self._console.print(Text("\n").join(lines), soft_wrap=True)
+        elif events or look != self._drawn:
+            self._live.refresh()
+        self._drawn = look
+
+    def close(self) -> None:
+        """Take the panel away; the lines stay."""
+        self._live.stop()
+
+
+class Panel:
+    """The state of a job in as many lines as the terminal has to spare: never wider, never higher.
+
+    Args:
+        story: drawn as it is at the time of drawing.
+        ascii_only: use no character beyond ASCII.
+    """
+
+    def __init__(self, story: Story, *, ascii_only: bool = False) -> None:
+        self._story = story
+        self._ascii = ascii_only
+        self._began = time.monotonic()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines, for rich."""
+        room = max(console.size.height - 3, 1)
+        width = options.max_width
+        lines = [self._title(), *self._progress(width)]
+        lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
+        for text in lines[:room]:
+            text.truncate(width, overflow="crop" if self._ascii else "ellipsis")
+            text.no_wrap = True
+            yield text
+
+    def _title(self) -> Text:
+        story = self._story
+        state = story.state or "Starting"
+        if story.stopping and state == "Running":
+            state = "Stopping"
+        title = Text(story.job, style="bold").append("  ")
+        title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
+        title.append(f"  {duration(time.monotonic() - self._began)}", style="not bold")
+        if story.group:
+            title.append(f"  {started(story.group)}", style="not bold dim")
+        return title
+
+    def _progress(self, width: int) -> list[Text]:
+        progress = self._story.progress
+        pieces = position(progress)
+        if not pieces:
+            return []
+        done = progress.fraction
+        if done is None:
+            return [Text(_joined(pieces, width))]
+        percent = f" {done:4.0%}"
+        beside = width - len("  ".join(pieces)) - len(percent) - 4
+        if beside >= _BAR // 4:
+            bar = self._bar(done, min(beside, _BAR)).append(percent)
+            return [
+                Text("  ").join([Text("  ".join(pieces[:2])), bar, Text("  ".join(pieces[2:]))])
+            ]
+        bar = self._bar(done, max(min(width - len(percent), _BAR), 1)).append(percent)
+        return [bar, Text(_joined(pieces, width))]
+
+    def _bar(self, done: float, width: int) -> Text:
+        full, rest = ("#", ".") if self._ascii else ("━", "━")
+        filled = int(done * width)
+        bar = Text(full * filled, style="green")
+        return bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")
+
+    def _replicas(self, rows: int) -> Iterator[Text]:
+        """One line a replica; where they are too many, those that do not simply run, and counts."""
+        replicas = self._story.replicas
+        if len(replicas) <= rows:
+            shown, rest = list(replicas), Counter[str]()
+        else:
+            odd = [name for name, replica in replicas.items() if replica.phase != "Running"]
+            shown = odd[: max(rows - 1, 0)]
+            rest = Counter(replica.phase for name, replica in replicas.items() if name not in shown)
+        width = max([NAME_WIDTH, *map(len, shown)])
+        for name in shown:
+            yield Text(f"{name:{width}}  ", style=colour(name)).append_text(
+                _replica(replicas[name])
+            )
+        if rest and rows:
+            counts = ", ".join(f"{count} {phase or 'Unknown'}" for phase, count in rest.items())
+            yield Text(f"and {counts}" if shown else counts)
+
+
+def _replica(replica: Replica) -> Text:
+    phase = replica.phase or "Unknown"
+    text = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
+    if replica.restarts:
+        text.append(f"  {replica.restarts} restart{'s' * (replica.restarts > 1)}", style="yellow")
+    if replica.reason and replica.reason != phase:
+        text.append(f"  {replica.reason}")
+    if replica.exit_code is not None:
+        text.append(f"  exit code {replica.exit_code}")
+    if replica.node:
+        text.append(f"  {replica.node}", style="dim")
+    return text
+
+
+def _joined(pieces: list[str], width: int) -> str:
+    """As many of the pieces as fit, at least the first one."""
+    kept = list(pieces)
+    while len(kept) > 1 and len("  ".join(kept)) > width:
+        kept.pop()
+    return "  ".join(kept)
+
+
+def _shortened(text: Text) -> Text:
+    over = len(text) - MAX_LINE
+    if over <= 0:
+        return text
+    text.truncate(MAX_LINE)
+    return text.append(f" ({over:,} more characters)", style="dim")

@@ -1,0 +1,102 @@
+"""Lines for a pipe or a build log, and JSON lines for a program."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from k8sjob.contract import EventKind
+from k8sjob.view.lines import line, position
+from k8sjob.view.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8sjob.contract import Event
+    from k8sjob.view.story import Progress
+
+__all__ = ["JsonView", "PlainView", "record"]
+
+EVERY_S: Final = 10.0
+"""Seconds between two lines about the progress of one epoch."""
+NAME_WIDTH: Final = len("worker-0")
+
+
+class PlainView:
+    """One line an event, with its speaker in front; progress now and then.
+
+    Attributes:
+        story: what was shown so far, added up.
+    """
+
+    def __init__(self, out: TextIO, job: str = "") -> None:
+        self.story = Story(job)
+        self._out = out
+        self._told: tuple[int, float] = (0, -math.inf)
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write what the events say; nothing for none."""
+        for event in events:
+            self.story.add(event)
+            width = max([NAME_WIDTH, *map(len, self.story.replicas)])
+            text = self._progress(event, width) if event.kind == EventKind.PROGRESS else None
+            text = text or getattr(line(event, width=width), "plain", None)
+            if text is not None:
+                self._out.write(text + "\n")
+        if events:
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def _progress(self, event: Event, width: int) -> str | None:
+        now: Progress = self.story.progress
+        epoch, at = self._told
+        if now.epoch == epoch and event.time - at < EVERY_S:
+            return None
+        self._told = now.epoch, event.time
+        return f"{'k8sjob':{width}} | {'  '.join(position(now))}"
+
+
+class JsonView:
+    """One JSON object an event: see `record`.
+
+    Attributes:
+        story: what was shown so far, added up.
+    """
+
+    def __init__(self, out: TextIO, job: str = "") -> None:
+        self.story = Story(job)
+        self._out = out
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write the events; nothing for none."""
+        for event in events:
+            self.story.add(event)
+            self._out.write(json.dumps(record(event), default=str) + "\n")
+        if events:
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+def record(event: Event) -> dict[str, Any]:
+    """The event as the JSON object of `-o json`: kind, time, replica, data.
+
+    Numbers that JSON has no word for (NaN, infinities) become null, so that every parser can read
+    the line; text is left as it came, since JSON escapes what is not printable ASCII.
+    """
+    return {key: _finite(value) for key, value in asdict(event).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,94 @@
+"""A curve as a few lines of text: dots of braille, or asterisks where only ASCII can be shown."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["number", "plot"]
+
+Point = tuple[float, float]
+
+# The dots of a braille character, two across and four down, and their bits from U+2800 on.
+_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def plot(
+    points: Sequence[Point], *, width: int = 60, height: int = 7, ascii_only: bool = False
+) -> list[str]:
+    """Draw the points, joined by straight lines.
+
+    Args:
+        points: (x, y) by ascending x; those that are not finite are left out.
+        width: columns of the whole, labels included; at least 16.
+        height: lines of the curve; the x axis adds one.
+        ascii_only: draw with asterisks.
+
+    Returns:
+        The lines, or none where there are fewer than two points to join.
+    """
+    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(points) < 2 or points[0][0] == points[-1][0]:
+        return []
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    labels = [number(high), number(low)]
+    margin = max(len(label) for label in labels)
+    columns = max(width, 16) - margin - 2
+    wide, tall = (1, 1) if ascii_only else (2, 4)
+    dots = set(_trace(points, columns * wide, height * tall, low, high))
+    axis, corner, floor = ("|", "+", "-") if ascii_only else ("┤", "└", "─")
+    lines = []
+    for row in range(height):
+        label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
+        cells = (_cell(dots, column, row, ascii_only=ascii_only) for column in range(columns))
+        lines.append(f"{label:>{margin}} {axis}{''.join(cells)}".rstrip())
+    return [*lines, f"{'':>{margin}} {corner}{floor * columns}"]
+
+
+def number(value: float) -> str:
+    """A number with four digits, in at most ten characters."""
+    if 1e3 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _trace(
+    points: Sequence[Point], columns: int, rows: int, low: float, high: float
+) -> Iterator[tuple[int, int]]:
+    """The dots (column, row) of the line through the points; row 0 is the highest value."""
+    left, right = points[0][0], points[-1][0]
+    # Halved first: the difference of two floats may be more than a float can hold.
+    span = (high / 2 - low / 2) or 1.0
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        across = (x - left) / (right - left)
+        down = (high / 2 - y / 2) / span if high > low else 0.5
+        return round(across * (columns - 1)), round(down * (rows - 1))
+
+    column, row = place(*points[0])
+    yield column, row
+    for x, y in points[1:]:
+        to_column, to_row = place(x, y)
+        steps = max(abs(to_column - column), abs(to_row - row))
+        for step in range(1, steps + 1):
+            part = step / steps
+            yield (
+                round(column + (to_column - column) * part),
+                round(row + (to_row - row) * part),
+            )
+        column, row = to_column, to_row
+
+
+def _cell(dots: set[tuple[int, int]], column: int, row: int, *, ascii_only: bool) -> str:
+    if ascii_only:
+        return "*" if (column, row) in dots else " "
+    bits = sum(
+        bit
+        for down, pair in enumerate(_DOTS)
+        for across, bit in enumerate(pair)
+        if (2 * column + across, 4 * row + down) in dots
+    )
+    return chr(0x2800 + bits) if bits else " "

@@ -1,0 +1,56 @@
+"""Text of a job or a cluster, made harmless for a terminal.
+
+Whoever writes a log line must not be able to move the cursor, set the window's title, fill the
+clipboard, hide text or show it in another order.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["safe_line", "safe_text"]
+
+_SEQUENCES: Final = re.compile(
+    r"""
+    (?: \x1b\[ | \x9b ) [0-?]* [\ -/]* [@-~]                      # CSI: colours, cursor, modes
+  | (?: \x1b\] | \x9d ) [^\x07\x1b\x9c]* (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link, clipboard
+  | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] ) [^\x1b\x9c]* (?: \x1b\\ | \x9c )  # DCS, SOS, PM, APC
+  | \x1b [\ -/]* [0-~]                                            # all other escapes
+    """,
+    re.VERBOSE,
+)
+_INVISIBLE: Final = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the newline
+    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u206f"  # order of writing, zero width
+    "\u2028\u2029\ufeff\ufff9-\ufffb"  # line breaks that are none, byte order marks, annotations
+    "\U000e0000-\U000e007f"  # tags: a second text nobody sees
+    "]"
+)
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_TAB: Final = 4
+
+
+def safe_line(text: str) -> str:
+    r"""The text as one printable line, as a terminal would have left it.
+
+    Control sequences and characters that act without being seen are removed; of a line that was
+    written over (`\r`, as progress bars do) the last version stays; line breaks become spaces.
+    """
+    if text.isascii() and text.isprintable():  # nearly every line
+        return text
+    text = _SEQUENCES.sub("", text)
+    if "\r" in text:
+        text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
+    return _clean(text).replace("\n", " ").expandtabs(_TAB)
+
+
+def safe_text(text: str) -> str:
+    r"""The same for text of several lines; `\r\n` counts as one line break."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(safe_line(line) for line in lines)
+
+
+def _clean(text: str) -> str:
+    return _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))

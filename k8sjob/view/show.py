@@ -1,0 +1,90 @@
+"""Which view suits the output: a screen, plain lines or JSON lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from k8sjob.view.live import LiveView
+from k8sjob.view.plain import JsonView, PlainView
+from k8sjob.view.summary import summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from k8sjob.contract import Event
+    from k8sjob.view.story import Story
+
+__all__ = ["Format", "View", "ascii_only", "close_with_summary", "console_for", "is_live", "viewer"]
+
+Format = Literal["auto", "plain", "json"]
+
+
+class View(Protocol):
+    """Shows events as they come."""
+
+    story: Story
+    """What was shown so far, added up."""
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Show what happened; to be called several times a second, with nothing too."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+@contextmanager
+def viewer(kind: Format = "auto", *, job: str = "", out: TextIO | None = None) -> Iterator[View]:
+    """The view for an output, closed at the end.
+
+    Args:
+        kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
+            output is a terminal and plain lines where it is not.
+        job: the job as its user calls it.
+        out: standard output, unless another stream is given.
+    """
+    out = out or sys.stdout
+    view: View
+    if kind == "json":
+        view = JsonView(out, job)
+    elif kind == "auto" and is_live(out):
+        view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
+    else:
+        view = PlainView(out, job)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def close_with_summary(view: View, out: TextIO, more: Mapping[str, str] | None = None) -> None:
+    """End a view and write the summary of what it showed; not for JSON, which is for programs."""
+    view.close()
+    if isinstance(view, JsonView):
+        return
+    console = console_for(out)
+    lines = summary(view.story, width=console.width, ascii_only=ascii_only(out), more=more)
+    if isinstance(view, LiveView):
+        lines.insert(0, Text())
+    console.print(Text("\n").join(lines), soft_wrap=True)
+
+
+def console_for(out: TextIO) -> Console:
+    """A console that takes text as text: no markup, no emoji codes, no highlighting."""
+    return Console(file=out, markup=False, emoji=False, highlight=False)
+
+
+def is_live(out: TextIO) -> bool:
+    """Whether the output is a terminal that a person looks at, and not a build's log."""
+    return out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def ascii_only(out: TextIO) -> bool:
+    """Whether the output can show ASCII alone: by its encoding, or because the locale says so."""
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    return not (out.encoding or "").lower().startswith("utf") or locale in {"C", "POSIX"}

@@ -1,0 +1,213 @@
+"""The events so far, added up: what a screen or a summary shows of a job.
+
+Events come from containers, so every value in them is doubted: what is not of the expected shape is
+left out, and text is made harmless on its way in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from k8sjob.contract import EventKind
+from k8sjob.view.safe import safe_line, safe_text
+
+if TYPE_CHECKING:
+    from k8sjob.contract import Event
+
+__all__ = ["Finding", "Progress", "Replica", "Story", "integer", "real", "text"]
+
+MAX_POINTS = 4096
+"""Points of the loss curve that are kept; more than any terminal has columns for."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """A replica as last heard of."""
+
+    phase: str = ""
+    reason: str = ""
+    restarts: int = 0
+    node: str = ""
+    exit_code: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the training stands: the epoch that runs, from 1, and the steps behind in it.
+
+    A zero says that something is not known.
+    """
+
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+    eta_s: float | None = None
+
+    @property
+    def at(self) -> float:
+        """Epochs that are behind, with the part of the one that runs."""
+        part = min(self.step / self.steps, 1.0) if self.steps else 0.0
+        return max(self.epoch - 1, 0) + part
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the whole that is done, 0 to 1; None where the whole is not known."""
+        return min(self.at / self.epochs, 1.0) if self.epochs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why something went wrong, and what to do."""
+
+    cause: str
+    message: str
+    next_step: str
+    replica: str = ""
+
+
+@dataclass(slots=True)
+class Story:
+    """What the events so far add up to.
+
+    Attributes:
+        job: the job as its user calls it.
+        state: as `k8sjob status` says it; empty before the first word of it.
+        replicas: by name, in the order of their coming.
+        group: what the process group said when it met: world_size, backend, device, ...
+        curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
+        metrics: the last values of what the script logged.
+        checkpoint: path of the newest one.
+        started: time of the first event, seconds since the epoch; 0 before it.
+        ended: time of the last event.
+    """
+
+    job: str = ""
+    state: str = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    group: dict[str, str | float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    metrics: dict[str, str | float] = field(default_factory=dict)
+    checkpoint: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    stopping: bool = False
+    started: float = 0.0
+    ended: float = 0.0
+
+    def add(self, event: Event) -> None:
+        """Take in one event; kinds that are not known are passed over."""
+        self.started = self.started or event.time
+        self.ended = max(self.ended, event.time)
+        data = event.data
+        match event.kind:
+            case EventKind.JOB:
+                self._job(data)
+            case EventKind.REPLICA:
+                self._replica(text(event.replica), data)
+            case EventKind.STARTED:
+                self.group = flat(data)
+            case EventKind.PROGRESS:
+                self._advance(data)
+            case EventKind.METRICS:
+                self.metrics.update(flat(data))
+            case EventKind.CHECKPOINT:
+                self.checkpoint = text(data.get("path"))
+            case EventKind.STOPPING:
+                self.stopping = True
+            case EventKind.FINDING:
+                self.findings.append(finding(event))
+            case _:
+                pass
+
+    def _job(self, data: dict[str, Any]) -> None:
+        self.state = text(data.get("state"))
+        self.reason = text(data.get("reason"))
+        self.message = text(data.get("message"))
+        self.exit_code = integer(data.get("exit_code"))
+        self.stopping = False
+
+    def _replica(self, name: str, data: dict[str, Any]) -> None:
+        if not name:
+            return
+        self.replicas[name] = Replica(
+            phase=text(data.get("phase")),
+            reason=text(data.get("reason")),
+            restarts=integer(data.get("restarts")) or 0,
+            node=text(data.get("node")),
+            exit_code=integer(data.get("exit_code")),
+            message=text(data.get("message")),
+        )
+
+    def _advance(self, data: dict[str, Any]) -> None:
+        epoch = integer(data.get("epoch"))
+        now = Progress(
+            epoch=0 if epoch is None else max(epoch, 0) + 1,  # the runtime counts as range() does
+            epochs=_count(data.get("epochs")),
+            step=_count(data.get("step")),
+            steps=_count(data.get("steps")),
+            loss=real(data.get("loss")),
+            samples_per_s=real(data.get("samples_per_s")),
+            eta_s=real(data.get("eta_s")),
+        )
+        self.progress = now
+        if now.loss is None or not math.isfinite(now.loss):
+            return
+        # A group that met again repeats the steps since its checkpoint.
+        while self.curve and self.curve[-1][0] >= now.at:
+            self.curve.pop()
+        self.curve.append((now.at, now.loss))
+        if len(self.curve) > MAX_POINTS:
+            del self.curve[1:-1:2]
+
+
+def finding(event: Event) -> Finding:
+    """The finding that an event of that kind carries."""
+    cause, message, next_step = (
+        safe_text(str(event.data.get(key) or "")) for key in ("cause", "message", "next_step")
+    )
+    return Finding(cause, message, next_step, text(event.replica))
+
+
+def flat(data: dict[str, Any]) -> dict[str, str | float]:
+    """The numbers and texts of a JSON object, harmless; nested ones are left out."""
+    values: dict[str, str | float] = {}
+    for key, value in data.items():
+        if isinstance(value, bool | str):
+            values[text(key)] = text(value)
+        elif (as_number := real(value)) is not None:
+            values[text(key)] = as_number
+    return values
+
+
+def text(value: object) -> str:
+    """A value as one harmless line; empty for None."""
+    return "" if value is None else safe_line(str(value))
+
+
+def real(value: object) -> float | None:
+    """A JSON number as a float, or None; integers that no float holds become infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def integer(value: object) -> int | None:
+    """A JSON number as an int, or None."""
+    as_float = real(value)
+    return int(as_float) if as_float is not None and abs(as_float) < 2**53 else None
+
+
+def _count(value: object) -> int:
+    return max(integer(value) or 0, 0)
