@@ -1,0 +1,195 @@
+"""What the checks ask about a training script: what it calls, imports and makes."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.lint.finding import Hit
+from k8sjob.lint.script_code import Code, is_main_guard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MANAGED", "Script", "Setting", "constant", "keyword", "parse"]
+
+MANAGED: Final = frozenset(
+    {
+        "accelerate",
+        "colossalai",
+        "composer",
+        "deepspeed",
+        "detectron2",
+        "determined",
+        "fairseq",
+        "fastai",
+        "horovod",
+        "ignite",
+        "lightning",
+        "megatron",
+        "mmcv",
+        "mmengine",
+        "monai",
+        "pytorch_lightning",
+        "ray",
+        "torchtune",
+        "transformers",
+        "trl",
+    }
+)
+"""Frameworks that make the process group and divide the data by themselves."""
+_LIBRARIES: Final = frozenset(
+    {
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "torchtext",
+        "torchmetrics",
+        "torchdata",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "pandas",
+        "matplotlib",
+        "PIL",
+        "cv2",
+        "tqdm",
+        "tensorboard",
+        "tensorboardX",
+        "wandb",
+        "mlflow",
+        "yaml",
+        "requests",
+        "einops",
+        "timm",
+        "datasets",
+        "tokenizers",
+        "safetensors",
+        "keras",
+        "k8sjob",
+    }
+)
+"""Known to make no process group behind the script's back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a script is started, as far as that is known; None is not known.
+
+    Attributes:
+        nodes: pods of the job.
+        processes: processes in all pods together.
+        gpus: GPUs of one pod.
+        launcher: what starts the processes in a pod: "k8sjob" (its agent), "other" (torchrun and
+            the like), "none" (a plain `python main.py`).
+        local_rank_arg: the argument that k8sjob's agent appends, if any.
+    """
+
+    nodes: int | None = None
+    processes: int | None = None
+    gpus: int | None = None
+    launcher: str | None = None
+    local_rank_arg: str | None = None
+
+
+def parse(text: str, setting: Setting) -> Script:
+    """The script in a text; SyntaxError where it is none."""
+    return Script(ast.parse(text), setting)
+
+
+def constant(node: ast.AST | None) -> object:
+    """The value of a literal; None where it is anything else."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """A call's argument by its name, or by its position among those without one."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+class Script(Code):
+    """What the checks ask about a script.
+
+    Attributes:
+        setting: how it is started.
+    """
+
+    def __init__(self, tree: ast.Module, setting: Setting) -> None:
+        super().__init__(tree)
+        self.setting = setting
+
+    def at(self, node: ast.expr | ast.stmt, message: str) -> Hit:
+        """A hit at the beginning of a node."""
+        return Hit(node.lineno, node.col_offset + 1, message)
+
+    @cached_property
+    def calls(self) -> Sequence[tuple[str, ast.Call]]:
+        """Every call with the dotted name of what is called, in the order of the file."""
+        calls = [
+            (self.name(node.func), node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+        ]
+        return sorted(calls, key=lambda item: (item[1].lineno, item[1].col_offset))
+
+    def torch_calls(self, *last: str) -> list[ast.Call]:
+        """Calls of torch's functions or classes with one of these last names."""
+        return [
+            call
+            for name, call in self.calls
+            if name.startswith("torch.") and name.rpartition(".")[2] in last
+        ]
+
+    def method_calls(self, *last: str) -> list[ast.Call]:
+        """Calls of anything with one of these last names."""
+        return [call for name, call in self.calls if name.rpartition(".")[2] in last]
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """Top-level names of the imported modules; "." for relative imports."""
+        names = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add("." if node.level else (node.module or "").partition(".")[0])
+        return frozenset(names)
+
+    @cached_property
+    def makes_group(self) -> bool:
+        """Whether the script makes a process group, by itself or through what it imports."""
+        makers = self.torch_calls("init_process_group", "init_device_mesh", "init_rpc")
+        return bool(makers) or self.has_runtime or bool(self.modules & MANAGED)
+
+    @cached_property
+    def has_runtime(self) -> bool:
+        """Whether k8sjob's runtime is imported: its session makes the group."""
+        return any(name.startswith("k8sjob.runtime") for name in self.aliases.values())
+
+    @cached_property
+    def self_contained(self) -> bool:
+        """Whether nothing is imported that could do a part of the work unseen."""
+        return self.modules <= _LIBRARIES | sys.stdlib_module_names
+
+    @cached_property
+    def is_program(self) -> bool:
+        """Whether running the file does something, as a module of functions does not."""
+        return any(
+            is_main_guard(stmt)
+            or isinstance(stmt, ast.For | ast.While | ast.With)
+            or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call))
+            for stmt in self.tree.body
+        )
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the training loop is in this very file."""
+        return bool(self.method_calls("backward"))

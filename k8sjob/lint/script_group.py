@@ -1,0 +1,298 @@
+"""Checks of a script's process group: how it is made, how it is used, how it ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.lint.finding import Hit, Rule, Severity, rule
+from k8sjob.lint.script_facts import MANAGED, Script, constant, keyword
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RULES"]
+
+_LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
+_COLLECTIVES: Final = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+_NODE_NAMES: Final = re.compile(
+    r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
+)
+
+
+def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
+    """Variables that the script sets for itself, with their values."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
+            if script.name(target.value) == "os.environ":
+                yield str(constant(target.slice)), node.value
+        elif isinstance(node, ast.Call) and script.name(node.func) == "os.environ.update":
+            for key, value in _items(node):
+                yield str(key), value
+
+
+def _items(call: ast.Call) -> Iterator[tuple[object, ast.expr]]:
+    """What a call of dict.update is given literally."""
+    for given in call.args:
+        if isinstance(given, ast.Dict):
+            yield from zip(map(constant, given.keys), given.values, strict=True)
+    yield from ((given.arg, given.value) for given in call.keywords)
+
+
+def _spawns(script: Script) -> list[ast.Call]:
+    """mp.spawn calls of a script that makes a world of its own in each pod."""
+    if script.setting.nodes == 1 or script.has_runtime or script.modules & MANAGED:
+        return []
+    written = {
+        target.slice
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Subscript)
+    }
+    said = (constant(node) for node in ast.walk(script.tree) if node not in written)
+    if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in said):
+        return []
+    if not script.torch_calls("init_process_group"):
+        return []
+    spawners = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+    return [call for name, call in script.calls if name in spawners]
+
+
+@rule(
+    "spawn-in-every-pod",
+    Severity.WARNING,
+    "script",
+    "mp.spawn in each pod makes a world of that pod alone: N pods do the same training N times.",
+)
+def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
+    for call in _spawns(script):
+        yield script.at(
+            call,
+            "mp.spawn makes its own ranks and never asks which pod this is: with several pods each "
+            "one runs a whole training of its own, side by side, and nobody notices; start the "
+            "script with replicas.nproc_per_node (or torchrun) and read RANK and WORLD_SIZE from "
+            "the environment",
+        )
+
+
+@rule(
+    "hard-coded-address",
+    Severity.ERROR,
+    "script",
+    "The operator injects MASTER_ADDR, the name of the Master; a loopback address makes every pod "
+    "wait for ranks that wait elsewhere.",
+)
+def _hard_coded_address(script: Script) -> Iterator[Hit]:
+    if script.setting.nodes == 1 or _spawns(script):
+        return
+    told = "every pod waits for itself until the rendezvous times out; "
+    for name, value in _environ_writes(script):
+        address = constant(value)
+        if name != "MASTER_ADDR" or not isinstance(address, str) or script.conditional(value):
+            continue
+        if _LOOPBACK.match(address):
+            step = (
+                'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
+            )
+            yield script.at(value, f"MASTER_ADDR is set to {address!r}: {told}{step}")
+    for call in script.torch_calls("init_process_group"):
+        method = constant(keyword(call, "init_method", 1))
+        if isinstance(method, str) and _LOOPBACK.match(method):
+            step = 'use init_method="env://", the default'
+            yield script.at(call, f"init_method is {method!r}: {told}{step}")
+
+
+@rule(
+    "hard-coded-rank",
+    Severity.ERROR,
+    "script",
+    "RANK and WORLD_SIZE differ from pod to pod and from job to job; a constant makes all pods the "
+    "same rank, or a world that never fills.",
+)
+def _hard_coded_rank(script: Script) -> Iterator[Hit]:
+    if script.setting.processes == 1 or _spawns(script):
+        return
+    told = "all processes get it, so the rendezvous never completes or each trains alone; "
+    step = "leave it to the environment (operator, torchrun and k8sjob set it)"
+    for name, value in _environ_writes(script):
+        fixed = constant(value)
+        if name in ("RANK", "WORLD_SIZE") and fixed is not None and not script.conditional(value):
+            yield script.at(value, f"{name} is set to {fixed!r}: {told}{step}")
+    for call in script.torch_calls("init_process_group"):
+        for name in ("rank", "world_size"):
+            fixed = constant(keyword(call, name))
+            if isinstance(fixed, int) and fixed >= 0 and not script.conditional(call):
+                yield script.at(call, f"{name}={fixed} in init_process_group: {told}{step}")
+
+
+@rule(
+    "backend-not-built-in",
+    Severity.ERROR,
+    "script",
+    "The released wheels of torch are built without MPI, and the tcp backend was removed in 1.0.",
+)
+def _backend_not_built_in(script: Script) -> Iterator[Hit]:
+    for call in script.torch_calls("init_process_group", "new_group"):
+        position = 0 if script.name(call.func).endswith("init_process_group") else None
+        backend = constant(keyword(call, "backend", position))
+        if isinstance(backend, str) and backend.lower() in ("mpi", "tcp"):
+            yield script.at(
+                call,
+                f"backend {backend!r} is not in the released builds of torch: every rank fails at "
+                'the start; use "nccl" on GPUs and "gloo" on CPUs',
+            )
+
+
+@rule(
+    "nccl-without-gpu",
+    Severity.ERROR,
+    "script",
+    "NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml).",
+)
+def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
+    if script.setting.gpus != 0:
+        return
+    for call in script.torch_calls("init_process_group"):
+        if constant(keyword(call, "backend", 0)) == "nccl" and not script.conditional(call):
+            yield script.at(
+                call,
+                'backend "nccl" in a job without GPUs: every rank fails at its first collective; '
+                'set resources.gpus, or choose: "nccl" if torch.cuda.is_available() else "gloo"',
+            )
+
+
+@rule(
+    "process-group-missing",
+    Severity.ERROR,
+    "script",
+    "DistributedDataParallel and DistributedSampler need a process group that exists.",
+)
+def _process_group_missing(script: Script) -> Iterator[Hit]:
+    if script.makes_group or not script.self_contained or not script.is_program:
+        return
+    for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
+        if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
+            continue
+        what = script.name(call.func).rpartition(".")[2]
+        yield script.at(
+            call,
+            f"{what} is made, but nothing in this script makes a process group: it fails here; "
+            "call torch.distributed.init_process_group() first, or use k8sjob.runtime.session()",
+        )
+        return
+
+
+@rule(
+    "training-not-distributed",
+    Severity.WARNING,
+    "script",
+    "A script that knows nothing of other processes does the whole training in each of them. Made "
+    "only where the number of processes is known (a job.yaml).",
+)
+def _training_not_distributed(script: Script) -> Iterator[Hit]:
+    processes = script.setting.processes or 1
+    strings = (constant(node) for node in ast.walk(script.tree))
+    aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
+    if processes == 1 or aware or not script.self_contained or not script.trains:
+        return
+    first = script.method_calls("backward")[0]
+    yield script.at(
+        first,
+        f"the job starts {processes} processes, and this script makes no process group: each one "
+        "trains the whole model by itself; use k8sjob.runtime.session() or "
+        "DistributedDataParallel, or set replicas.workers: 0",
+    )
+
+
+@rule(
+    "collective-on-one-rank",
+    Severity.ERROR,
+    "script",
+    "A collective returns when every rank has called it; one that only rank 0 calls never returns.",
+)
+def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
+    branches: dict[str, dict[tuple[ast.If, bool], list[ast.Call]]] = {}
+    for call in script.torch_calls(*_COLLECTIVES):
+        name = script.name(call.func)
+        if name.startswith("torch.distributed.") and not _in_subgroup(name, call):
+            for child, parent in script.ancestors(call):
+                if isinstance(parent, ast.If) and script.says_rank(parent.test):
+                    branch = (parent, child in parent.body)
+                    branches.setdefault(name, {}).setdefault(branch, []).append(call)
+                    break
+    for name, places in branches.items():
+        ((test, _), calls), *others = places.items()
+        if others or not _is_one_rank(test.test):
+            continue
+        yield script.at(
+            calls[0],
+            f"{name.rpartition('.')[2]} stands under `if {ast.unparse(test.test)}` and the other "
+            "ranks never call it: it waits for them until the group's timeout; let all ranks call "
+            "it, outside of the condition",
+        )
+
+
+def _in_subgroup(name: str, call: ast.Call) -> bool:
+    """Whether a group of its own is given to a collective."""
+    most = 0 if name.endswith("barrier") else 2
+    return keyword(call, "group") is not None or len(call.args) > most
+
+
+def _is_one_rank(test: ast.expr) -> bool:
+    match test:
+        case ast.Compare(ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=int())]):
+            return True
+        case _:
+            return False
+
+
+@rule(
+    "group-not-destroyed",
+    Severity.WARNING,
+    "script",
+    "A process that leaves with its group alive may abort after success (exit code 134), and a "
+    "finished pod is started again.",
+)
+def _group_not_destroyed(script: Script) -> Iterator[Hit]:
+    handled = script.setting.launcher == "k8sjob" or script.has_runtime or not script.self_contained
+    made = script.torch_calls("init_process_group")
+    if handled or not made or script.method_calls("destroy_process_group"):
+        return
+    yield script.at(
+        made[-1],
+        "the process group is made and never destroyed: a rank can abort while Python shuts down, "
+        "after the training is done, and its pod is restarted; call "
+        "torch.distributed.destroy_process_group() at the end",
+    )
+
+
+RULES: Final[tuple[Rule[Script], ...]] = (
+    _spawn_in_every_pod,
+    _hard_coded_address,
+    _hard_coded_rank,
+    _backend_not_built_in,
+    _nccl_without_gpu,
+    _process_group_missing,
+    _training_not_distributed,
+    _collective_on_one_rank,
+    _group_not_destroyed,
+)
