@@ -15,7 +15,12 @@ and exits with `exit_code`; a traceback is always a bug.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "BackendError",
@@ -27,6 +32,7 @@ __all__ = [
     "Problem",
     "RenderError",
     "SpecError",
+    "field_path",
 ]
 
 
@@ -38,6 +44,19 @@ class K8sJobError(Exception):
     """
 
     exit_code: int = 1
+
+
+def field_path(path: Sequence[str | int]) -> str:
+    """A path as it stands in messages: `volumes[1].mount`, `labels["app.io/name"]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif re.fullmatch(r"[\w-]+", part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{part!a}]".replace("'", '"')
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,432 @@
+"""YAML in, with the place of every field, and YAML out that any reader takes for what was put in.
+
+In: the safe subset that Kubernetes' tools agree on. Duplicate keys, unknown tags, deep nesting and
+aliases that multiply are refused; numbers that YAML 1.1 and 1.2 read differently (010, 1_000,
+12:30, 0x1F), dates and .nan stay text: a field that wants a number refuses them with their line.
+Booleans are those of YAML 1.1 (on, yes), since kubectl reads them so.
+
+Out: a string stays bare only where every version of YAML agrees that it is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import yaml
+
+from k8sjob.errors import Problem, RenderError, SpecError, field_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Document", "WrittenFloat", "dump", "parse", "parse_all", "scalar"]
+
+MAX_BYTES: Final = 2**20
+"""Largest text that is read; an apiserver takes no larger object either."""
+MAX_DEPTH: Final = 64
+MAX_NODES: Final = 50_000
+"""Most values in one document, with every alias counted as often as it is used."""
+
+Path = tuple[str | int, ...]
+Place = tuple[int, int]
+"""Line and column, both from 1."""
+
+
+class WrittenFloat(float):
+    """A float that remembers how it was written: `VERSION: 1.10` means "1.10", not "1.1"."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, value: float, text: str = "") -> Self:
+        """The float, and its text; without one, the shortest that gives it back."""
+        made = super().__new__(cls, value)
+        made.text = text or repr(float(value))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document.
+
+    Attributes:
+        data: dicts with string keys, lists, strings, ints, floats, booleans, None.
+        source: the file's name, or empty.
+        keys: place of each mapping's key, by the path of its value.
+        values: place of each scalar and list item, by path.
+        line: line at which the document starts, from 1.
+    """
+
+    data: Any
+    source: str = ""
+    keys: Mapping[Path, Place] = field(default_factory=dict)
+    values: Mapping[Path, Place] = field(default_factory=dict)
+    line: int = 1
+
+    def place(self, path: Path, *, key: bool = False) -> Place:
+        """Line and column of a field, or of the nearest thing around it.
+
+        Args:
+            path: keys and list indices, as ("volumes", 1, "mount").
+            key: the place of the field's key, also where its value has one of its own.
+        """
+        for end in range(len(path), 0, -1):
+            at = path[:end]
+            places = (self.keys, self.values) if key else (self.values, self.keys)
+            for known in places:
+                if at in known:
+                    return known[at]
+        return self.line, 1
+
+    def refuse(self, path: Path, message: str) -> SpecError:
+        """The error that says this of one field."""
+        line, column = self.place(path)
+        return SpecError([Problem(field_path(path), message, line, column)], self.source)
+
+
+# --- in -----------------------------------------------------------------------------------------
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """What this module refuses beyond YAML's own rules."""
+
+    def __init__(self, message: str, mark: yaml.Mark) -> None:
+        super().__init__(problem=message, problem_mark=mark)
+
+
+_TAG: Final = "tag:yaml.org,2002:"
+_TRUE: Final = ("true", "yes", "on")
+_FALSE: Final = ("false", "no", "off")
+_IMPLICIT: Final = {
+    "bool": "|".join(f"{word}|{word.title()}|{word.upper()}" for word in _TRUE + _FALSE),
+    "int": r"0|-?[1-9][0-9]{0,99}",
+    "float": r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)",
+    "null": r"~|null|Null|NULL|",
+    "merge": r"<<",
+}
+"""Tag and form of each bare text that is not a string."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, with fewer implicit types than YAML 1.1 and a limit to the nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            message = f"nested more than {MAX_DEPTH} deep, which no job needs"
+            raise _Refused(message, self.get_mark())
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    None: [(_TAG + name, re.compile(rf"(?:{form})\Z")) for name, form in _IMPLICIT.items()]
+}
+
+
+class _Builder:
+    """Turns the nodes of one document into data and remembers their places."""
+
+    def __init__(self) -> None:
+        self.keys: dict[Path, Place] = {}
+        self.values: dict[Path, Place] = {}
+        self.count = 0
+        self.open: list[yaml.Node] = []
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        """The node's data; `path` is where it stands."""
+        if any(node is outer for outer in self.open):
+            raise _Refused("an alias that stands inside its own anchor", node.start_mark)
+        self.open.append(node)
+        made = self._build(node, path)
+        self.open.pop()
+        return made
+
+    def _build(self, node: yaml.Node, path: Path) -> Any:
+        self.count += 1
+        if self.count > MAX_NODES:
+            raise _Refused(
+                f"more than {MAX_NODES} values once its aliases are written out", node.start_mark
+            )
+        if len(self.open) > MAX_DEPTH:
+            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            for index, item in enumerate(node.value):
+                self.values[*path, index] = _place(item.start_mark)
+            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            self.values.setdefault(path, _place(node.start_mark))
+            return _scalar_value(node)
+        raise _Refused(f"the tag {node.tag!r} is not known here; leave it out", node.start_mark)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                for source in self._merged(value_node):
+                    merged = {**self.build(source, path), **merged}
+                continue
+            key = _key(key_node)
+            at = (*path, key)
+            if key in made:
+                line = self.keys[at][0]
+                raise _Refused(f"{key!r} is there twice, first in line {line}", key_node.start_mark)
+            self._forget(at)
+            self.keys[at] = _place(key_node.start_mark)
+            made[key] = self.build(value_node, at)
+        return {**merged, **made} if merged else made
+
+    def _forget(self, path: Path) -> None:
+        """Drop the places of a merged value that a later key of the mapping replaces."""
+        for known in (self.keys, self.values):
+            for old in [p for p in known if p[: len(path)] == path] if path in self.keys else ():
+                del known[old]
+
+    @staticmethod
+    def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
+        return list(sources)
+
+
+def _place(mark: yaml.Mark) -> Place:
+    return mark.line + 1, mark.column + 1
+
+
+def _key(node: yaml.Node) -> str:
+    value = _scalar_value(node) if isinstance(node, yaml.ScalarNode) else node
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(node.value)
+    raise _Refused(f"{_seen(node)} cannot be a key; quote it if it is text", node.start_mark)
+
+
+def _seen(node: yaml.Node) -> str:
+    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+
+
+def _scalar_value(node: yaml.ScalarNode) -> Any:
+    text: str = node.value
+    tag = node.tag.removeprefix(_TAG)
+    if tag not in ("str", *_IMPLICIT):
+        raise _Refused(f"the tag {tag!r} is not known here; leave it out", node.start_mark)
+    if tag in ("str", "merge"):
+        return text
+    if tag == "null":
+        return None
+    if tag == "bool" and text.lower() in _TRUE + _FALSE:
+        return text.lower() in _TRUE
+    if tag == "int" and re.fullmatch(r"[-+]?[0-9]{1,100}", text):
+        return int(text)
+    if tag == "float" and _is_float(text):
+        return WrittenFloat(float(text), text)
+    raise _Refused(f"{text!r} is not what its tag {tag!r} says", node.start_mark)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def parse(text: str | bytes, source: str = "") -> Document:
+    """The one document in a text; its data is None where the text is empty.
+
+    Raises:
+        SpecError: not UTF-8, not YAML, too large, several documents, or what the module refuses.
+    """
+    documents = parse_all(text, source)
+    if len(documents) > 1:
+        line = documents[1].line
+        message = (
+            f"a second document starts in line {line}; one file describes one job, so move it to a"
+            " file of its own"
+        )
+        raise SpecError([Problem("", message, line, 1)], source)
+    return documents[0] if documents else Document(None, source)
+
+
+def parse_all(text: str | bytes, source: str = "") -> list[Document]:
+    """All documents in a text that are not empty, as kubectl reads a file with `---` between them.
+
+    Raises:
+        SpecError: see parse.
+    """
+    decoded = _decode(text, source)
+    try:
+        return list(_documents(decoded, source))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = _place(mark) if mark else (0, 0)
+        raise SpecError([Problem("", _plain(error), line, column)], source) from None
+    except yaml.reader.ReaderError as error:
+        before = decoded[: error.position]
+        line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        seen = ascii(chr(error.character))
+        message = f"the character {seen} cannot stand in YAML; write it quoted, as an escape"
+        raise SpecError([Problem("", message, line, column)], source) from None
+
+
+def _documents(text: str, source: str) -> Iterator[Document]:
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is None or (isinstance(node, yaml.ScalarNode) and _is_empty(node)):
+                continue
+            builder = _Builder()
+            data = builder.build(node, ())
+            yield Document(data, source, builder.keys, builder.values, node.start_mark.line + 1)
+    finally:
+        loader.dispose()
+
+
+def _is_empty(node: yaml.ScalarNode) -> bool:
+    return node.tag == _TAG + "null" and not node.value
+
+
+def _decode(text: str | bytes, source: str) -> str:
+    if len(text) > MAX_BYTES:
+        message = f"{len(text)} long, more than the {MAX_BYTES} bytes of a Kubernetes object"
+        raise SpecError([Problem("", message)], source)
+    if isinstance(text, str):
+        return text.removeprefix("\ufeff")
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        message = f"byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise SpecError([Problem("", message, line)], source) from None
+
+
+def _plain(error: yaml.MarkedYAMLError) -> str:
+    """What PyYAML found, in words that tell what to do."""
+    problem = error.problem or "not YAML"
+    if isinstance(error, _Refused):
+        return problem
+    if "'\\t'" in problem:
+        return "a tab; YAML indents with spaces alone"
+    known = {
+        "mapping values are not allowed here": "a ':' where no key can be; check the indentation,"
+        " or quote the text if the ':' belongs to it",
+        "could not find expected ':'": "a line without 'key: value'; check the indentation, or"
+        " quote a text that goes over lines",
+        "found unexpected end of stream": "a quote is never closed",
+        "expected ',' or": "a bracket is never closed, or a ',' is missing",
+        "expected the node content, but found '<stream end>'": "a bracket is never closed",
+        "found undefined alias": "an alias (*name) without its anchor (&name); quote a text that"
+        " starts with '*'",
+        "expected <block end>, but found": "this does not belong here; align the line with its"
+        " neighbours, or quote the whole text",
+    }
+    for begin, words in known.items():
+        if problem.startswith(begin):
+            return words
+    return f"not YAML: {problem}"
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+_BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_WORDS: Final = frozenset(
+    ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]
+)
+_ESCAPED: Final = re.compile(r"[^\x20-\x7e]")
+_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters; longer ones need `? key`
+
+
+def scalar(value: Any) -> str:
+    """A string, number, boolean or None as YAML that every reader takes for exactly that.
+
+    Raises:
+        RenderError: half a surrogate pair, nan, infinity, or no scalar at all.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return _float(value)
+    if not isinstance(value, str):
+        raise RenderError(f"{value!r} is a {type(value).__name__}, which YAML has no scalar for")
+    if _BARE.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return _ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
+
+
+def _float(value: float) -> str:
+    if not math.isfinite(value):
+        raise RenderError(f"{value!r} is no number that JSON and Kubernetes can carry")
+    text = repr(float(value))
+    mantissa, exponent, power = text.partition("e")
+    # YAML 1.1 takes 1e+16 for text: it wants the dot.
+    return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xD800 <= code <= 0xDFFF:
+        raise RenderError(f"{match.string!a} has half a surrogate pair, which is no text")
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
+    return f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
+
+
+def dump(data: Any) -> str:
+    """JSON data as block-style YAML, keys in their order; ends with a newline.
+
+    Raises:
+        RenderError: see scalar; or a key that is not a string.
+    """
+    return "\n".join(_lines(data)) + "\n"
+
+
+def _lines(data: Any) -> Iterator[str]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _entry(key, value)
+    elif isinstance(data, list | tuple) and data:
+        for item in data:
+            first, *rest = _lines(item)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+    elif isinstance(data, dict):
+        yield "{}"
+    elif isinstance(data, list | tuple):
+        yield "[]"
+    else:
+        yield scalar(data)
+
+
+def _entry(key: Any, value: Any) -> Iterator[str]:
+    if not isinstance(key, str):
+        raise RenderError(f"the key {key!r} is not text")
+    name = scalar(key)
+    nested = isinstance(value, dict | list | tuple) and bool(value)
+    if len(name) > _MAX_KEY:
+        yield f"? {name}"
+        first, *rest = _lines(value)
+        yield f": {first}"
+    elif not nested:
+        yield f"{name}: {next(_lines(value))}"
+        return
+    else:
+        yield f"{name}:"
+        rest = list(_lines(value))
+    yield from (f"  {line}" for line in rest)
