@@ -1,0 +1,34 @@
+"""A job spec as what others run: a PyTorchJob manifest, a Dockerfile, the environment of a replica.
+
+All of it is pure, but for `write_context`, which writes the folder that an image is built from.
+"""
+
+from k8sjob.rendering.context import write_context
+from k8sjob.rendering.dockerfile import dockerfile, dockerignore
+from k8sjob.rendering.env import operator_env, replica_env
+from k8sjob.rendering.manifest import (
+    DIGEST_ANNOTATION,
+    MANAGED_BY,
+    container_argv,
+    container_env,
+    manifest,
+    render,
+)
+from k8sjob.rendering.template import templates_dir
+from k8sjob.rendering.webhook import webhook_problems
+
+__all__ = [
+    "DIGEST_ANNOTATION",
+    "MANAGED_BY",
+    "container_argv",
+    "container_env",
+    "dockerfile",
+    "dockerignore",
+    "manifest",
+    "operator_env",
+    "render",
+    "replica_env",
+    "templates_dir",
+    "webhook_problems",
+    "write_context",
+]

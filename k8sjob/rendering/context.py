@@ -1,0 +1,143 @@
+"""The folder that an image is built from: `docker build DIR` and `buildah bud DIR` need no more.
+
+Beside the user's files stand the Dockerfile, a .dockerignore, the manifest, and `.k8sjob/` with the
+part of k8sjob that runs in the containers (standard library and torch alone).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.rendering.dockerfile import RUNTIME_SOURCE, dockerfile, dockerignore
+from k8sjob.rendering.ignore import Ignore
+from k8sjob.rendering.manifest import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.spec import JobSpec
+
+__all__ = ["write_context"]
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+_MARK: Final = "# Rendered by k8sjob"
+_MANIFEST, _DOCKERFILE, _IGNORE = "pytorchjob.yaml", "Dockerfile", ".dockerignore"
+_COPY_MARK: Final = f"{RUNTIME_SOURCE}/COPY"
+_COPY_TEXT: Final = "This folder is a copy. `k8sjob render -d` empties it and makes it anew.\n"
+
+
+def write_context(
+    spec: JobSpec, source: Path, target: Path, *, image: str | None = None
+) -> list[Path]:
+    """Write the manifest, and what the image is built from, into a folder.
+
+    A target other than the context itself becomes a copy of it, without what its .dockerignore
+    leaves out; it is emptied first where an earlier call has made it. For an image that is used as
+    it is there is the manifest alone.
+
+    Args:
+        spec: the job.
+        source: the build context: the spec's `image.context`, from where its job.yaml lies.
+        target: the folder to write, made where it is missing; may be `source`.
+        image: as for render.
+
+    Returns:
+        The files that were rendered, as paths under target; not those that were copied.
+
+    Raises:
+        ImageError: a file that k8sjob has not written would be lost, or the source is no folder.
+    """
+    rendered = {_MANIFEST: render(spec, image)}
+    if not spec.builds_image:
+        return _write(rendered, target)
+    rendered[_DOCKERFILE] = dockerfile(spec)
+    if not source.is_dir():
+        raise ImageError(f"image.context: {source} is not a folder; name the one with your code")
+    own = source / _IGNORE
+    patterns = own.read_text(encoding="utf-8") if own.is_file() else dockerignore()
+    if target.resolve() == source.resolve():
+        _refuse_foreign(rendered, target)
+        if own.is_file():
+            _refuse_hidden_runtime(own, Ignore(patterns))
+        else:
+            rendered[_IGNORE] = patterns
+        _copy_runtime(target / RUNTIME_SOURCE)
+    else:
+        _copy(source, target, Ignore(patterns))
+        # Taken back in, in case a pattern of the user's leaves out all names with a dot.
+        rendered[_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
+        _copy_runtime(target / RUNTIME_SOURCE)
+        (target / _COPY_MARK).write_text(_COPY_TEXT, encoding="utf-8")
+    return _write(rendered, target)
+
+
+def _write(files: dict[str, str], target: Path) -> list[Path]:
+    _refuse_foreign(files, target)
+    target.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (target / name).write_text(text, encoding="utf-8")
+    return [target / name for name in files]
+
+
+def _refuse_foreign(names: dict[str, str], target: Path) -> None:
+    """A Dockerfile of the user's own is not k8sjob's to replace."""
+    for name in names:
+        path = target / name
+        if name != _IGNORE and path.exists() and not _is_ours(path):
+            raise ImageError(
+                f"{path} was not written by k8sjob and would be lost; move it away, or render into"
+                " another folder"
+            )
+
+
+def _is_ours(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MARK)) == _MARK.encode()
+
+
+def _refuse_hidden_runtime(path: Path, ignore: Ignore) -> None:
+    if ignore(f"{RUNTIME_SOURCE}/k8sjob/__init__.py"):
+        raise ImageError(
+            f"{path} leaves out {RUNTIME_SOURCE}, which the image needs; add a last line"
+            f" '!{RUNTIME_SOURCE}'"
+        )
+
+
+def _copy(source: Path, target: Path, ignore: Ignore) -> None:
+    """Copy the context; links stay links, as docker takes them."""
+    if target.exists() and any(target.iterdir()):
+        if not (target / _COPY_MARK).is_file():
+            raise ImageError(
+                f"{target} has files that k8sjob has not written; name a new or an empty folder"
+            )
+        shutil.rmtree(target)
+    made_here = {RUNTIME_SOURCE, _MANIFEST, _DOCKERFILE, _IGNORE}
+    inside = target.resolve()  # a target inside the context must not contain itself
+    names = [name for name in ignore.walk(source) if not _lies_in(source / name, inside)]
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name.split("/")[0] not in made_here:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return path.parent.resolve().is_relative_to(folder)
+
+
+def _copy_runtime(target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    for file in _runtime_files():
+        copy = target / "k8sjob" / file.relative_to(_PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    (target / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+def _runtime_files() -> Iterator[Path]:
+    """What needs torch and the standard library alone, sorted."""
+    yield from (_PACKAGE / name for name in ("__init__.py", "compat.py", "contract.py"))
+    yield from sorted((_PACKAGE / "runtime").rglob("*.py"))

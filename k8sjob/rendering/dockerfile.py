@@ -1,0 +1,129 @@
+"""The Dockerfile of an image that is to be built: dependencies first, the code last.
+
+Plain `docker build .` and `buildah bud .` build it, in a folder that `write_context` has written.
+Nothing that a spec says is acted on by the builder or a shell: names are checked, commands are in
+exec form, and arguments of a shell are quoted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import RUNTIME_HOME, WORKDIR
+from k8sjob.errors import RenderError
+from k8sjob.rendering.manifest import IMAGE_UID, container_argv
+from k8sjob.rendering.template import fill
+
+if TYPE_CHECKING:
+    from k8sjob.spec import Image, JobSpec
+
+__all__ = ["RUNTIME_SOURCE", "dockerfile", "dockerignore"]
+
+RUNTIME_SOURCE: Final = ".k8sjob"
+"""Folder of a build context that becomes /opt/k8sjob in the image."""
+
+_HOME: Final = "/home/k8sjob"
+_REQUIREMENTS: Final = f"{RUNTIME_HOME}/requirements.txt"
+# BuildKit secrets, so that neither a proxy's certificate nor an index's password is in a layer.
+_CA: Final = "/run/k8sjob/ca.crt"
+_PIP_CONF: Final = "/run/k8sjob/pip.conf"
+
+
+def dockerfile(spec: JobSpec) -> str:
+    """The Dockerfile of the job's image.
+
+    The build may be given two secrets: `id=ca`, a bundle of certificates for pip, and `id=pip`, a
+    pip.conf; it works without them.
+
+    Raises:
+        RenderError: the spec's image is a reference, or has a name that a Dockerfile cannot hold.
+    """
+    image = spec.image
+    if isinstance(image, str):
+        raise RenderError(
+            f"image: {image!r} is used as it is, so there is nothing to build; write"
+            " `image: {repository: ..., base: ...}` to build one"
+        )
+    command, args = container_argv(spec)
+    return fill(
+        "Dockerfile.j2",
+        base=image.base,
+        platform=image.platform,
+        apt=list(image.apt),
+        installs=_installs(image),
+        ca_secret=_CA,
+        pip_secret=_PIP_CONF,
+        user=f"{IMAGE_UID}:{IMAGE_UID}",
+        home=_HOME,
+        passwd_pattern=[f"^[^:]*:[^:]*:{IMAGE_UID}:"],
+        passwd_line=[f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{_HOME}:/bin/sh"],
+        workdir=WORKDIR,
+        runtime_home=RUNTIME_HOME,
+        runtime_source=RUNTIME_SOURCE,
+        command=[*command, *args],
+    )
+
+
+def _installs(image: Image) -> list[dict[str, Any]]:
+    index = [f"--index-url={image.index_url}"] if image.index_url else []
+    steps: list[dict[str, Any]] = []
+    if image.pip:
+        steps.append({"copies": None, "arguments": [*index, *image.pip]})
+    if image.requirements is not None:
+        copies = [_copied(image.requirements), _REQUIREMENTS]
+        steps.append({"copies": copies, "arguments": [*index, "-r", _REQUIREMENTS]})
+    return steps
+
+
+def _copied(path: str) -> str:
+    """A path for COPY, whose sources are expanded and matched as patterns in exec form too."""
+    if not path.isprintable() or any(character in "\\$\"'*?[]" for character in path):
+        raise RenderError(
+            f"image.requirements: {path!r} has a character that COPY acts on; rename the file"
+        )
+    return path
+
+
+def dockerignore() -> str:
+    """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
+    return _IGNORED
+
+
+_IGNORED: Final = """\
+# Written by k8sjob. Edit it as you like: it is not written again while it is there.
+# Version control, virtual environments, caches
+**/.git
+**/.hg
+**/.venv
+**/venv
+**/__pycache__
+**/*.pyc
+**/.mypy_cache
+**/.pytest_cache
+**/.ruff_cache
+**/.ipynb_checkpoints
+**/node_modules
+
+# What often holds credentials
+**/.env
+**/.env.*
+**/.netrc
+**/.pypirc
+**/pip.conf
+**/.aws
+**/.azure
+**/.docker
+**/.kube
+**/.ssh
+**/id_rsa*
+**/id_ecdsa*
+**/id_ed25519*
+**/*.pem
+**/*.key
+**/kubeconfig
+
+# What the build itself is made of
+Dockerfile
+.dockerignore
+pytorchjob.yaml
+"""

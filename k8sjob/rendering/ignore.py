@@ -1,0 +1,102 @@
+"""What a .dockerignore leaves out, by the rules of docker and buildah (moby's patternmatcher).
+
+Patterns are read in order and the last one that matches decides; `!` takes a file back in. A
+pattern that matches a folder matches all that is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from k8sjob.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Ignore"]
+
+
+class Ignore:
+    """The patterns of one .dockerignore."""
+
+    def __init__(self, text: str) -> None:
+        """Read the patterns.
+
+        Args:
+            text: the file's content; empty ignores nothing.
+
+        Raises:
+            ImageError: a pattern that docker would refuse.
+        """
+        self._patterns: list[tuple[re.Pattern[str], bool]] = []
+        for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+            pattern = line.strip()
+            if not pattern or line.startswith("#"):
+                continue
+            taken_back = pattern.startswith("!")
+            cleaned = posixpath.normpath(pattern.removeprefix("!").strip()).lstrip("/")
+            try:
+                self._patterns.append((re.compile(_regex(cleaned)), taken_back))
+            except re.error as error:
+                raise ImageError(
+                    f".dockerignore:{number}: {pattern!r} is not a pattern: {error}; correct it"
+                ) from None
+
+    def __call__(self, path: str) -> bool:
+        """Whether the file or folder is left out.
+
+        Args:
+            path: relative to the context, with '/' between its parts.
+        """
+        parts = path.split("/")
+        prefixes = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        ignored = False
+        for pattern, taken_back in self._patterns:
+            if taken_back == ignored and any(map(pattern.fullmatch, prefixes)):
+                ignored = not taken_back
+        return ignored
+
+    def walk(self, folder: Path) -> Iterator[str]:
+        """The files and links of a folder that are not left out, relative and in a fixed order."""
+        can_come_back = any(taken_back for _, taken_back in self._patterns)
+        for at, folders, files in os.walk(folder):
+            base = os.path.relpath(at, folder)
+            names = [posixpath.normpath(f"{base}/{name}") for name in [*folders, *files]]
+            links = {name for name in names if (folder / name).is_symlink()}
+            for name in sorted(names):
+                kept = (folder / name).is_file() or name in links
+                if kept and not self(name):
+                    yield name
+            folders[:] = sorted(
+                name
+                for name in folders
+                if (path := posixpath.normpath(f"{base}/{name}")) not in links
+                and (can_come_back or not self(path))
+            )
+
+
+def _regex(pattern: str) -> str:
+    """Moby's own translation: `**` goes over folders, `*` and `?` stay in one."""
+    made, at = "", 0
+    while at < len(pattern):
+        character, rest = pattern[at], pattern[at + 1 :]
+        at += 1
+        if character == "*" and rest.startswith("*"):
+            at += 2 if rest[1:2] == "/" else 1
+            made += ".*" if at >= len(pattern) else "(.*/)?"
+        elif character == "*":
+            made += "[^/]*"
+        elif character == "?":
+            made += "[^/]"
+        elif character == "\\" and rest:
+            made += re.escape(rest[0])
+            at += 1
+        elif character in "[]^-":
+            made += character
+        else:
+            made += re.escape(character)
+    return made

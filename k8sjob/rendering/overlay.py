@@ -1,0 +1,114 @@
+"""`overlay`: whatever the job spec has no field for, merged into the rendered manifest last.
+
+Mappings merge as RFC 7386 says (null deletes, everything else replaces). Lists whose items all
+have a name merge by it, as Kubernetes' strategic merge does for containers, env, volumes and ports;
+`$patch: delete` in an item takes the item of that name away. All other lists are replaced whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import CONTAINER_NAME
+from k8sjob.errors import Problem, SpecError
+from k8sjob.rendering.webhook import webhook_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["apply_overlay", "merge"]
+
+_Json = dict[str, Any]
+# Two mounts of one volume share its name, so where a mount path is given it tells them apart.
+_LIST_KEYS: Final = ("mountPath", "name")
+
+
+def apply_overlay(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> _Json:
+    """The manifest with the overlay merged in; neither argument is changed.
+
+    Args:
+        manifest: a rendered PyTorchJob.
+        overlay: the spec's overlay.
+        image_is_built: the image comes out of a build; then the digest of that build is what the
+            `pytorch` containers run, and an overlay must not put another in its place.
+
+    Raises:
+        SpecError: the overlay names what has its own field, or the result would be refused by the
+            training operator.
+    """
+    problems = list(_taken(overlay, image_is_built=image_is_built))
+    if not problems:
+        merged: _Json = merge(manifest, overlay)
+        problems = [
+            Problem(f"overlay.{problem.field}", problem.message)
+            for problem in webhook_problems(merged)
+        ]
+    if problems:
+        raise SpecError(problems)
+    return merged
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """The JSON value `base` changed by `patch`; neither is changed, parts may be shared."""
+    if isinstance(patch, dict):
+        merged = dict(base) if isinstance(base, dict) else {}
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge(merged.get(key), value)
+        return merged
+    if isinstance(patch, list) and patch:
+        items = base if isinstance(base, list) else []
+        key = next((key for key in _LIST_KEYS if _keyed([*items, *patch], key)), None)
+        return _merge_items(items, patch, key) if key else patch
+    return patch
+
+
+def _keyed(items: list[Any], key: str) -> bool:
+    return all(isinstance(item, dict) and isinstance(item.get(key), str) for item in items)
+
+
+def _merge_items(base: list[_Json], patch: list[_Json], key: str) -> list[_Json]:
+    items = {item[key]: item for item in base}
+    for change in patch:
+        name = change[key]
+        if change.get("$patch") == "delete":
+            items.pop(name, None)
+        else:
+            items[name] = merge(items.get(name), change)
+    return list(items.values())
+
+
+def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
+    metadata = overlay.get("metadata")
+    for key in ("apiVersion", "kind", "status"):
+        if key in overlay:
+            yield Problem(f"overlay.{key}", f"{overlay[key]!r} is not for an overlay; take it out")
+    for key in ("name", "namespace"):
+        if isinstance(metadata, dict) and key in metadata:
+            yield Problem(
+                f"overlay.metadata.{key}",
+                f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
+            )
+    if image_is_built:
+        yield from _images(overlay)
+
+
+def _images(overlay: _Json) -> Iterator[Problem]:
+    replicas = _get(overlay, "spec", "pytorchReplicaSpecs")
+    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
+        containers = _get(replica, "template", "spec", "containers")
+        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+            if _get(container, "name") == CONTAINER_NAME and "image" in container:
+                yield Problem(
+                    f"overlay.spec.pytorchReplicaSpecs.{role}.template.spec.containers[{index}].image",
+                    f"{container['image']!r} would replace the image that is built; change `image`"
+                    " in the job spec, or give it as a reference instead of a build",
+                )
+
+
+def _get(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

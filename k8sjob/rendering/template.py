@@ -1,0 +1,118 @@
+"""The templates: where they lie, and how values get into them.
+
+A template holds layout alone. Every value passes through a filter that makes it safe for the
+language it is written in, and one that does not is an error, not a hole: see `_only_written`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob import document
+from k8sjob.errors import RenderError
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["fill", "templates_dir"]
+
+_HERE: Final = Path(__file__).resolve().parent
+
+
+class _Written(str):
+    """Text that a filter has made safe for its place in a template."""
+
+    __slots__ = ()
+
+
+def templates_dir() -> Path:
+    """The folder of the templates.
+
+    In a wheel they lie inside the package, in a checkout (an editable install) at its top.
+
+    Raises:
+        RenderError: neither is there.
+    """
+    packaged, checkout = _HERE.parent / "_templates", _HERE.parents[1] / "templates"
+    for folder in (packaged, checkout):
+        if (folder / "pytorchjob.yaml.j2").is_file():
+            return folder
+    raise RenderError(f"no templates in {packaged} nor in {checkout}; install k8sjob again")
+
+
+def fill(template: str, **values: Any) -> str:
+    """The text of a template with its values.
+
+    Args:
+        template: file name, as "pytorchjob.yaml.j2".
+        values: what the template names; one that is missing is an error.
+
+    Raises:
+        RenderError: the template does not fit the values.
+    """
+    import jinja2  # noqa: PLC0415 - a fifth of a command's start-up, which most commands save
+
+    try:
+        return _environment().get_template(template).render(values)
+    except jinja2.TemplateError as error:
+        raise RenderError(f"{templates_dir() / template}: {error}") from error
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2  # noqa: PLC0415 - see fill
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        undefined=jinja2.StrictUndefined,
+        finalize=_only_written,
+        autoescape=False,  # noqa: S701 - no HTML; the filters below do what escaping does there
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(scalar=_scalar, tree=_tree, word=_word, argv=_argv, shell=_shell)
+    return environment
+
+
+def _only_written(value: Any) -> Any:
+    if not isinstance(value, _Written):
+        raise RenderError(f"a template writes {value!r} without a filter; add `| scalar`")
+    return value
+
+
+def _scalar(value: Any) -> _Written:
+    """A string, number, boolean or null, in YAML."""
+    return _Written(document.scalar(value))
+
+
+def _tree(value: Any, indent: int) -> _Written:
+    """A mapping or list as a YAML block, every leaf by the same rules as a scalar."""
+    return _Written(textwrap.indent(document.dump(value), " " * indent).removesuffix("\n"))
+
+
+def _word(value: str) -> _Written:
+    """One word of a Dockerfile instruction: nothing in it is expanded, quoted or continued."""
+    if not value or not all(c.isascii() and (c.isalnum() or c in "-+./:=@_~,") for c in value):
+        raise RenderError(
+            f"{value!r} cannot stand in a Dockerfile as it is; use letters, digits and -+./:=@_~,"
+        )
+    return _Written(value)
+
+
+def _argv(value: list[str]) -> _Written:
+    """Exec form, which neither the builder nor a shell expands; ASCII, on one line."""
+    return _Written(json.dumps(value))
+
+
+def _shell(value: list[str]) -> _Written:
+    """Arguments of a shell command in a RUN instruction."""
+    for argument in value:
+        if not argument.isprintable() or "\\" in argument:
+            raise RenderError(f"{argument!r} has characters that a Dockerfile would act on")
+    return _Written(shlex.join(value))
