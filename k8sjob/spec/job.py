@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from k8sjob.contract import RuntimeConfig
-from k8sjob.spec.base import FROZEN_EMPTY, Flag, FrozenMap, Part, doc
+from k8sjob.errors import Problem, SpecError
+from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
 from k8sjob.spec.policy import Gang, Policy
 from k8sjob.spec.replicas import Replicas
 from k8sjob.spec.resources import Resources
+from k8sjob.spec.rules import job_rules
 from k8sjob.spec.run import Run
 from k8sjob.spec.training import Checkpoint, Strategy
 from k8sjob.spec.volumes import Volume
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.document import Document
 
 __all__ = ["JobSpec"]
 
@@ -138,6 +152,73 @@ class JobSpec(Part):
             {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
         ),
     ] = FROZEN_EMPTY
+
+    @classmethod
+    def from_yaml(cls, text: str | bytes, source: str = "") -> JobSpec:
+        """The spec in a YAML text.
+
+        Args:
+            text: one YAML document.
+            source: the file's name, for messages.
+
+        Raises:
+            SpecError: with every problem and its line.
+        """
+        from k8sjob.document import parse  # noqa: PLC0415 - YAML is not needed for specs from Python
+
+        document = parse(text, source)
+        if document.data is None:
+            message = "empty; write at least name, image and run, or start with `k8sjob init`"
+            raise SpecError([Problem("", message)], source)
+        if not isinstance(document.data, dict):
+            message = "not a mapping; write one field a line, beginning with `name: my-job`"
+            raise document.refuse((), message)
+        return cls.model_validate(document.data, context=document)
+
+    def to_yaml(self) -> str:
+        """The spec as a job.yaml with what differs from the defaults; from_yaml reads it back."""
+        from k8sjob.document import dump  # noqa: PLC0415 - see from_yaml
+
+        return dump(self.model_dump(exclude_defaults=True))
+
+    def with_(self, **changes: Any) -> JobSpec:
+        """A new spec with these fields replaced, validated as a whole.
+
+        Args:
+            changes: fields by name; a mapping is laid over the field's present value, so that
+                `spec.with_(replicas={"workers": 7})` keeps nproc_per_node.
+
+        Raises:
+            SpecError: the new spec is not valid.
+        """
+        data = self.model_dump(exclude_defaults=True)
+        for name, change in changes.items():
+            old = data.get(name)
+            if isinstance(change, dict) and isinstance(old, dict):
+                data[name] = {**old, **change}
+            else:
+                data[name] = change
+        return type(self).model_validate(data)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(
+        cls, data: Any, handler: ModelWrapValidatorHandler[JobSpec], info: ValidationInfo
+    ) -> JobSpec:
+        """All problems as one SpecError, with their lines where the data is a document."""
+        document: Document | None = info.context
+        try:
+            made: JobSpec = handler(data)
+        except ValidationError as error:
+            from k8sjob.spec.explain import problems  # noqa: PLC0415 - only for what is wrong
+
+            source = document.source if document else ""
+            raise SpecError(problems(cls, error, document), source) from None
+        return made
+
+    def rules(self) -> Iterator[Broken]:
+        """What the parts must hold together."""
+        yield from job_rules(self)
 
     @property
     def nnodes(self) -> int:

@@ -1,0 +1,174 @@
+"""What pydantic found, said in plain words: the field, its place, the value seen, the next step."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import Problem, field_path
+from k8sjob.spec.base import Part, part_types
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+    from k8sjob.document import Document
+    from k8sjob.spec.base import Loc
+
+__all__ = ["problems"]
+
+_KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
+_SHOWN: Final = 80
+
+
+def problems(root: type[Part], error: ValidationError, document: Document | None) -> list[Problem]:
+    """Everything that is wrong, in the order of the document.
+
+    Args:
+        root: the class that was validated.
+        error: what pydantic found.
+        document: where the data came from; None for data made in Python.
+    """
+    found = []
+    for detail in error.errors(include_url=False):
+        loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
+        at_key = detail["type"] == "extra_forbidden" or _KEY in loc
+        loc = tuple(part for part in loc if part != _KEY)
+        for path, message in _messages(root, loc, detail):
+            line, column = document.place(path, key=at_key) if document else (0, 0)
+            found.append(Problem(field_path(path), message, line, column))
+    return sorted(found, key=lambda problem: (problem.line, problem.column))
+
+
+def _messages(root: type[Part], loc: Loc, detail: ErrorDetails) -> Iterator[tuple[Loc, str]]:
+    match detail["type"]:
+        case "rules":
+            for path, message in detail["ctx"]["broken"]:
+                yield (*loc, *path), message
+        case "extra_forbidden":
+            yield loc, _unknown(root, loc)
+        case "missing":
+            yield loc, f"missing; write it, as {_example(root, loc)}"
+        case kind:
+            yield loc, _message(kind, detail) + _hint(root, loc, detail["input"], kind)
+
+
+def _message(kind: str, detail: ErrorDetails) -> str:
+    if kind == "k8sjob":
+        return str(detail["ctx"]["message"])
+    say = _PLAIN.get(kind)
+    seen = _seen(detail["input"])
+    return say(seen, detail.get("ctx", {})) if say else f"{seen}: {detail['msg']}"
+
+
+def _one_of(seen: str, ctx: Mapping[str, Any]) -> str:
+    choices = re.findall(r"'([^']*)'", ctx["expected"])
+    text = f"{seen} is not one of {', '.join(choices)}"
+    lower = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(seen.strip("'").lower(), list(lower), n=1, cutoff=0.5)
+    return f"{text}; did you mean {lower[close[0]]!r}?" if close else f"{text}; write one of them"
+
+
+_PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingProxyType(
+    {
+        "string_type": lambda seen, _: f"{seen} is not text",
+        "int_type": lambda seen, _: f"{seen} is not a whole number",
+        "bool_type": lambda seen, _: f"{seen} is neither true nor false",
+        "tuple_type": lambda seen, _: f"{seen} is not a list",
+        "dict_type": lambda seen, _: f"{seen} is not a mapping",
+        "model_type": lambda seen, _: f"{seen} is not a mapping",
+        "literal_error": _one_of,
+        "greater_than_equal": lambda seen, ctx: f"{seen} is too small; at least {ctx['ge']}",
+        "less_than_equal": lambda seen, ctx: f"{seen} is too large; at most {ctx['le']}",
+    }
+)
+
+
+def _hint(root: type[Part], loc: Loc, seen: Any, kind: str) -> str:
+    """The next step, for the kinds whose message does not say it."""
+    if not kind.endswith("_type"):
+        return ""
+    if seen is None:
+        return f"; leave the key out, or write it as {_example(root, loc)}"
+    if kind == "int_type" and isinstance(seen, str) and seen.lstrip("-").isdecimal():
+        return f"; write {int(seen)} without quotes"
+    if kind == "string_type" and isinstance(seen, bool | int | float):
+        return f'; quote it, as "{str(seen).lower()}"'
+    if kind == "tuple_type" and isinstance(seen, str | int | float):
+        return f"; write [{seen}]"
+    return f"; write it as {_example(root, loc)}"
+
+
+def _seen(value: Any) -> str:
+    text = {None: "null", True: "true", False: "false"}.get(value) if _flag(value) else ascii(value)
+    text = str(text)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _example(root: type[Part], loc: Loc) -> str:
+    """The field's example as it is written in a job.yaml, in one line."""
+    info = _field(root, loc)
+    name = next((part for part in reversed(loc) if isinstance(part, str)), "value")
+    if info is None or not info.examples:
+        return f"{name}: ..."
+    return f"{name}: {_flow(info.examples[0])}"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:
+    """The classes that a location can be of."""
+    parts = [root]
+    for key in loc:
+        if isinstance(key, str):
+            fields = [part.model_fields[key] for part in parts if key in part.model_fields]
+            parts = [found for info in fields for found in part_types(info.annotation)]
+    return parts
+
+
+def _field(root: type[Part], loc: Loc) -> FieldInfo | None:
+    for end in range(len(loc), 0, -1):
+        name = loc[end - 1]
+        if isinstance(name, str):
+            for part in _parts(root, loc[: end - 1]):
+                if name in part.model_fields:
+                    return part.model_fields[name]
+    return None
+
+
+def _unknown(root: type[Part], loc: Loc) -> str:
+    """No such field: the one that was meant, where it belongs, or what there is."""
+    name = str(loc[-1])
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    here = [field for part in _parts(root, loc[:-1]) for field in part.model_fields]
+    close = get_close_matches(snake, here, n=1, cutoff=0.7)
+    if close:
+        return f"no such field; did you mean {close[0]!r}?"
+    elsewhere = [path for path in _paths(root) if path[-1] == snake]
+    if elsewhere:
+        places = " or ".join(field_path(path) for path in elsewhere[:3])
+        return f"no such field here; it belongs to {places}"
+    return f"no such field; there is {', '.join(here)}"
+
+
+def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields of a part, at every depth."""
+    for name, info in part.model_fields.items():
+        yield (*base, name)
+        for nested in part_types(info.annotation):
+            yield from _paths(nested, (*base, name))

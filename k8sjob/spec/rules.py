@@ -1,0 +1,95 @@
+"""What the parts of a job must hold together, beyond what each holds by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from k8sjob import compat
+from k8sjob.spec.base import Broken
+from k8sjob.spec.names import MAX_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.spec.job import JobSpec
+
+__all__ = ["job_rules"]
+
+
+def job_rules(spec: JobSpec) -> Iterator[Broken]:
+    """Every rule over several parts that the spec breaks."""
+    yield from _name(spec)
+    yield from _fitting(spec)
+    yield from _volumes(spec)
+    yield from _restricted(spec)
+    gang = spec.gang
+    if gang and gang.min_available and gang.min_available > spec.nnodes:
+        yield Broken(
+            ("gang", "min_available"),
+            f"{gang.min_available} pods cannot be available, since workers"
+            f" {spec.replicas.workers} + 1 = {spec.nnodes} pods; set it to at most {spec.nnodes}",
+        )
+    if spec.replicas.elastic and spec.resources.master:
+        yield Broken(
+            ("resources", "master"),
+            "an elastic job has Workers only; leave master out",
+        )
+
+
+def _name(spec: JobSpec) -> Iterator[Broken]:
+    """Pods and services of the highest number still fit a DNS label."""
+    elastic = spec.replicas.elastic
+    most = elastic.max if elastic else spec.replicas.workers
+    suffix = f"-worker-{most - 1}" if most else "-master-0"
+    suffix = max(suffix, "" if elastic else "-master-0", key=len)
+    limit = MAX_NAME - len(suffix)
+    if len(spec.name) > limit:
+        yield Broken(
+            ("name",),
+            f"{spec.name!r} has {len(spec.name)} characters; with {suffix!r} behind it a pod's name"
+            f" has more than {MAX_NAME}, so shorten it to at most {limit}",
+        )
+
+
+def _fitting(spec: JobSpec) -> Iterator[Broken]:
+    """Strategy, processes, GPUs and backend go together: see compat."""
+    master = spec.resources.master
+    shape = compat.Shape(
+        nnodes=spec.nnodes,
+        nproc_per_node=spec.nproc_per_node,
+        gpus=spec.resources.gpus,
+        master_gpus=master.gpus if master else None,
+    )
+    strategy = spec.strategy
+    options = strategy.model_dump(exclude={"kind", "backend"})
+    for found in compat.conflicts(strategy.kind, options, shape, backend=strategy.backend):
+        yield Broken(tuple(found.field.split(".")), found.message)
+
+
+def _volumes(spec: JobSpec) -> Iterator[Broken]:
+    """Names and mounts are each used once, and no mount hides k8sjob's own folders."""
+    first: dict[tuple[str, str], int] = {}
+    for index, volume in enumerate(spec.volumes):
+        for field in ("name", "mount"):
+            value = getattr(volume, field)
+            other = first.setdefault((field, value), index)
+            if other != index:
+                yield Broken(
+                    ("volumes", index, field),
+                    f"{value!r} is taken by volumes[{other}]; choose another",
+                )
+
+
+def _restricted(spec: JobSpec) -> Iterator[Broken]:
+    """What Kubernetes' Pod Security Standard "restricted" forbids by itself."""
+    if spec.security != "restricted":
+        return
+    advice = "which security: restricted forbids; drop it, or set security: default"
+    if spec.host_network:
+        yield Broken(("host_network",), f"true is the node's own network, {advice}")
+    for index, volume in enumerate(spec.volumes):
+        if volume.host_path is not None:
+            yield Broken(
+                ("volumes", index, "host_path"),
+                f"{volume.host_path!r} is a path of the node, {advice}",
+            )
