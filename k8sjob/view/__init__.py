@@ -4,6 +4,7 @@
     story    the events so far, added up
     lines    one event as one line
     live     the screen of a terminal
+    region   its last lines, replaced in place
     plain    lines for a pipe, JSON for a program
     plot     a curve as a few lines of text
     summary  what is left to say when the job is over

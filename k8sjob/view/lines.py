@@ -8,7 +8,7 @@ from rich.text import Text
 
 from k8sjob.contract import EventKind
 from k8sjob.view.plot import number
-from k8sjob.view.story import finding, flat, integer, text
+from k8sjob.view.story import flat, integer, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +35,8 @@ _SELF: Final = "k8sjob"
 
 def line(event: Event, *, width: int = len(_SELF)) -> Text | None:
     """The event as a line with its speaker in front, or None where it says nothing by itself.
+
+    Progress is for the panel, findings are for the summary.
 
     Args:
         event: any event; its text is made harmless here.
@@ -117,10 +119,10 @@ def _state(event: Event) -> Text:
 
 
 def _replica(event: Event) -> Text | None:
-    """Only what is worth a line of its own: an end, a restart, a reason."""
+    """Only what is worth a line of its own: a bad end, a restart, a reason to wait."""
     phase, reason = text(event.data.get("phase")), text(event.data.get("reason"))
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
-    if not (restarts or reason or code is not None or phase == "Failed"):
+    if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
     parts = [phase, reason if reason != phase else ""]
     parts.append(f"exit code {code}" if code is not None else "")
@@ -164,5 +166,4 @@ _SAY: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.RESUMED: lambda event: Text(f"resumed from {text(event.data.get('path'))}"),
     EventKind.WARNING: lambda event: Text(f"warning: {text(event.data.get('message'))}", "yellow"),
     EventKind.STOPPING: _stopping,
-    EventKind.FINDING: lambda event: Text("\n").join(finding_lines(finding(event))),
 }

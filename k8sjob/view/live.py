@@ -6,17 +6,17 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from rich.live import Live
 from rich.text import Text
 
 from k8sjob.view.lines import STATE_STYLE, colour, duration, line, position, started
 from k8sjob.view.plain import NAME_WIDTH
+from k8sjob.view.region import Region
 from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console
 
     from k8sjob.contract import Event
     from k8sjob.view.story import Replica
@@ -30,7 +30,7 @@ _BAR: Final = 40
 
 
 class LiveView:
-    """Lines above, a panel below that is drawn anew a few times a second.
+    """Lines above, a panel below that is drawn anew where it changed.
 
     Attributes:
         story: what was shown so far, added up.
@@ -40,34 +40,27 @@ class LiveView:
         self.story = Story(job)
         self._console = console
         self._panel = Panel(self.story, ascii_only=ascii_only)
-        self._live = Live(
-            self._panel, console=console, auto_refresh=False, transient=True, redirect_stdout=False
-        )
-        self._live.start(refresh=True)
-        self._drawn: tuple[int, object] = (0, None)
+        self._region = Region(console)
 
     def show(self, events: Sequence[Event]) -> None:
-        """Print what the events say and draw the panel, in one write; idle: once a second."""
+        """Print what the events say and draw the panel, in one write."""
         lines = []
         for event in events:
             self.story.add(event)
             width = max([NAME_WIDTH, *map(len, self.story.replicas)])
             if (text := line(event, width=width)) is not None:
                 lines.append(_shortened(text))
-        look = (int(time.monotonic()), self._console.size)
-        if lines:
-            self._console.print(Text("\n").join(lines), soft_wrap=True)
-        elif events or look != self._drawn:
-            self._live.refresh()
-        self._drawn = look
+        above = Text("\n").join(lines) if lines else None
+        size = self._console.size
+        self._region.draw(self._panel.lines(size.width, size.height), above)
 
     def close(self) -> None:
         """Take the panel away; the lines stay."""
-        self._live.stop()
+        self._region.close()
 
 
 class Panel:
-    """The state of a job in as many lines as the terminal has to spare: never wider, never higher.
+    """The state of a job in as many lines as the terminal has to spare.
 
     Args:
         story: drawn as it is at the time of drawing.
@@ -79,16 +72,14 @@ class Panel:
         self._ascii = ascii_only
         self._began = time.monotonic()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines, for rich."""
-        room = max(console.size.height - 3, 1)
-        width = options.max_width
+    def lines(self, columns: int, rows: int) -> list[Text]:
+        """The lines for a terminal of that size: narrower than it by one column, and lower."""
+        room, width = max(rows - 3, 1), max(columns - 1, 1)
         lines = [self._title(), *self._progress(width)]
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
-        for text in lines[:room]:
+        for text in lines:
             text.truncate(width, overflow="crop" if self._ascii else "ellipsis")
-            text.no_wrap = True
-            yield text
+        return lines[:room]
 
     def _title(self) -> Text:
         story = self._story
@@ -110,21 +101,19 @@ class Panel:
         done = progress.fraction
         if done is None:
             return [Text(_joined(pieces, width))]
-        percent = f" {done:4.0%}"
-        beside = width - len("  ".join(pieces)) - len(percent) - 4
+        said = "  ".join(pieces)
+        beside = (width - len(said) - len("  100%  ")) // 10 * 10  # tens: a steady bar
         if beside >= _BAR // 4:
-            bar = self._bar(done, min(beside, _BAR)).append(percent)
-            return [
-                Text("  ").join([Text("  ".join(pieces[:2])), bar, Text("  ".join(pieces[2:]))])
-            ]
-        bar = self._bar(done, max(min(width - len(percent), _BAR), 1)).append(percent)
+            return [self._bar(done, min(beside, _BAR)).append(f"  {said}")]
+        bar = self._bar(done, max(min(width - len(" 100%"), _BAR), 1))
         return [bar, Text(_joined(pieces, width))]
 
     def _bar(self, done: float, width: int) -> Text:
         full, rest = ("#", ".") if self._ascii else ("━", "━")
         filled = int(done * width)
         bar = Text(full * filled, style="green")
-        return bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")
+        bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")
+        return bar.append(f" {done:4.0%}")
 
     def _replicas(self, rows: int) -> Iterator[Text]:
         """One line a replica; where they are too many, those that do not simply run, and counts."""

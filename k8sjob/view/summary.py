@@ -45,6 +45,7 @@ def summary(
     rows = {
         name: value if isinstance(value, str) else number(value)
         for name, value in story.metrics.items()
+        if name not in {"epoch", "step"}
     }
     if story.checkpoint:
         rows["checkpoint"] = story.checkpoint
