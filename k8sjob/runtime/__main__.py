@@ -1,0 +1,163 @@
+"""The container's entrypoint: `python -m k8sjob.runtime [-m MODULE | SCRIPT] [ARGS...]`.
+
+It says who it is, refuses what cannot work, waits for the Master's name, and hands over to the
+agent. `--exec PROGRAM [ARGS...]` keeps one program as it is, without a look at the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob import __version__
+from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
+from k8sjob.runtime import config
+from k8sjob.runtime.agent import describe, keep, say
+from k8sjob.runtime.env import EnvError, NodeEnv, node_env
+from k8sjob.runtime.master import await_master
+from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.program import Ranks, Single
+from k8sjob.runtime.signals import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["main"]
+
+_USAGE: Final = (
+    "usage: python -m k8sjob.runtime SCRIPT [ARGS...] | -m MODULE [ARGS...] | --exec PROGRAM ..."
+)
+_OLDEST_TORCH: Final = (2, 6)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a program on this node.
+
+    Args:
+        argv: the arguments after `python -m k8sjob.runtime`.
+
+    Returns:
+        The container's exit code; see docs/reference/exit-codes.md.
+    """
+    environ = dict(os.environ)
+    environ.pop(LIFELINE_ENV, None)
+    with Inbox(config.lifeline()) as inbox:
+        try:
+            reason = _run(argv, environ, inbox)
+        except (EnvError, PeerLost) as error:
+            reason = _refused(type(error).__name__, str(error), error.exit_code)
+        except OSError as error:
+            reason = _refused("EnvError", f"cannot start {argv[0]!r}: {error}", ExitCode.CONFIG)
+    if reason is None:
+        return ExitCode.DONE
+    say(describe(reason))
+    _write_last_words(reason)
+    return reason.exit_code
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> Reason | None:
+    form = argv[0] if argv else ""
+    if not argv or (form in {"-m", "--exec"} and len(argv) < 2) or form in {"-h", "--help"}:
+        raise EnvError(f"nothing to run: {' '.join(argv) or 'no arguments'}; {_USAGE}")
+    settings = config.runtime_config(environ)
+    with ExitStack() as stack:
+        lifeline = _make_lifeline(stack)
+        if form == "--exec":
+            # The command's own launcher restarts and watches; the agent only keeps it.
+            settings = replace(settings, max_restarts=0, hang_timeout=0)
+            return keep(Single(argv[1:], environ, lifeline), settings, inbox)
+        node = node_env(environ)
+        say(_banner(node, settings))
+        _check_program(argv)
+        _check_torch()
+        await_master(node, settings.rendezvous_timeout, inbox, say)
+        if node.master_port == 0:
+            node = replace(node, master_port=_reserve_port(stack))
+        environ = _with_threads(environ, node)
+        ranks = Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
+        return keep(ranks, settings, inbox)
+
+
+def _banner(node: NodeEnv, settings: RuntimeConfig) -> str:
+    processes = "1 process" if node.nproc_per_node == 1 else f"{node.nproc_per_node} processes"
+    where = f", master {node.master_addr}:{node.master_port}" if node.nnodes > 1 else ""
+    return (
+        f"{__version__}, job {settings.job or '(no name)'}, "
+        f"node {node.node_rank} of {node.nnodes}, {processes} of {node.world_size}{where}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def _check_program(argv: Sequence[str]) -> None:
+    """A module is not looked for: that would import its parents here."""
+    if argv[0] != "-m" and not Path(argv[0]).exists():
+        raise EnvError(
+            f"there is no script {argv[0]!r} in {Path.cwd()}; check run.script and the image's "
+            "build context"
+        )
+
+
+def _check_torch() -> None:
+    """Refuse a missing or old torch by its metadata: importing it takes seconds and 0.5 GB."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        if util.find_spec("torch") is not None:
+            return  # built without metadata: let it speak for itself
+        raise EnvError(
+            f"torch is not installed for {sys.executable}; install torch >= 2.6 or choose an "
+            "image that has it"
+        ) from None
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if found < _OLDEST_TORCH:
+        raise EnvError(f"torch {version} is too old; install torch >= 2.6")
+
+
+def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str]:
+    """One thread a process where several share a node, as torchrun does; said aloud."""
+    if node.nproc_per_node == 1 or "OMP_NUM_THREADS" in environ:
+        return environ
+    say("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
+    return {**environ, "OMP_NUM_THREADS": "1"}
+
+
+def _make_lifeline(stack: ExitStack) -> int:
+    """A pipe whose write end lives exactly as long as this process; returns the read end."""
+    read, write = os.pipe()
+    stack.callback(os.close, read)
+    stack.callback(os.close, write)
+    os.set_inheritable(read, True)  # noqa: FBT003 - os has no keyword for it
+    return read
+
+
+def _reserve_port(stack: ExitStack) -> int:
+    """A free port that stays ours: bound and never listened on, so rank 0 may bind it as well."""
+    reserved = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port: int = reserved.getsockname()[1]
+    return port
+
+
+def _refused(kind: str, message: str, code: int) -> Reason:
+    return Reason(exit_code=int(code), type=kind, message=message, time=time.time())
+
+
+def _write_last_words(reason: Reason) -> None:
+    file = config.termination_log()
+    if file is not None:
+        with suppress(OSError):
+            file.write_text(reason.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

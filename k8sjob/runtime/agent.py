@@ -1,0 +1,115 @@
+"""Keeps the processes of one node: one design for one process and for many, without torch.
+
+A failure that another start may cure (an exit code of 128 or more: a lost peer, a signal, a hang)
+is answered by starting the node's processes anew, in place; the peers on other nodes do the same.
+Any other failure ends the node at once: the same start would fail again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.generation import Member, Record, run_generation, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8sjob.contract import Reason, RuntimeConfig
+    from k8sjob.runtime.signals import Inbox
+
+__all__ = ["Program", "describe", "keep", "retryable", "say"]
+
+
+class Program(Protocol):
+    """What runs on the node."""
+
+    def members(self, restart: int, folder: Path) -> Sequence[Member]:
+        """The processes of one start; `folder` is empty and theirs alone."""
+
+
+def keep(program: Program, config: RuntimeConfig, inbox: Inbox) -> Reason | None:
+    """Run a program to its end, over as many starts as it takes and max_restarts allows.
+
+    Args:
+        program: what to run.
+        config: max_restarts, stop_grace and hang_timeout are used.
+        inbox: entered already, so that no stop is lost before the first start.
+
+    Returns:
+        None when all processes ended with 0, else why the node's last start ended.
+
+    Raises:
+        EnvError: there is no folder to write in.
+        OSError: a process could not be started.
+    """
+    restart = 0
+    while not inbox.stopping():
+        record = _start(program, restart, config, inbox)
+        reason = verdict(record, inbox.stop)
+        if reason is None or inbox.stopping() or not retryable(reason.exit_code):
+            return reason
+        if restart >= config.max_restarts:
+            return reason
+        restart += 1
+        delay = min(2.0, 0.1 * 2**restart)
+        say(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
+        _rest(delay, inbox)
+    return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
+
+
+def retryable(exit_code: int) -> bool:
+    """Whether another start may end better: the rule of the operator's ExitCode policy."""
+    return exit_code >= 128
+
+
+def describe(reason: Reason) -> str:
+    """A reason as one line for people."""
+    who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
+    where = f" ({reason.where})" if reason.where else ""
+    message = " ".join(reason.message.split())
+    return f"{who}{reason.type}: {message}{where}, exit code {reason.exit_code}"
+
+
+def say(line: str) -> None:
+    """One line to the container's log."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"k8sjob: {line}\n")
+        sys.stderr.flush()
+
+
+def _start(program: Program, restart: int, config: RuntimeConfig, inbox: Inbox) -> Record:
+    with _folder() as folder:
+        return run_generation(
+            program.members(restart, Path(folder)),
+            inbox,
+            stop_grace=config.stop_grace,
+            hang_timeout=config.hang_timeout,
+        )
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder of our own; /dev/shm where the root file system is read-only."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="k8sjob-", ignore_cleanup_errors=True)
+    except OSError as error:
+        with suppress(OSError):
+            return tempfile.TemporaryDirectory(
+                prefix="k8sjob-",
+                dir="/dev/shm",
+                ignore_cleanup_errors=True,
+            )
+        raise EnvError(
+            f"no folder to write in: {error}; mount an empty_dir at /tmp or set TMPDIR"
+        ) from None
+
+
+def _rest(seconds: float, inbox: Inbox) -> None:
+    end = time.monotonic() + seconds
+    while not inbox.stopping() and time.monotonic() < end:
+        inbox.wait(end - time.monotonic())

@@ -1,0 +1,250 @@
+"""One start of a node's processes, until the last of them has gone, and whom to blame.
+
+What is decided here is in two pure functions: `deadlines`, when to signal, and `verdict`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.group import Command, Exit, Group
+from k8sjob.runtime.heartbeat import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from k8sjob.runtime.signals import Inbox
+
+__all__ = ["Member", "Record", "deadlines", "run_generation", "verdict"]
+
+PEER_GRACE: Final = 3.0
+"""Seconds that the others have, after a first failure, to end by it and to write their reasons."""
+KILL_GRACE: Final = 3.0
+"""Seconds between SIGTERM and SIGKILL where nobody is to save anything: a failure, an orphan."""
+DUMP_GRACE: Final = 2.0
+"""Seconds that hung processes have to write their stacks."""
+_NEVER: Final = float("inf")
+_HINTS: Final[dict[int, str]] = {
+    signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
+    signal.SIGBUS: "; mostly /dev/shm is full: raise resources.shm or use fewer loader workers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the node.
+
+    Attributes:
+        rank: its rank in the whole group.
+        command: how to start it.
+        error_file: where it leaves its Reason; None: it knows nothing of that.
+        heartbeat_file: what it touches with each beat; likewise.
+    """
+
+    rank: int
+    command: Command
+    error_file: Path | None = None
+    heartbeat_file: Path | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened in a generation, all times by time.monotonic(); infinite: not yet.
+
+    Attributes:
+        exits: by rank, for the processes that have ended.
+        reasons: by rank, what the processes said themselves.
+        stop_time: a signal asked for a stop.
+        orphan_time: the parent was seen to be gone.
+        hang_time: the agent found processes without progress.
+        hung: their ranks.
+        sent: when which signal was sent to all.
+        early: ranks that had written a reason before the first signal from here, and so failed by
+            themselves, whatever their exit code became.
+    """
+
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    stop_time: float = _NEVER
+    orphan_time: float = _NEVER
+    hang_time: float = _NEVER
+    hung: tuple[int, ...] = ()
+    sent: dict[int, float] = field(default_factory=dict)
+    early: frozenset[int] = frozenset()
+
+    @property
+    def failures(self) -> dict[int, Exit]:
+        """The exits that were failures, and not an answer to a signal from here."""
+        return {
+            rank: end
+            for rank, end in self.exits.items()
+            if rank in self.early or (end.code and not self._ours(end))
+        }
+
+    def _ours(self, end: Exit) -> bool:
+        """Ended by a signal from here, or in good order after a SIGTERM from here."""
+        asked = signal.SIGTERM if end.code == ExitCode.STOPPED else end.signal
+        return end.moment >= self.sent.get(asked, _NEVER)
+
+
+def run_generation(
+    members: Sequence[Member], inbox: Inbox, *, stop_grace: float, hang_timeout: float
+) -> Record:
+    """Start the processes and stay until all have gone.
+
+    Args:
+        members: the node's processes.
+        inbox: entered already.
+        stop_grace: seconds between a forwarded stop and SIGKILL.
+        hang_timeout: see RuntimeConfig; 0: nobody is watched.
+
+    Raises:
+        OSError: a process could not be started.
+    """
+    group = Group([member.command for member in members])
+    pulse = Pulse([member.heartbeat_file for member in members], hang_timeout)
+    record = Record()
+    while True:
+        group.poll()
+        record.exits = {members[index].rank: end for index, end in group.exits.items()}
+        record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
+        if group.gone:
+            break
+        if not record.sent and not record.failures:
+            hung = pulse.stale(group.alive)
+            if hung:
+                record.hung, record.hang_time = tuple(members[i].rank for i in hung), _now()
+                _dump(group, record)
+        due = _enforce(group, record, members, stop_grace)
+        inbox.wait(min(due, pulse.interval, 0.05 if group.lingering else _NEVER))
+    record.reasons = _read_reasons(members)
+    return record
+
+
+def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
+    """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
+    failed = min((end.moment for end in record.failures.values()), default=_NEVER)
+    term = min(record.stop_time, record.orphan_time, failed + PEER_GRACE)
+    kill = min(
+        record.stop_time + stop_grace,
+        record.orphan_time + KILL_GRACE,
+        failed + PEER_GRACE + KILL_GRACE,
+        record.hang_time + DUMP_GRACE,
+    )
+    return term, kill
+
+
+def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
+    """Why the generation ended; None when all its processes did what they were to do.
+
+    The first failure counts, by the time that the process itself gave, if it gave one. A rank
+    that only lost its peer is blamed last: it may well be seen before the peer itself.
+
+    Args:
+        record: with all exits.
+        stop: the signal that asked for a stop, where stop_time is finite.
+    """
+    if record.hung:
+        return _hang(record)
+    reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
+    cause = min(
+        reasons.values(),
+        key=lambda reason: (reason.exit_code == ExitCode.PEER_LOST, reason.time),
+        default=None,
+    )
+    ended = min(record.stop_time, record.orphan_time)
+    if ended == _NEVER or (cause and _before(cause.rank, ended, record)):
+        return cause
+    if not any(end.code for end in record.exits.values()) and record.exits:
+        return None
+    by = f"by {stop.name}" if stop else "because its parent was gone"
+    after = f"; rank {cause.rank}: {cause.type}: {cause.message}" if cause else ""
+    return Reason(
+        exit_code=128 + (stop or signal.SIGTERM),
+        type="Stopped",
+        message=f"stopped {by}{after}",
+        time=time.time(),
+    )
+
+
+def _before(rank: int, moment: float, record: Record) -> bool:
+    return rank in record.early or record.failures[rank].moment < moment
+
+
+def _enforce(group: Group, record: Record, members: Sequence[Member], stop_grace: float) -> float:
+    """Send what is due, and return the seconds until the next is."""
+    term, kill = deadlines(record, stop_grace)
+    now = _now()
+    if now >= min(term, kill) and not record.sent:
+        record.early = frozenset(_read_reasons(members))
+    if now >= kill:
+        record.sent.setdefault(signal.SIGKILL, now)
+        group.kill()
+        return _NEVER
+    if now >= term and signal.SIGTERM not in record.sent:
+        record.sent[signal.SIGTERM] = now
+        group.send(signal.SIGTERM)
+    upcoming = [kill] if signal.SIGTERM in record.sent else [term, kill]
+    return min(upcoming) - now
+
+
+def _dump(group: Group, record: Record) -> None:
+    """Have every process write its Python stacks: faulthandler answers SIGABRT even in C code.
+
+    SIGCONT after it, for a process that somebody stopped.
+    """
+    record.sent[signal.SIGABRT] = _now()
+    group.send(signal.SIGABRT)
+    group.send(signal.SIGCONT)
+
+
+def _hang(record: Record) -> Reason:
+    names = ", ".join(str(rank) for rank in record.hung)
+    return Reason(
+        exit_code=ExitCode.HUNG,
+        rank=record.hung[0],
+        type="Hang",
+        message=f"rank {names}: no progress, not even a watchdog's; ended by the node's agent",
+        time=time.time(),
+        culprits=record.hung,
+    )
+
+
+def _reason(rank: int, end: Exit, record: Record) -> Reason:
+    """The process's own words, if it left any; else what its exit code says."""
+    own = record.reasons.get(rank)
+    if own is not None:
+        return replace(own, rank=rank)
+    if end.signal:
+        name = _signal_name(end.signal)
+        kind, message = "Signal", f"killed by {name}{_HINTS.get(end.signal, '')}"
+    else:
+        kind, message = "Exit", "it gave no reason"
+    return Reason(end.code, rank=rank, type=kind, message=message, time=end.time)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _read_reasons(members: Sequence[Member]) -> dict[int, Reason]:
+    return {member.rank: reason for member in members if (reason := _read(member.error_file))}
+
+
+def _read(file: Path | None) -> Reason | None:
+    try:
+        return Reason.decode(file.read_text()) if file else None
+    except (OSError, ValueError):
+        return None
+
+
+def _now() -> float:
+    return time.monotonic()

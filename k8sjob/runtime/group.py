@@ -1,0 +1,183 @@
+"""The processes of one node: started, signalled, reaped; what to do about them is the agent's.
+
+A process is reaped last of all: as long as it is a zombie its number, which is its group's number
+too, belongs to nobody else, so no signal can meet a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+__all__ = ["Command", "Exit", "Group"]
+
+_LEFTOVER_GRACE: Final = 2.0
+"""Seconds that what a finished process left behind in its group has to end by itself."""
+_RESET: Final = [
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
+]
+"""Signals that Python, or a shell with `&`, ignores, and that a child would go on ignoring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start one process: its argv, searched on PATH, and its whole environment."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one process ended.
+
+    Attributes:
+        code: as a container shows it: 128 + N for a signal N.
+        signal: N, or 0 where the process ended by itself.
+        moment: time.monotonic() at which it was seen.
+        time: seconds since the epoch at which it was seen.
+    """
+
+    code: int
+    signal: int
+    moment: float
+    time: float
+
+
+class Group:
+    """The processes of one node, each the leader of a session and process group of its own.
+
+    Attributes:
+        exits: by index of the command, for those that have ended.
+    """
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        """Start the processes; those already started are killed when one cannot be.
+
+        Raises:
+            OSError: there is no such program, or it cannot be started.
+        """
+        self.exits: dict[int, Exit] = {}
+        self._held: dict[int, int] = {}
+        try:
+            for index, command in enumerate(commands):
+                self._held[index] = _spawn(command)
+        except OSError:
+            self.kill()
+            while not self.gone:
+                self.poll()
+            raise
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The indices of the processes that have not ended."""
+        return tuple(index for index in self._held if index not in self.exits)
+
+    @property
+    def gone(self) -> bool:
+        """Whether all have ended, with all that they left in their groups."""
+        return not self._held
+
+    @property
+    def lingering(self) -> bool:
+        """Whether a process has ended and left others behind in its group."""
+        return any(index in self.exits for index in self._held)
+
+    def poll(self) -> None:
+        """Take note of the processes that have ended, and reap them and any orphan."""
+        for index, pid in list(self._held.items()):
+            if index not in self.exits:
+                status = _peek(pid)
+                if status is None:
+                    continue
+                self.exits[index] = _exit(status)
+                self._signal_group(pid, signal.SIGTERM)
+            self._release(index, pid)
+        if not self.lingering:
+            _reap_orphans(known=self._held.values())
+
+    def send(self, number: int) -> None:
+        """Signal each living process itself; its own children are its business.
+
+        A data loader's worker that died of a forwarded SIGTERM would make its parent fail in the
+        middle of its last checkpoint.
+        """
+        for index in self.alive:
+            os.kill(self._held[index], number)
+
+    def kill(self) -> None:
+        """SIGKILL to all processes and everything in their groups."""
+        for pid in self._held.values():
+            self._signal_group(pid, signal.SIGKILL)
+
+    def _release(self, index: int, pid: int) -> None:
+        """Reap an ended process once its group is empty; after the grace, empty it."""
+        if _has_others(pid):
+            if time.monotonic() < self.exits[index].moment + _LEFTOVER_GRACE:
+                return
+            self._signal_group(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        del self._held[index]
+
+    @staticmethod
+    def _signal_group(pid: int, number: int) -> None:
+        # EPERM: macOS' answer for a group of zombies alone.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+
+
+def _spawn(command: Command) -> int:
+    return os.posix_spawnp(
+        command.argv[0], list(command.argv), dict(command.environ), setsid=True, setsigdef=_RESET
+    )
+
+
+def _exit(status: int) -> Exit:
+    number = -status if status < 0 else 0
+    return Exit(ExitCode.of_status(status), number, time.monotonic(), time.time())
+
+
+def _peek(pid: int) -> int | None:
+    """The return code of an ended child, which stays a zombie; None while it runs."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaped at once
+        done, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if done else None
+    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if seen is None:
+        return None
+    return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
+
+def _reap_orphans(known: Collection[int]) -> None:
+    """As PID 1: collect adopted children; stops at the first of our own, which poll will see."""
+    if not hasattr(os, "waitid"):
+        return
+    with suppress(ChildProcessError):
+        while True:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if seen is None or seen.si_pid in known:
+                return
+            os.waitpid(seen.si_pid, 0)
+
+
+def _has_others(group: int) -> bool:
+    """Whether a process group has living members (Linux; elsewhere: assumed not)."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
+            return True
+    return False

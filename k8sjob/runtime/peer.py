@@ -1,0 +1,80 @@
+"""A rank that fails because another one went away: told apart from a rank with a fault of its own.
+
+torch has no exception for it: gloo raises a plain RuntimeError, NCCL a DistBackendError, the store
+a DistNetworkError or DistStoreError. What they say is collected here, in one table.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PeerLost", "is_peer_loss"]
+
+
+class PeerLost(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
+    """Other ranks went away or never came; this rank may be started again.
+
+    Attributes:
+        culprits: the ranks concerned; empty where they are not known.
+    """
+
+    exit_code: Final = ExitCode.PEER_LOST
+
+    def __init__(self, message: str, culprits: tuple[int, ...] = ()) -> None:
+        self.culprits = culprits
+        super().__init__(message)
+
+
+_SIGNS: Final[tuple[tuple[str, str], ...]] = (
+    # gloo/transport/tcp/pair.cc: the connection to a rank ended; %s is strerror of the read.
+    ("RuntimeError", r"gloo/.*Connection closed by peer"),
+    ("RuntimeError", r"gloo/.*(Read|Write|writev) .*(reset by peer|Broken pipe|timed out)"),
+    ("RuntimeError", r"gloo/.*(Socket closed|Application timeout caused pair closure)"),
+    # gloo/transport/tcp/{unbound_buffer,buffer}.cc, gloo/rendezvous/store.h: it never answered.
+    ("RuntimeError", r"gloo/.*([Tt]imed out waiting|[Tt]imeout waiting|Wait timeout)"),
+    # gloo/rendezvous/context.cc: a rank left while the connections were made.
+    ("RuntimeError", r"connectFullMesh failed"),
+    # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier.
+    ("RuntimeError", r"Rank \d+ (failed to pass|timed out in) monitoredBarrier"),
+    # torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp.
+    ("DistBackendError", r"ncclRemoteError|remote process exit|communicator was aborted"),
+    ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Socket|Connection (closed|reset)"),
+    # torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp; not its own port being taken.
+    ("DistNetworkError", r"\A(?!.*(failed to listen|failed to bind|EADDRINUSE))"),
+    ("DistStoreError", r"[Tt]imed out|[Tt]imeout|timeout after"),
+)
+"""(class, what its message contains), each from the source named above it; torch 2.6 to 2.15."""
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, tells of a rank that went away."""
+    return any(isinstance(link, PeerLost) or _matches(link) for link in _chain(error))
+
+
+def _matches(error: BaseException) -> bool:
+    # Exactly these classes: a user's subclass of RuntimeError speaks for itself.
+    kind = type(error)
+    if kind.__module__ not in {"builtins", "torch.distributed"}:
+        return False
+    text = str(error)
+    return any(
+        kind.__name__ == name and re.compile(pattern, re.DOTALL).search(text)
+        for name, pattern in _SIGNS
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, then what it came from, as a traceback shows it; cycles end it."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        hidden = None if link.__suppress_context__ else link.__context__
+        link = link.__cause__ or hidden

@@ -1,0 +1,94 @@
+"""One place to wait: a child's end, a stop by signal, and the lifeline of the parent."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Signals and the lifeline, turned into something that one thread can wait for.
+
+    Must be entered by the main thread; puts the old handlers back when left. As PID 1 a process
+    without handlers would not be stopped by SIGTERM at all.
+
+    Attributes:
+        stop: the signal that first asked for a stop, SIGTERM or SIGINT; None while nobody did.
+        stop_time: time.monotonic() of it; infinite while nobody did.
+        orphan_time: time.monotonic() at which the parent was seen to be gone; infinite until then.
+    """
+
+    def __init__(self, lifeline: int | None = None) -> None:
+        """An inbox.
+
+        Args:
+            lifeline: read end of a pipe whose other end the parent holds open.
+        """
+        self.stop: signal.Signals | None = None
+        self.stop_time = float("inf")
+        self.orphan_time = float("inf")
+        self._lifeline = lifeline
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._pipe = (-1, -1)
+        self._wakeup = -1
+
+    def __enter__(self) -> Self:
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        for end in self._pipe:
+            os.close(end)
+
+    def stopping(self) -> bool:
+        """Whether the processes are to end: by a signal, or since the parent is gone."""
+        return min(self.stop_time, self.orphan_time) < float("inf")
+
+    def wait(self, seconds: float) -> None:
+        """Return at the next signal, at the lifeline's end, or after so many seconds."""
+        ends = [self._pipe[0]]
+        if self._lifeline is not None:
+            ends.append(self._lifeline)
+        limit = None if seconds == float("inf") else max(0.0, seconds)
+        ready, _, _ = select.select(ends, [], [], limit)
+        with suppress(BlockingIOError):
+            while os.read(self._pipe[0], 4096):
+                pass
+        if self._lifeline in ready:
+            self._read_lifeline(self._lifeline)
+
+    def _read_lifeline(self, end: int) -> None:
+        """Bytes mean nothing; the end of the file, that nobody holds the other end any more."""
+        try:
+            data = os.read(end, 4096)
+        except OSError:
+            data = b""
+        if not data:
+            self.orphan_time = time.monotonic()
+            self._lifeline = None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD and self.stop is None:
+            self.stop, self.stop_time = signal.Signals(number), time.monotonic()
