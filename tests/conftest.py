@@ -86,6 +86,7 @@ def _cached(folder):
         capture_output=True,
         text=True,
         timeout=300,
+        check=False,
     )
     return Path(json.loads(fetched.stdout)["Dir"]) if fetched.returncode == 0 else None
 
