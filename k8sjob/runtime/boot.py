@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
+from k8sjob.runtime.last_words import leave_reason
 from k8sjob.runtime.peer import is_peer_loss
 from k8sjob.runtime.script import run_as_main
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
         code = exit_code(error)
         if code:
-            _leave_reason(reason_of(error, code))
+            leave_reason(reason_of(error, code), config.error_file())
         _show(error)
     _leave(code)
 
@@ -138,17 +139,6 @@ def _show(error: BaseException) -> None:
         return  # one line is enough, and the agent writes it
     trace = _users_part(error.__traceback__)
     sys.excepthook(type(error), error.with_traceback(trace), trace)
-
-
-def _leave_reason(reason: Reason) -> None:
-    """Whole or not at all; a reason that is there already (the watchdog's) is the better one."""
-    file = config.error_file()
-    if file is None or file.exists():
-        return
-    draft = file.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        draft.write_text(reason.encode())
-        draft.replace(file)
 
 
 def _leave(code: int) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
+from k8sjob.runtime.last_words import read_reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -236,14 +237,7 @@ def _signal_name(number: int) -> str:
 
 
 def _read_reasons(members: Sequence[Member]) -> dict[int, Reason]:
-    return {member.rank: reason for member in members if (reason := _read(member.error_file))}
-
-
-def _read(file: Path | None) -> Reason | None:
-    try:
-        return Reason.decode(file.read_text()) if file else None
-    except (OSError, ValueError):
-        return None
+    return {member.rank: reason for member in members if (reason := read_reason(member.error_file))}
 
 
 def _now() -> float:
