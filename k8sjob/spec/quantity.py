@@ -128,10 +128,10 @@ def _memory(value: Any) -> str:
     size = parse(text)
     if size % 1:
         refuse(
-            f"{value!r} is {size.normalize()} bytes, since 'm' means a thousandth; write Mi or Gi"
+            f"{value!r} is {size:f} bytes, since 'm' means a thousandth; write Mi or Gi"
         )
-    if 0 < size < 2**20:
-        refuse(f"{value!r} is {size} bytes, less than 1Mi; add the suffix Mi or Gi")
+    if 0 < size < 10**6:
+        refuse(f"{value!r} is {size:f} bytes, less than 1M; add the suffix Mi or Gi")
     return text
 
 
@@ -142,4 +142,4 @@ Quantity = Annotated[str, BeforeValidator(_quantity), _SCHEMA]
 Cpu = Annotated[str, BeforeValidator(_cpu), _SCHEMA]
 """Canonical text of a number of cores, at least 1m."""
 Memory = Annotated[str, BeforeValidator(_memory), _SCHEMA]
-"""Canonical text of a number of bytes: 0, or at least 1Mi."""
+"""Canonical text of a number of bytes: 0, or at least 1M."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from k8sjob.spec.duration import format_duration
 from k8sjob.spec.job import JobSpec
 
 __all__ = ["schema"]
@@ -17,11 +18,19 @@ class _Schema(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic's hook
         return False
 
+    def encode_default(self, dft: Any) -> Any:
+        # pydantic looks at the exact type, and a frozen mapping is a dict of our own.
+        return super().encode_default(dict(dft) if isinstance(dft, dict) else dft)
+
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a job.yaml.
 
     Every property has `description` and `examples`, and `unit` where it counts or measures.
     """
-    made = JobSpec.model_json_schema(mode="validation", schema_generator=_Schema)
+    made = JobSpec.model_json_schema(schema_generator=_Schema)
+    for part in (made, *made["$defs"].values()):
+        for each in part["properties"].values():
+            if each.get("unit") == "time" and each.get("default") is not None:
+                each["default"] = format_duration(each["default"])
     return {"$schema": GenerateJsonSchema.schema_dialect, **made, "title": "k8sjob job.yaml"}
