@@ -124,7 +124,7 @@ def _path(environ: Mapping[str, str] | None, name: str) -> Path | None:
 def _object(name: str, text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EnvError(
             f"{name} is not JSON: {error}; seen {_short(text)}; let `k8sjob render` write it"
         ) from None

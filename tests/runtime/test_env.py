@@ -1,0 +1,223 @@
+"""The environment of every shape becomes one value, and an impossible one is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.env import DistEnv, EnvError, NodeEnv, dist_env, node_env
+
+MASTER = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+def operator(rank: int, replicas: int, nproc: str = "auto") -> dict[str, str]:
+    """What the operator injects for a job with a Master: envvar.go, master.go."""
+    each = int(nproc) if nproc.isdigit() else 1
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **MASTER,
+        "PET_MASTER_ADDR": "job-master-0",
+        "PET_MASTER_PORT": "23456",
+        "WORLD_SIZE": str(replicas * each),
+        "RANK": str(rank),
+        "PET_NODE_RANK": str(rank),
+        "PET_NPROC_PER_NODE": nproc,
+        "PET_NNODES": str(replicas),
+    }
+
+
+def worker_only(replicas: int) -> dict[str, str]:
+    """What it injects without a Master: no address, no rank, no size."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_NNODES": str(replicas),
+    }
+
+
+def elastic(rank: int, replicas: int, bounds: str, nproc: str = "1") -> dict[str, str]:
+    return {
+        **operator(rank, replicas, nproc),
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_NNODES": bounds,
+    }
+
+
+def trainer_v2(rank: int, nodes: int, nproc: str = "1") -> dict[str, str]:
+    return {
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": nproc,
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "job-node-0-0.job",
+        "PET_MASTER_PORT": "29400",
+    }
+
+
+class TestNode:
+    @pytest.mark.parametrize(
+        ("environ", "node"),
+        [
+            ({}, NodeEnv(0, 1, 1, "127.0.0.1", 0)),
+            ({"WORLD_SIZE": "1"}, NodeEnv(0, 1, 1, "127.0.0.1", 0)),
+            ({"PET_NPROC_PER_NODE": "4"}, NodeEnv(0, 1, 4, "127.0.0.1", 0)),
+            (operator(0, 1), NodeEnv(0, 1, 1, "job-master-0", 23456)),
+            (operator(3, 4), NodeEnv(3, 4, 1, "job-master-0", 23456)),
+            (operator(1, 2, "4"), NodeEnv(1, 2, 4, "job-master-0", 23456)),
+            (operator(1, 2, "gpu"), NodeEnv(1, 2, 1, "job-master-0", 23456)),
+            (operator(1, 2, "cpu"), NodeEnv(1, 2, 1, "job-master-0", 23456)),
+            (worker_only(1), NodeEnv(0, 1, 1, "127.0.0.1", 0)),
+            (elastic(2, 4, "2:4"), NodeEnv(2, 4, 1, "job-master-0", 23456)),
+            (elastic(1, 3, "2:2", "2"), NodeEnv(1, 3, 2, "job-master-0", 23456)),
+            (trainer_v2(1, 3, "2"), NodeEnv(1, 3, 2, "job-node-0-0.job", 29400)),
+            ({"RANK": "1", "WORLD_SIZE": "2", **MASTER}, NodeEnv(1, 2, 1, "job-master-0", 23456)),
+        ],
+    )
+    def test_every_shape(self, environ, node):
+        assert node_env(environ) == node
+
+    @pytest.mark.parametrize(
+        ("environ", "seen"),
+        [
+            (operator(4, 4), "RANK=4 is not below the number of nodes, 4"),
+            (operator(0, 2) | {"PET_NPROC_PER_NODE": "4"}, "WORLD_SIZE=2 does not divide"),
+            (operator(0, 4) | {"PET_NPROC_PER_NODE": "2"}, "WORLD_SIZE=4 is not PET_NNODES=4 x"),
+            (operator(0, 4) | {"PET_NNODES": "3"}, "WORLD_SIZE=4 is not PET_NNODES=3 x"),
+            (operator(0, 2) | {"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE='two'"),
+            (operator(0, 2) | {"PET_NPROC_PER_NODE": "0"}, "a whole number of at least 1"),
+            (operator(0, 2) | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
+            (operator(0, 2) | {"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+            (operator(0, 2) | {"RANK": "-1", "PET_NODE_RANK": "-1"}, "RANK='-1'"),
+            (operator(0, 2) | {"RANK": "1_0"}, "RANK='1_0'"),
+            (operator(0, 2) | {"RANK": "\u0661"}, "is not a whole number"),
+            (operator(0, 2) | {"RANK": ""}, "RANK=''"),
+            (operator(0, 2) | {"RANK": "1"}, "RANK=1, PET_NODE_RANK=0: both are"),
+            (operator(0, 2) | {"MASTER_ADDR": "", "PET_MASTER_ADDR": ""}, "MASTER_ADDR not set"),
+            (operator(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no port"),
+            (operator(0, 2) | {"MASTER_PORT": "http"}, "MASTER_PORT='http'"),
+            (operator(0, 2) | {"LOCAL_RANK": "0"}, "another launcher"),
+            ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),
+            ({"RANK": "0"}, "WORLD_SIZE is not"),
+            ({"WORLD_SIZE": "2", **MASTER}, "2 nodes, and neither RANK nor PET_NODE_RANK"),
+            (worker_only(3), "only for a job that has a Master"),
+            (worker_only(3) | {"PET_NNODES": "2:4"}, "has no Master"),
+            (worker_only(3) | {"PET_NNODES": "x"}, "PET_NNODES='x'"),
+            (elastic(1, 4, "2:x"), "neither a number nor MIN:MAX"),
+            (elastic(1, 4, "1:2"), "outside PET_NNODES=1:2"),
+            # nProcPerNode in spec.elasticPolicy: the operator leaves it out of WORLD_SIZE.
+            (elastic(1, 4, "3:3") | {"PET_NPROC_PER_NODE": "2"}, "not in spec.elasticPolicy"),
+        ],
+    )
+    def test_what_would_hang_is_refused(self, environ, seen):
+        with pytest.raises(EnvError) as caught:
+            node_env(environ)
+        assert seen in str(caught.value)
+        assert caught.value.exit_code == ExitCode.CONFIG
+
+    @given(
+        nnodes=st.integers(1, 50),
+        nproc=st.integers(1, 16),
+        restart=st.integers(0, 9),
+        data=st.data(),
+    )
+    def test_nodes_and_processes_tile_the_group(self, nnodes, nproc, restart, data):
+        """Each process finds itself again, and the ranks of all nodes are 0..N-1, each once."""
+        node_rank = data.draw(st.integers(0, nnodes - 1))
+        node = node_env(operator(node_rank, nnodes, str(nproc)))
+        ranks = []
+        for local in range(nproc):
+            process = dist_env(
+                operator(node_rank, nnodes, str(nproc)) | node.process(local, restart)
+            )
+            assert process == DistEnv(
+                rank=process.rank,
+                local_rank=local,
+                world_size=nnodes * nproc,
+                local_world_size=nproc,
+                node_rank=node_rank,
+                nnodes=nnodes,
+                master_addr="job-master-0",
+                master_port=23456,
+                restart=restart,
+            )
+            ranks.append(process.rank)
+        assert ranks == list(range(node_rank * nproc, (node_rank + 1) * nproc))
+
+    @given(
+        st.dictionaries(
+            st.sampled_from([*operator(0, 1), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]),
+            st.sampled_from(
+                ["", "0", "1", "2", "4", "-1", "auto", "2:4", "x", ":", "job-master-0"]
+            ),
+        )
+    )
+    def test_any_environment_is_accepted_or_refused_in_words(self, environ):
+        """What is accepted is possible: a rank inside its group, with a way to meet it."""
+        for read in (node_env, dist_env):
+            try:
+                found = read(environ)
+            except EnvError:
+                continue
+            if isinstance(found, NodeEnv):
+                assert 0 <= found.node_rank < found.nnodes
+                assert found.nproc_per_node >= 1
+                assert found.nnodes == 1 or (found.master_addr and found.master_port)
+            else:
+                assert 0 <= found.rank < found.world_size
+                assert 0 <= found.local_rank < found.local_world_size <= found.world_size
+                assert 0 <= found.node_rank < found.nnodes
+                assert found.world_size == 1 or (found.master_addr and found.master_port)
+
+
+class TestProcess:
+    @pytest.mark.parametrize(
+        ("environ", "process"),
+        [
+            ({}, DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0)),
+            (operator(2, 4), DistEnv(2, 0, 4, 1, 2, 4, "job-master-0", 23456)),
+            (trainer_v2(1, 2), DistEnv(1, 0, 2, 1, 1, 2, "job-node-0-0.job", 29400)),
+            (
+                {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+                | MASTER,
+                DistEnv(5, 1, 8, 4, 1, 2, "job-master-0", 23456),
+            ),
+            # A LOCAL_RANK of one's own in run.env, one process a node.
+            (
+                operator(1, 2) | {"LOCAL_RANK": "0"},
+                DistEnv(1, 0, 2, 1, 1, 2, "job-master-0", 23456),
+            ),
+        ],
+    )
+    def test_every_shape(self, environ, process):
+        assert dist_env(environ) == process
+
+    @pytest.mark.parametrize(
+        ("environ", "seen"),
+        [
+            (operator(0, 2, "4"), "its only one and the others would never come"),
+            ({"PET_NPROC_PER_NODE": "2"}, "LOCAL_RANK is not set"),
+            (operator(0, 2, "4") | {"LOCAL_RANK": "0"}, "remove LOCAL_RANK from run.env"),
+            ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK is not"),
+            ({"LOCAL_RANK": "0", "RANK": "0"}, "WORLD_SIZE is not"),
+            (
+                {"LOCAL_RANK": "2", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+                "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2",
+            ),
+            (
+                {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
+                "LOCAL_WORLD_SIZE=2 is above WORLD_SIZE=1",
+            ),
+            ({"LOCAL_RANK": "0", "RANK": "3", "WORLD_SIZE": "3"} | MASTER, "RANK=3 is not below"),
+            ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT"),
+            (
+                {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "2"} | MASTER,
+                "GROUP_RANK=2 is not below",
+            ),
+        ],
+    )
+    def test_what_would_hang_is_refused(self, environ, seen):
+        with pytest.raises(EnvError) as caught:
+            dist_env(environ)
+        assert seen in str(caught.value)
