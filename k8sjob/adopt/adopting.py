@@ -1,0 +1,169 @@
+"""From the text of a manifest to a spec, and the proof that it means the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.adopt.fields import AGENT, NO_COMMAND, fields, trainer
+from k8sjob.adopt.meaning import SAME, difference, same_meaning
+from k8sjob.adopt.normal import Json, config_of, normal, pods
+from k8sjob.adopt.reading import read
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.rendering.manifest import manifest
+from k8sjob.spec import JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Adopted", "adopt"]
+
+_STEP: Final = re.compile(r'\.?([\w-]+)|\[(\d+)\]|\["([^"]*)"\]')
+_LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What became of a manifest.
+
+    Attributes:
+        spec: the job; `spec.to_yaml()` is the job.yaml.
+        notes: what was left out because the apiserver fills it in, what went to the overlay, and
+            what could be said better in a job.yaml.
+    """
+
+    spec: JobSpec
+    notes: tuple[str, ...]
+
+
+def adopt(text: str | bytes, source: str = "") -> Adopted:
+    """The job spec that renders what a PyTorchJob manifest says.
+
+    Args:
+        text: YAML or JSON with exactly one PyTorchJob; other documents are not part of the job.
+        source: the file's name, for messages.
+
+    Raises:
+        SpecError: no PyTorchJob or several, one that the training operator refuses, or (said field
+            by field) one that no job spec can say.
+    """
+    original, notes = read(text, source)
+    config = config_of(original) is not None
+    wanted = normal(original, config=config)
+    bare = _accepted(fields(wanted), source)
+    rendered = normal(manifest(bare), config=config)
+    overlay = difference(rendered, wanted)
+    spec = bare
+    if overlay is not SAME:
+        spec = _accepted(
+            {**bare.model_dump(exclude_defaults=True), "overlay": _plain(overlay)}, source
+        )
+    _prove(spec, original, source)
+    return Adopted(spec, (*notes, *_notes(spec, wanted)))
+
+
+def _accepted(data: Json, source: str) -> JobSpec:
+    """The spec with these fields, without those that a job spec does not take.
+
+    A value that only the overlay can hold (a restart policy with a typo, a variable that the
+    operator overrides) is found by asking: what is refused is taken out, and the rest asked again.
+    """
+    data = _plain(data)
+    for _ in range(1000):
+        try:
+            return JobSpec.model_validate(data)
+        except SpecError as error:
+            if not all(_take_out(data, problem.field) for problem in error.problems[:1]):
+                raise SpecError(error.problems, source) from None
+    raise SpecError([Problem("", "no part of it is a job spec; please report this")], source)
+
+
+def _take_out(data: Any, field: str) -> bool:
+    """Remove a field, or the nearest thing around it; False where that is needed."""
+    path = [name or key or int(index) for name, index, key in _STEP.findall(field)]
+    while path:
+        holder = data
+        for step in path[:-1]:
+            holder = _item(holder, step)
+        if len(path) == 1 and path[0] in ("name", "namespace", "image", "run", "overlay"):
+            return False
+        if _item(holder, path[-1]) is not None:
+            del holder[path[-1]]
+            return True
+        path.pop()
+    return False
+
+
+def _item(holder: Any, step: str | int) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(step)
+    if isinstance(holder, list) and isinstance(step, int) and step < len(holder):
+        return holder[step]
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """A copy of plain strings, lists and dicts."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _prove(spec: JobSpec, original: Json, source: str) -> None:
+    """Render the spec and compare."""
+    rendered = manifest(spec)
+    if same_meaning(rendered, original):
+        return
+    config = config_of(original) is not None
+    left = difference(normal(rendered, config=config), normal(original, config=config))
+    problems = [
+        Problem(field_path(path), "no job spec can say this; change it, or keep the manifest")
+        for path in _leaves(left)
+    ]
+    raise SpecError(problems, source)
+
+
+def _leaves(patch: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The paths at which a patch changes something; items of a list are called by their name."""
+    if isinstance(patch, dict) and patch:
+        for key, value in patch.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(patch, list) and patch and all(isinstance(item, dict) for item in patch):
+        for index, item in enumerate(patch):
+            name = item.get("name") or item.get("mountPath") or index
+            rest = {key: value for key, value in item.items() if key not in ("name", "mountPath")}
+            yield from _leaves(rest or None, (*path, name))
+    else:
+        yield path
+
+
+def _notes(spec: JobSpec, wanted: Json) -> Iterator[str]:
+    kept = sorted({field_path(path) for path in _leaves(spec.overlay)} if spec.overlay else ())
+    if kept:
+        yield f"kept in overlay, since a job.yaml has no field for it: {', '.join(kept)}"
+    command = list(spec.run.command or ())
+    words = " ".join([*command, *spec.run.args])
+    if command == NO_COMMAND:
+        yield (
+            "the manifest has no command, so the image's own entrypoint runs; `k8sjob run` cannot "
+            "know it: write it into run.command and take `command: null` out of the overlay"
+        )
+    elif any(launcher in words for launcher in _LAUNCHERS):
+        yield (
+            "the command is a launcher's; run.script with replicas.nproc_per_node starts the same "
+            "processes and adds restarts in place, reasons and a watchdog"
+        )
+    elif spec.run.command is not None and command[:3] != AGENT:
+        yield "the command runs as it is, without k8sjob's agent; run.script would start it by that"
+    if spec.service_account_token and "token" not in str(wanted.get("metadata")):
+        yield (
+            "service_account_token is true, as Kubernetes has it by default; leave it out if the "
+            "training never calls the cluster"
+        )
+    for role, pod in pods(wanted):
+        image = trainer(pod)["image"]
+        if image != spec.image_reference:
+            yield f"the {role} runs another image, {image}, which the overlay keeps"

@@ -1,0 +1,324 @@
+"""The fields of a job spec that say what a PyTorchJob says: the best guess, never the last word.
+
+What is guessed wrongly or not at all comes out of the comparison afterwards and into the overlay.
+So everything here may be simple: where Master and Workers differ, the Master speaks for both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.adopt.meaning import same
+from k8sjob.adopt.normal import Json, config_of, mappings, pods
+from k8sjob.adopt.resources import resources, shm_volume
+from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role
+from k8sjob.rendering.manifest import MANAGED_BY, literal
+from k8sjob.rendering.overlay import merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["AGENT", "NO_COMMAND", "fields", "trainer"]
+
+AGENT: Final = ["python", "-m", "k8sjob.runtime"]
+NO_COMMAND: Final = [
+    "sh",
+    "-c",
+    "echo 'the entrypoint of the image runs here; write it into run.command' >&2; exit 2",
+]
+"""What stands for an entrypoint that only the image knows; the overlay takes it out again."""
+_ISTIO: Final = "sidecar.istio.io/inject"
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+
+
+def fields(wanted: Json) -> Json:
+    """Data for JobSpec, without overlay.
+
+    Args:
+        wanted: a PyTorchJob in normal form, which the webhook accepts.
+    """
+    spec, metadata = wanted["spec"], wanted["metadata"]
+    by_role = dict(pods(wanted))
+    all_pods = list(by_role.values())
+    lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
+    queue = metadata.get("labels", {}).get(_QUEUE)
+    made: Json = {
+        "name": metadata["name"],
+        "namespace": metadata.get("namespace"),
+        "image": _image(lead),
+        "run": _run(all_pods, lead),
+        "labels": _labels(wanted),
+        "annotations": _annotations(wanted),
+        "replicas": _replicas(spec),
+        "resources": resources(by_role),
+        "volumes": _volumes(all_pods, lead),
+        "policy": _policy(spec, lead),
+        "kueue_queue": queue,
+        "service_account_token": lead["automountServiceAccountToken"],
+        "gang": _gang(spec, lead),
+        "security": "restricted" if _is_restricted(lead) else "default",
+        **_scheduling(all_pods, lead),
+    }
+    if queue is not None:
+        del made["policy"]["suspend"]  # Kueue's jobs begin suspended anyway
+    settled: Json = merge(made, _settings(wanted))
+    return {key: value for key, value in settled.items() if value is not None}
+
+
+def trainer(pod: Json) -> Json:
+    """The container that trains; the operator's webhook has seen that it is there."""
+    return next(c for c in mappings(pod["containers"]) if c.get("name") == CONTAINER_NAME)
+
+
+def _shared(groups: Iterable[Json]) -> Json:
+    """The entries that all mappings have."""
+    first, *others = groups
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and same(other[key], value) for other in others)
+    }
+
+
+def _templates(wanted: Json, group: str) -> list[Json]:
+    replicas = wanted["spec"]["pytorchReplicaSpecs"].values()
+    return [replica["template"].get("metadata", {}).get(group, {}) for replica in replicas]
+
+
+def _labels(wanted: Json) -> Json:
+    shared = _shared([wanted["metadata"].get("labels", {}), *_templates(wanted, "labels")])
+    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, _QUEUE)}
+
+
+def _annotations(wanted: Json) -> Json:
+    shared = _shared(_templates(wanted, "annotations"))
+    if shared.get(_ISTIO) == "false":
+        del shared[_ISTIO]
+        return shared
+    return {**shared, _ISTIO: shared.get(_ISTIO)}
+
+
+def _image(lead: Json) -> Any:
+    container = trainer(lead)
+    reference = container["image"]
+    secrets = [secret.get("name") for secret in mappings(lead.get("imagePullSecrets"))]
+    default = "Always" if reference.endswith(":latest") else "IfNotPresent"
+    policy = container.get("imagePullPolicy")
+    if not secrets and policy in (default, None):
+        return reference
+    return {
+        "repository": reference,
+        "pull_secrets": secrets,
+        "pull_policy": None if policy == default else policy,
+    }
+
+
+# --- run ----------------------------------------------------------------------------------------
+
+
+def _run(all_pods: list[Json], lead: Json) -> Json:
+    container = trainer(lead)
+    command = [_plain(word) for word in container.get("command", [])]
+    args = [_plain(word) for word in container.get("args", [])]
+    made: Json
+    if command == AGENT and args[:1] == ["-m"] and len(args) > 1:
+        made = {"module": args[1], "args": args[2:]}
+    elif command == AGENT and args:
+        made = {"script": args[0], "args": args[1:]}
+    else:
+        made = {"command": command or NO_COMMAND, "args": args}
+    containers = [trainer(pod) for pod in all_pods]
+    return {**made, "env": _env(containers), "env_from": _env_from(containers)}
+
+
+def _plain(text: Any) -> Any:
+    """The text that is meant by one in which Kubernetes would replace $(NAME) and $$."""
+    if isinstance(text, str):
+        meant = text.replace("$$", "$")
+        return meant if literal(meant) == text else text
+    return text
+
+
+def _env(containers: list[Json]) -> Json:
+    """The variables that are plain values and the same in all replicas."""
+    named: list[Json] = [
+        {str(v.get("name")): v for v in mappings(c.get("env"))} for c in containers
+    ]
+    if any(hasattr(v.get("value"), "known") for group in named for v in group.values()):
+        return {}  # some refer to others, and only the overlay keeps all of them in their order
+    return {
+        name: _plain(variable.get("value", ""))
+        for name, variable in _shared(named).items()
+        if variable.keys() <= {"name", "value"} and name != CONFIG_ENV
+    }
+
+
+def _env_from(containers: list[Json]) -> list[Json]:
+    first, *others = (container.get("envFrom", []) for container in containers)
+    if not all(same(first, other) for other in others):
+        return []
+    made = []
+    for source in mappings(first):
+        match source:
+            case {"secretRef": {"name": name, **rest}, **more} if not rest and not more:
+                made.append({"secret": name})
+            case {"configMapRef": {"name": name, **rest}, **more} if not rest and not more:
+                made.append({"config_map": name})
+            case _:
+                return []
+    return made
+
+
+def _settings(wanted: Json) -> Json:
+    """What K8SJOB_CONFIG says, where k8sjob rendered the manifest."""
+    try:
+        config = json.loads(config_of(wanted) or "")
+        times = ("rendezvous_timeout", "collective_timeout", "hang_timeout")
+        made = {
+            "strategy": {
+                "kind": config["strategy"],
+                "backend": config["backend"],
+                **config["options"],
+            },
+            "run": {
+                **{name: int(config[name]) for name in times},
+                "local_rank_arg": config["local_rank_arg"],
+            },
+            "policy": {"max_restarts": config["max_restarts"]},
+        }
+        if config["checkpoint_dir"] is not None:
+            keys = ("dir", "every", "keep")
+            made["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return made
+
+
+# --- the job's shape and its pods -----------------------------------------------------------------
+
+
+def _replicas(spec: Json) -> Json:
+    replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
+    nodes = sum(replica["replicas"] for replica in replicas.values())
+    made: Json = {"workers": nodes - 1}
+    nproc = spec.get("nprocPerNode")
+    if isinstance(nproc, str) and nproc.isdecimal() and int(nproc) > 1:
+        made["nproc_per_node"] = int(nproc)
+    if elastic and Role.MASTER not in replicas:
+        made["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}
+    return made
+
+
+def _policy(spec: Json, lead: Json) -> Json:
+    policy, replicas = spec["runPolicy"], spec["pytorchReplicaSpecs"]
+    made = {
+        "restart_policy": next(iter(replicas.values()))["restartPolicy"],
+        "max_restarts": _max_restarts(spec),
+        "clean_pod_policy": policy["cleanPodPolicy"],
+        "ttl_after_finished": policy.get("ttlSecondsAfterFinished"),
+        "active_deadline": policy.get("activeDeadlineSeconds"),
+        "suspend": policy["suspend"],
+        "termination_grace": lead["terminationGracePeriodSeconds"],
+    }
+    return {key: value for key, value in made.items() if value is not None}
+
+
+def _max_restarts(spec: Json) -> int | None:
+    """The restarts of the whole group from which k8sjob would derive this backoffLimit."""
+    limit = spec["runPolicy"].get("backoffLimit")
+    elastic = spec.get("elasticPolicy") or {}
+    if not isinstance(limit, int):
+        return elastic.get("maxRestarts")
+    nodes = sum(replica["replicas"] for replica in spec["pytorchReplicaSpecs"].values())
+    most = elastic.get("maxReplicas") or nodes
+    return max(1, (limit - 1) // most) if limit else 0
+
+
+def _gang(spec: Json, lead: Json) -> Json | None:
+    scheduling = spec["runPolicy"].get("schedulingPolicy")
+    if not isinstance(scheduling, dict) or "minAvailable" not in scheduling:
+        return None
+    nodes = sum(replica["replicas"] for replica in spec["pytorchReplicaSpecs"].values())
+    least = scheduling["minAvailable"]
+    return {
+        "scheduler": lead.get("schedulerName"),
+        "min_available": None if least == nodes else least,
+        "queue": scheduling.get("queue"),
+    }
+
+
+_POD_FIELDS: Final = {
+    "service_account": "serviceAccountName",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "topology_spread": "topologySpreadConstraints",
+    "runtime_class": "runtimeClassName",
+    "host_network": "hostNetwork",
+    "priority_class": "priorityClassName",
+}
+
+
+def _scheduling(all_pods: list[Json], lead: Json) -> Json:
+    made = {
+        ours: lead[theirs]
+        for ours, theirs in _POD_FIELDS.items()
+        if theirs in lead and all(same(pod.get(theirs), lead[theirs]) for pod in all_pods)
+    }
+    return {**made, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
+
+
+def _is_restricted(lead: Json) -> bool:
+    context = trainer(lead).get("securityContext", {})
+    return lead.get("securityContext", {}).get("runAsNonRoot") is True and context == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _volumes(all_pods: list[Json], lead: Json) -> list[Json]:
+    """The volumes that all replicas mount in the same way, each from one simple source."""
+    made, shm = [], shm_volume(lead)
+    for volume in mappings(lead.get("volumes")):
+        mounts = [_mounts(pod, volume) for pod in all_pods]
+        source = _source(volume)
+        alike = all(volume in mappings(pod.get("volumes")) for pod in all_pods)
+        if volume is shm or source is None or not alike or not mounts[0]:
+            continue
+        first = mounts[0][0]
+        if all(first in others for others in mounts) and first.keys() <= _MOUNT.keys():
+            mount = {_MOUNT[key]: value for key, value in first.items()}
+            made.append({**mount, **source})
+    return made
+
+
+_MOUNT: Final = {
+    "name": "name",
+    "mountPath": "mount",
+    "subPath": "sub_path",
+    "readOnly": "read_only",
+}
+_SOURCES: Final = {
+    ("persistentVolumeClaim", "claimName"): "pvc",
+    ("hostPath", "path"): "host_path",
+    ("configMap", "name"): "config_map",
+    ("secret", "secretName"): "secret",
+}
+
+
+def _mounts(pod: Json, volume: Json) -> list[Json]:
+    mounts = mappings(trainer(pod).get("volumeMounts"))
+    return [mount for mount in mounts if mount.get("name") == volume.get("name")]
+
+
+def _source(volume: Json) -> Json | None:
+    kind, source = next(((k, v) for k, v in volume.items() if k != "name"), ("", None))
+    if not isinstance(source, dict):
+        return None
+    if kind == "emptyDir":
+        made = {"medium": source.get("medium"), "size_limit": source.get("sizeLimit")}
+        return {"empty_dir": {key: value for key, value in made.items() if value is not None}}
+    for (theirs, key), ours in _SOURCES.items():
+        if kind == theirs and source.keys() == {key}:
+            return {ours: source[key]}
+    return None
