@@ -39,9 +39,9 @@ def dockerfile(spec: JobSpec) -> str:
         RenderError: the spec's image is a reference, or has a name that a Dockerfile cannot hold.
     """
     image = spec.image
-    if isinstance(image, str):
+    if isinstance(image, str) or image.base is None:
         raise RenderError(
-            f"image: {image!r} is used as it is, so there is nothing to build; write"
+            f"image: {spec.image_reference!r} is used as it is, so there is nothing to build; write"
             " `image: {repository: ..., base: ...}` to build one"
         )
     command, args = container_argv(spec)

@@ -137,7 +137,7 @@ class _Replica:
 def _values(spec: JobSpec, image: str) -> dict[str, Any]:
     command, args = container_argv(spec)
     restricted = spec.security == "restricted"
-    built = None if isinstance(spec.image, str) else spec.image
+    image_part = None if isinstance(spec.image, str) else spec.image
     return {
         "spec": spec,
         "image": image,
@@ -158,10 +158,10 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "port": DEFAULT_PORT,
         "restricted": restricted,
         # A claim belongs to root when it is new: without the group a non-root user cannot write.
-        "fs_group": IMAGE_UID if restricted or built is not None else None,
-        "pull_policy": built.pull_policy if built else None,
-        "pull_secrets": built.pull_secrets if built else (),
-        "node_selector": _node_selector(spec, built.platform if built else None),
+        "fs_group": IMAGE_UID if restricted or spec.builds_image else None,
+        "pull_policy": image_part.pull_policy if image_part else None,
+        "pull_secrets": image_part.pull_secrets if image_part else (),
+        "node_selector": _node_selector(spec, image_part.platform if image_part else None),
         "shm_volume": _SHM_VOLUME,
     }
 

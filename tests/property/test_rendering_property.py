@@ -1,0 +1,96 @@
+"""Whatever a valid spec says, hostile text included, arrives: in YAML and in a Dockerfile."""
+
+import json
+import re
+import shlex
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from strategies import job_specs
+
+from k8sjob.errors import RenderError
+from k8sjob.rendering import container_argv, container_env, dockerfile, render, webhook_problems
+from k8sjob.rendering.manifest import literal
+
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(spec=job_specs())
+@SLOW
+def test_every_value_arrives(spec):
+    text = render(spec)
+    assert text == render(spec)
+    manifest = yaml.load(text, Loader=yaml.CSafeLoader)
+    assert manifest == yaml.safe_load(text)
+    command, args = container_argv(spec)
+    pods = manifest["spec"]["pytorchReplicaSpecs"]
+    assert pods
+    for replica in pods.values():
+        pod = replica["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["command"] == [literal(word) for word in command]
+        assert container.get("args", []) == [literal(word) for word in args]
+        env = {item["name"]: item["value"] for item in container["env"]}
+        assert env == {name: literal(text) for name, text in container_env(spec).items()}
+        assert pod.get("affinity") == spec.affinity
+        assert pod.get("tolerations", []) == list(spec.tolerations)
+        assert pod.get("topologySpreadConstraints", []) == list(spec.topology_spread)
+        annotations = replica["template"]["metadata"].get("annotations", {})
+        given = {key: value for key, value in spec.annotations.items() if value is not None}
+        assert given.items() <= annotations.items()
+        mounted = {mount["name"]: mount for mount in container.get("volumeMounts", [])}
+        assert set(mounted) == {volume["name"] for volume in pod.get("volumes", [])}
+        for volume in spec.volumes:
+            assert mounted[volume.name]["mountPath"] == volume.mount
+            assert mounted[volume.name].get("subPath") == volume.sub_path
+    assert sum(replica["replicas"] for replica in pods.values()) == spec.nnodes
+
+
+@given(spec=job_specs())
+@SLOW
+def test_an_apiserver_and_the_operators_webhook_accept_it(crd_problems, spec):
+    # These three go through as the user wrote them; only a cluster can judge them.
+    free = {"affinity": None, "tolerations": (), "topology_spread": ()}
+    manifest = yaml.load(render(spec.model_copy(update=free)), Loader=yaml.CSafeLoader)
+    assert crd_problems(manifest) == []
+    assert webhook_problems(manifest) == []
+
+
+@given(spec=job_specs())
+@SLOW
+def test_a_dockerfile_says_what_the_spec_says(spec):
+    if not spec.builds_image:
+        with pytest.raises(RenderError, match="nothing to build"):
+            dockerfile(spec)
+        return
+    steps = instructions(dockerfile(spec))
+    image = spec.image
+    platform = [f"--platform={image.platform}"] if image.platform else []
+    assert steps[0] == ("FROM", " ".join([*platform, image.base]))
+    assert [name for name, _ in steps].count("FROM") == 1
+    command, args = container_argv(spec)
+    assert steps[-2] == ("USER", "1000:1000")
+    assert steps[-1][0] == "CMD"
+    assert json.loads(steps[-1][1]) == [*command, *args]
+    installs = [
+        shlex.split(body)[-1 - len(image.pip) :] for name, body in steps if "pip install" in body
+    ]
+    if image.pip:
+        assert installs[0][1:] == list(image.pip)
+    assert len(installs) == bool(image.pip) + (image.requirements is not None)
+    apt = [shlex.split(body) for name, body in steps if name == "RUN" and "apt-get" in body]
+    assert len(apt) == bool(image.apt)
+    for words in apt:
+        start = words.index("--no-install-recommends") + 1
+        assert words[start : start + len(image.apt)] == list(image.apt)
+    copies = [json.loads(body) for name, body in steps if name == "COPY" and body[0] == "["]
+    requirements = [source for source, _ in copies if source != ".k8sjob"]
+    assert requirements == ([image.requirements] if image.requirements else [])
+
+
+def instructions(text):
+    """(NAME, rest) of each instruction, as a builder splits them: comments out, lines joined."""
+    lines = [line for line in text.split("\n") if not re.match(r"\s*(#|$)", line)]
+    joined = re.sub(r"\\[ \t]*\n", "", "\n".join(lines))
+    return [tuple(line.split(" ", 1)) for line in joined.split("\n")]
