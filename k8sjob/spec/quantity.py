@@ -32,29 +32,35 @@ _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _FORM: Final = re.compile(
     r"([+-]?)(\d+\.?\d*|\.\d+)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
 )
-_NANO: Final = Decimal("1e-9")
-_MAX: Final = Decimal(2**63 - 1)
+_NANO: Final = -9
+_LONGEST: Final = 100
+MAX: Final = Decimal(2**63 - 1)
+"""Largest quantity that Kubernetes can add up."""
 _EXACT: Final = Context(prec=200)
 
 
-def _split(text: str) -> tuple[Decimal, str] | None:
-    """The value and its family ("binary", "exponent", "decimal")."""
-    match = _FORM.fullmatch(text) if len(text) <= 100 else None
+def _split(text: str) -> tuple[Decimal, str]:
+    """The value and its family ("binary", "exponent", "decimal"); ValueError for no quantity."""
+    match = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        return None
+        raise ValueError(f"{text!r} is not a quantity")
     sign, digits, binary, exponent, suffix = match.groups()
     number = Decimal(sign + digits)
     if binary:
-        family, value = "binary", _EXACT.multiply(number, Decimal(2 ** _BINARY[binary]))
-    elif exponent:
-        if abs(int(exponent[1:])) > 99:
-            return None
-        family, value = "exponent", number.scaleb(int(exponent[1:]), _EXACT)
+        # Upstream caps binary quantities alone; decimal ones may go beyond.
+        value = min(_EXACT.multiply(number.copy_abs(), Decimal(2 ** _BINARY[binary])), MAX)
+        family, value = "binary", value.copy_sign(number)
     else:
-        family, value = "decimal", number.scaleb(_DECIMAL[suffix], _EXACT)
-    if value % _NANO:
-        value = value.quantize(_NANO, ROUND_UP, _EXACT)
-    return max(-_MAX, min(_MAX, value)), family
+        family = "exponent" if exponent else "decimal"
+        power = int(exponent[1:]) if exponent else _DECIMAL[suffix]
+        if abs(power) > _LONGEST:
+            raise ValueError(f"{text!r} is not a quantity")
+        value = number.scaleb(power, _EXACT)
+    if value.as_tuple()[2] < _NANO:  # type: ignore[operator]  # neither NaN nor infinite here
+        value = value.quantize(Decimal(1).scaleb(_NANO), ROUND_UP, _EXACT)
+    if family == "binary" and (abs(value) < 1024 or value != value.to_integral_value()):
+        family = "decimal"
+    return value, family
 
 
 def parse(text: str) -> Decimal:
@@ -63,10 +69,7 @@ def parse(text: str) -> Decimal:
     Raises:
         ValueError: the text is not a quantity.
     """
-    found = _split(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a quantity")
-    return found[0]
+    return _split(text)[0]
 
 
 def canonical(text: str) -> str:
@@ -75,13 +78,10 @@ def canonical(text: str) -> str:
     Raises:
         ValueError: the text is not a quantity.
     """
-    found = _split(text)
-    if found is None:
-        raise ValueError(f"{text!r} is not a quantity")
-    value, family = found
+    value, family = _split(text)
     if not value:
         return "0"
-    if family == "binary" and abs(value) >= 1024 and value == value.to_integral_value():
+    if family == "binary":
         number, suffix = int(value), ""
         for name in _BINARY:
             if number % 1024:
@@ -89,27 +89,30 @@ def canonical(text: str) -> str:
             number, suffix = number // 1024, name
         return f"{number}{suffix}"
     sign, digits, exponent = value.normalize(_EXACT).as_tuple()
-    assert isinstance(exponent, int)  # noqa: S101 - neither NaN nor infinite
-    shift = exponent % 3
-    exponent -= shift
-    number = int("".join(map(str, digits))) * 10**shift * (-1 if sign else 1)
-    if exponent > 18:
-        number, exponent = number * 10 ** (exponent - 18), 18
+    assert isinstance(exponent, int)  # noqa: S101 - neither NaN nor infinite here
+    power = exponent - exponent % 3
+    if family == "decimal":
+        power = min(power, max(_DECIMAL.values()))
+    number = int("".join(map(str, digits))) * 10 ** (exponent - power) * (-1 if sign else 1)
     if family == "exponent":
-        return f"{number}e{exponent}" if exponent else str(number)
-    return str(number) + next(name for name, power in _DECIMAL.items() if power == exponent)
+        return f"{number}e{power}" if power else str(number)
+    return str(number) + next(name for name, each in _DECIMAL.items() if each == power)
 
 
 def _quantity(value: Any) -> str:
     text = value
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = getattr(value, "text", None) or repr(value)
-    if not isinstance(text, str) or (found := _split(text)) is None:
+    try:
+        number = parse(text) if isinstance(text, str) else None
+    except ValueError:
+        number = None
+    if number is None:
         refuse(
             f"{value!r} is not a quantity; write a number with a suffix, as 500m, 4, 8Gi or 1.5T"
         )
-    if found[0] < 0:
-        refuse(f"{text!r} is negative; a quantity of a resource cannot be")
+    if not 0 <= number <= MAX:
+        refuse(f"{text!r} is {'negative' if number < 0 else 'more than any node has'}")
     return canonical(text)
 
 
@@ -127,9 +130,7 @@ def _memory(value: Any) -> str:
     text = _quantity(value)
     size = parse(text)
     if size % 1:
-        refuse(
-            f"{value!r} is {size:f} bytes, since 'm' means a thousandth; write Mi or Gi"
-        )
+        refuse(f"{value!r} is {size:f} bytes, since 'm' means a thousandth; write Mi or Gi")
     if 0 < size < 10**6:
         refuse(f"{value!r} is {size:f} bytes, less than 1M; add the suffix Mi or Gi")
     return text
