@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError, JobNotFound
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef, Json
 
-__all__ = ["instant", "logs", "replica_of_rank", "select"]
+__all__ = ["TAIL_LINES", "instant", "last_lines", "logs", "replica_of_rank", "select"]
+
+
+TAIL_LINES: Final = 200
+"""So many last lines of each replica are enough to say why it ended."""
 
 
 def logs(
@@ -77,6 +81,16 @@ def logs(
                 skip[item.replica] -= 1
             elif item:
                 yield item
+
+
+def last_lines(backend: Backend, ref: JobRef, job: Json) -> dict[str, list[str]]:
+    """The end of each replica's output, for `diagnose`; without those that cannot be read."""
+    tails = {}
+    for replica in replica_names(job):
+        with suppress(BackendError):
+            lines = deque(backend.logs(ref, replica), maxlen=TAIL_LINES)
+            tails[replica] = [line.text for line in lines]
+    return tails
 
 
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.funnel import Ended, Funnel
-from k8sjob.lifecycle.logs import instant
+from k8sjob.lifecycle.logs import TAIL_LINES, instant
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status, replica_names
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ __all__ = ["watch"]
 
 SETTLE_SECONDS: Final = 0.8
 """How long lines that are still on their way are waited for once the job has ended."""
-TAIL_LINES: Final = 200
-"""So many last lines of each replica are kept for the findings at the end."""
 
 
 def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event]:

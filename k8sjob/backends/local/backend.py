@@ -1,0 +1,429 @@
+"""The back end of this machine: jobs as processes, their state in a folder that any terminal reads.
+
+A job is kept by a supervisor (supervisor.py), which writes what it sees and takes requests that are
+left for it. Reading a job needs no supervisor: where it is gone without a last word, the state says
+so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.local.conditions import finished, stamp
+from k8sjob.backends.local.logfiles import attempts, follow, read
+from k8sjob.backends.local.operator import DeleteJob, reconcile
+from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
+from k8sjob.backends.local.truth import lost
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from threading import Event
+
+    from k8sjob.backends.api import Json, LogLine, Plan
+
+__all__ = ["LocalBackend"]
+
+POLL_SECONDS: Final = 0.05
+CLEAN_UP_SECONDS: Final = 2.0
+"""How long replicas may take to end by themselves after their job."""
+ANSWER_SECONDS: Final = 10.0
+"""How long a supervisor is given to take up a request, beyond the grace of the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A supervisor that this process has started, and the end of its lifeline."""
+
+    process: subprocess.Popen[bytes]
+    lifeline: int
+
+
+class LocalBackend:
+    """Jobs on this machine.
+
+    Args:
+        state: the state folder; None: $K8SJOB_STATE, or the user's state folder.
+        fresh: jobs made here do not go on from the checkpoints of an earlier run of their name.
+    """
+
+    name = "local"
+
+    def __init__(self, state: Path | None = None, *, fresh: bool = False) -> None:
+        self._store = Store(state)
+        self._fresh = fresh
+        self._kept: dict[str, _Kept] = {}
+
+    # --- making -----------------------------------------------------------------------------------
+
+    def create(self, plan: Plan) -> JobRef:
+        """Start a job. It is stopped when this process goes, however it goes.
+
+        Raises:
+            JobExists: one of that name has not ended.
+            BackendError: a package, a variable, a folder or the space for it is missing.
+        """
+        from k8sjob.backends.local.paths import Places  # noqa: PLC0415 - a reader needs no spec
+        from k8sjob.backends.local.prepare import NAMESPACE, prepare  # noqa: PLC0415 - the same
+
+        ref = JobRef(plan.spec.name, NAMESPACE, str(uuid.uuid4()))
+        self._refuse_taken(ref.name)
+        checkpoints = self._checkpoints(ref)
+        with self._store.draft() as draft:
+            home = self._store.folder(ref.name, ref.uid).path
+            kept = self._store.checkpoints(ref.name, checkpoints)
+            places = Places(plan.spec, plan.folder, home, kept, self._store)
+            prepared = prepare(plan, places, draft.path)
+            if kept.is_dir() and any(kept.iterdir()):
+                message = f"goes on from the checkpoints of an earlier run, in {kept}"
+                prepared.say("Resumes", f"{message}; --fresh starts anew")
+            now = datetime.now(UTC)
+            prepared.job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
+            notices = [_notice(prepared.job, *notice, now) for notice in prepared.notices]
+            write_json(draft.state, {"job": prepared.job, "pods": [], "events": notices})
+            launches = {name: launch.to_json() for name, launch in prepared.launches.items()}
+            write_json(draft.launch, {"checkpoints": checkpoints, "replicas": launches})
+            draft.keep(os.getpid())  # until there is a supervisor
+            with self._store.locked():
+                self._refuse_taken(ref.name)
+                folder = self._store.publish(draft, ref.name, ref.uid)
+        self._start(ref, folder)
+        return ref
+
+    def _refuse_taken(self, name: str) -> None:
+        for folder in self._store.folders(name):
+            try:
+                snapshot = self._read(folder)
+            except JobNotFound:
+                continue
+            if not finished(snapshot.job.get("status") or {}):
+                raise JobExists(
+                    f"local/{name} is there already and has not ended; see `k8sjob status {name}`,"
+                    f" end it by `k8sjob delete {name}`, or choose another name"
+                )
+
+    def _checkpoints(self, ref: JobRef) -> str:
+        """Whose checkpoints a new job uses: those of its name's last run, unless that succeeded."""
+        for folder in () if self._fresh else self._store.folders(ref.name):
+            try:
+                status = self._read(folder).job.get("status") or {}
+                last = str(read_json(folder.launch)["checkpoints"])
+            except (BackendError, FileNotFoundError, KeyError):
+                continue
+            succeeded = any(
+                c["type"] == "Succeeded" and c["status"] == "True"
+                for c in status.get("conditions", [])
+            )
+            return ref.uid if succeeded else last
+        return ref.uid
+
+    def _start(self, ref: JobRef, folder: JobFolder) -> None:
+        inner, lifeline = os.pipe()
+        try:
+            with folder.log.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", f"{__package__}.supervisor", folder.path, str(inner)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder.path,
+                    pass_fds=(inner,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(inner)
+        self._kept[ref.uid] = _Kept(process, lifeline)
+        folder.keep(process.pid)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def find(self, name: str) -> JobRef:
+        """The newest job of that name.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        for folder in self._store.folders(name):
+            try:
+                return _ref(self._read(folder).job)
+            except JobNotFound:
+                continue
+        raise JobNotFound(f"no job {name!r} on this machine; `k8sjob list` names those there are")
+
+    def jobs(self) -> list[Snapshot]:
+        """All jobs, the newest first; one whose time after its end is over is removed."""
+        found = []
+        for folder in self._store.folders():
+            try:
+                snapshot = self._read(folder)
+            except JobNotFound:
+                continue
+            if self._expired(snapshot) and not self._keeps(folder):
+                folder.remove()
+                self._store.prune_checkpoints(snapshot.job["metadata"]["name"])
+            else:
+                found.append(snapshot)
+        return found
+
+    def snapshot(self, ref: JobRef) -> Snapshot:
+        """The job now; JobNotFound if it is gone."""
+        return self._read(self.folder(ref))
+
+    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
+        """The job now, and again after each change; ends when it is gone, or `stop` is set."""
+        folder = self.folder(ref)
+        told: Snapshot | None = None
+        seen: object = None
+        look_at = 0.0
+        while stop is None or not stop.is_set():
+            now = _version(folder)
+            # The supervisor may also go without a word, which changes no file.
+            if now != seen or time.monotonic() >= look_at:
+                seen, look_at = now, time.monotonic() + 10 * POLL_SECONDS
+                try:
+                    snapshot = self._read(folder)
+                except JobNotFound:
+                    return
+                if snapshot != told:
+                    told = snapshot
+                    yield snapshot
+            time.sleep(POLL_SECONDS)
+
+    def logs(
+        self,
+        ref: JobRef,
+        replica: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        stop: Event | None = None,
+    ) -> Iterator[LogLine]:
+        """A replica's output, over all attempts; see Backend.logs.
+
+        Raises:
+            JobNotFound: there is no such job.
+            BackendError: `previous`, and there was one attempt alone.
+        """
+        folder = self.folder(ref)
+        if not folder.state.exists():
+            raise _not_found(ref)
+        logs = folder.replica(replica) / "logs"
+        if previous:
+            earlier = attempts(logs)[:-1]
+            if not earlier:
+                raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
+            return read(logs, replica, earlier[-1])
+        if follow:
+            return _follow(logs, replica, self._ended(folder, replica), stop)
+        return (line for number in attempts(logs) for line in read(logs, replica, number))
+
+    def folder(self, ref: JobRef) -> JobFolder:
+        """The folder of a job: state, output, and each replica's working folder.
+
+        Raises:
+            JobNotFound: the reference has no uid, and there is no job of its name.
+        """
+        uid = ref.uid or self.find(ref.name).uid
+        return self._store.folder(ref.name, uid)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def suspend(self, ref: JobRef, *, value: bool) -> None:
+        """Stop the job's replicas and keep the job, or let it go on.
+
+        Raises:
+            JobNotFound: there is no such job.
+            BackendError: it has ended, or its supervisor does not answer.
+        """
+        folder = self.folder(ref)
+        verb = "suspended" if value else "resumed"
+        if finished(self._read(folder).job.get("status") or {}):
+            raise BackendError(f"{ref} has ended and cannot be {verb}; run it again instead")
+        folder.ask("suspend", value=value)
+
+        def taken_up() -> bool:
+            policy = self._read(folder).job["spec"].get("runPolicy") or {}
+            return bool(policy.get("suspend")) == value
+
+        if not _wait_for(taken_up, ANSWER_SECONDS):
+            raise BackendError(
+                f"the supervisor of {ref} does not answer; see {folder.log}, or end the job by"
+                f" `k8sjob delete {ref.name}`"
+            )
+
+    def stop(self, ref: JobRef, *, now: bool = False, message: str = "") -> None:
+        """Ask that the job ends: SIGTERM to its replicas, SIGKILL after their grace.
+
+        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds meanwhile. Returns
+        at once.
+
+        Args:
+            ref: the job.
+            now: SIGKILL at once.
+            message: why, for the job's status.
+        """
+        self.folder(ref).ask("stop", now=now, message=message)
+
+    def finish(self, ref: JobRef) -> None:
+        """Wait until a job that has ended is cleaned up; one that has not ended is stopped.
+
+        To be called by the process that made the job, when it has seen the job's end, or will not
+        wait for it. Replicas that outlive the job (cleanPodPolicy None) are stopped too.
+        """
+        kept = self._kept.pop(ref.uid, None)
+        if kept is None:
+            return
+        folder = self.folder(ref)
+        with suppress(BackendError, subprocess.TimeoutExpired):
+            if finished(self._read(folder).job.get("status") or {}):
+                if not _wait_for(lambda: kept.process.poll() is not None, CLEAN_UP_SECONDS):
+                    folder.ask("stop", message="its output was followed to the end")
+                kept.process.wait(self._grace(folder) + ANSWER_SECONDS)
+        os.close(kept.lifeline)
+        kept.process.wait()
+
+    def delete(self, ref: JobRef) -> None:
+        """Stop the job and remove it, with its output and the checkpoints in the state folder.
+
+        Raises:
+            JobNotFound: there is no such job.
+            BackendError: its replicas could not be stopped.
+        """
+        folder = self.folder(ref)
+        self._read(folder)
+        if self._keeps(folder):
+            folder.ask("delete")
+            gone = _wait_for(lambda: not self._keeps(folder), self._grace(folder) + ANSWER_SECONDS)
+            keeper = folder.keeper()
+            if not gone and keeper and not keeper.kill():
+                raise BackendError(
+                    f"the supervisor of {ref}, process {keeper.pid} on {keeper.host}, does not"
+                    " answer; end it there, and delete the job again"
+                )
+        folder.remove()
+        self._store.prune_checkpoints(ref.name)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _read(self, folder: JobFolder) -> Snapshot:
+        """The state as it is, or as it must be if the supervisor is gone without a last word."""
+        try:
+            state = read_json(folder.state)
+            if not finished(state["job"].get("status") or {}) and not self._keeps(folder):
+                state = read_json(folder.state)  # it may have ended well in between
+                if not finished(state["job"].get("status") or {}):
+                    state = lost(state, folder)
+        except FileNotFoundError:
+            name, _, uid = folder.path.name.rpartition("-")
+            raise _not_found(JobRef(name, "local", uid)) from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BackendError(
+                f"{folder.state} is damaged ({error!r}); remove the folder {folder.path}"
+            ) from error
+        return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
+
+    def _keeps(self, folder: JobFolder) -> bool:
+        """Whether a process is responsible for the job; reaps the supervisors of this process."""
+        for kept in self._kept.values():
+            kept.process.poll()
+        keeper = folder.keeper()
+        return keeper is not None and keeper.alive
+
+    def _ended(self, folder: JobFolder, replica: str) -> Callable[[], bool]:
+        """Whether a replica will write nothing more; looks at the files when they have changed."""
+        seen: object = object()
+        answer, look_at = False, 0.0
+
+        def ended() -> bool:
+            nonlocal seen, answer, look_at
+            now = _version(folder)
+            if now != seen or time.monotonic() >= look_at:
+                seen, look_at = now, time.monotonic() + 10 * POLL_SECONDS
+                answer = self._silent(folder, replica)
+            return answer
+
+        return ended
+
+    def _silent(self, folder: JobFolder, replica: str) -> bool:
+        try:
+            snapshot = self._read(folder)
+        except JobNotFound:
+            return True
+        if not finished(snapshot.job.get("status") or {}):
+            return False
+        name = f"{snapshot.job['metadata']['name']}-{replica}"
+        phases = [p["status"]["phase"] for p in snapshot.pods if p["metadata"]["name"] == name]
+        return all(phase in ("Succeeded", "Failed") for phase in phases)
+
+    @staticmethod
+    def _expired(snapshot: Snapshot) -> bool:
+        if not finished(snapshot.job.get("status") or {}):
+            return False
+        _, actions = reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
+        return DeleteJob() in actions
+
+    @staticmethod
+    def _grace(folder: JobFolder) -> float:
+        try:
+            replicas = read_json(folder.launch)["replicas"].values()
+            return max((float(launch["grace"]) for launch in replicas), default=0.0)
+        except (BackendError, FileNotFoundError, KeyError, TypeError):
+            return 0.0
+
+
+def _follow(
+    logs: Path, replica: str, ended: Callable[[], bool], stop: Event | None
+) -> Iterator[LogLine]:
+    return follow(logs, replica, ended=ended, stopped=stop.is_set if stop else lambda: False)
+
+
+def _version(folder: JobFolder) -> object:
+    """Differs when the state was written anew; None when it is gone."""
+    try:
+        stat = folder.state.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _ref(job: Json) -> JobRef:
+    meta = job["metadata"]
+    return JobRef(meta["name"], meta["namespace"], meta["uid"])
+
+
+def _not_found(ref: JobRef) -> JobNotFound:
+    return JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
+
+
+def _notice(job: Json, reason: str, message: str, now: datetime) -> dict[str, Any]:
+    """A warning of the back end itself, as an Event of the job."""
+    meta, moment, uid = job["metadata"], stamp(now), str(uuid.uuid4())
+    return {
+        "metadata": {"name": f"{meta['name']}.{uid[:8]}", "uid": uid, "creationTimestamp": moment},
+        "involvedObject": {"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": 1,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+    }

@@ -1,0 +1,218 @@
+"""One start of a replica's container: a process, its output, and everything that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.local.logfiles import LogWriter, last_lines
+from k8sjob.backends.local.pods import End
+from k8sjob.contract import (
+    LIFELINE_ENV,
+    MAX_TERMINATION_BYTES,
+    TERMINATION_LOG_ENV,
+    ExitCode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Container", "Launch"]
+
+_START_ERROR: Final = 128
+"""The exit code that a kubelet gives to a container whose command cannot be started."""
+_FALLBACK: Final = "FallbackToLogsOnError"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a replica is started; everything but the ports, which are known at the start only.
+
+    Attributes:
+        argv: the command.
+        env: its own environment, on top of the supervisor's.
+        cwd: its working folder.
+        grace: seconds between SIGTERM and SIGKILL.
+        fallback_to_logs: the last lines of output stand in for a missing termination message.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    grace: float = 30.0
+    fallback_to_logs: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Stop:
+    kill_at: float
+    killed: bool = field(default=False)
+
+
+class Container:
+    """A process that runs as if it were alone in a container.
+
+    When it ends, all that it has started and left behind is killed, as the end of a container's
+    first process does it.
+
+    Args:
+        launch: how it is started.
+        folder: of the replica: logs/ and termination-log are written here.
+        attempt: which start of the replica it is, from 0.
+        env: the whole environment.
+        lifeline: the file descriptor at whose end of file it stops by itself.
+    """
+
+    def __init__(
+        self, launch: Launch, folder: Path, attempt: int, env: Mapping[str, str], lifeline: int
+    ) -> None:
+        self._launch, self._attempt, self._folder = launch, attempt, folder
+        self._last_words = folder / "termination-log"
+        self._last_words.write_bytes(b"")
+        self._log: LogWriter | None = LogWriter(folder / "logs" / f"{attempt}.log")
+        self._started = datetime.now(UTC)
+        self._stop: _Stop | None = None
+        self._oom_kills = _oom_kills()
+        self._mark = f"{TERMINATION_LOG_ENV}={self._last_words}"
+        self.end: End | None = None
+        self.output, inner = os.pipe()
+        os.set_blocking(self.output, False)
+        try:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                launch.argv,
+                cwd=launch.cwd,
+                env={
+                    **env,
+                    TERMINATION_LOG_ENV: str(self._last_words),
+                    LIFELINE_ENV: str(lifeline),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=inner,
+                stderr=inner,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._process = None
+            message = f"cannot start {launch.argv[0]!r}: {error.strerror}"
+            self._finish(End(_START_ERROR, "StartError", message, *self._times()))
+        finally:
+            os.close(inner)
+
+    @property
+    def started(self) -> datetime:
+        """When it was started."""
+        return self._started
+
+    def read(self) -> bool:
+        """Write down the output that is there; False once there will be no more."""
+        if self._log is None:
+            return False
+        with suppress(BlockingIOError):
+            while data := os.read(self.output, 1 << 16):
+                self._log.feed(data)
+            return False
+        return True
+
+    def poll(self) -> End | None:
+        """How it ended; None while it runs. Kills it when the grace of a stop is over."""
+        if self.end or self._process is None:
+            return self.end
+        code = self._process.poll()
+        if code is None:
+            if self._stop and not self._stop.killed and time.monotonic() >= self._stop.kill_at:
+                self._stop.killed = True
+                self._kill_all()
+            return None
+        self._kill_all()
+        self._drain()
+        self._finish(self._told(ExitCode.of_status(code)))
+        return self.end
+
+    def stop(self, grace: float | None = None) -> None:
+        """SIGTERM now, SIGKILL after its grace, or after `grace` seconds if that is sooner."""
+        if self.end or self._process is None:
+            return
+        kill_at = time.monotonic() + (self._launch.grace if grace is None else grace)
+        if self._stop is None:
+            self._stop = _Stop(kill_at)
+            self._process.terminate()
+        self._stop.kill_at = min(self._stop.kill_at, kill_at)
+
+    def _told(self, code: int) -> End:
+        """The end with its termination message, and the reason that a kubelet would give."""
+        message = self._last_words.read_bytes()[:MAX_TERMINATION_BYTES].decode(errors="replace")
+        if self._log:
+            self._log.close()
+        if not message and code and self._launch.fallback_to_logs:
+            message = last_lines(self._folder / "logs", self._attempt, lines=80, size=2048)
+        reason = "Completed" if code == 0 else "Error"
+        if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
+            reason = "OOMKilled"
+        return End(code, reason, message, *self._times())
+
+    def _times(self) -> tuple[datetime, datetime]:
+        return self._started, datetime.now(UTC)
+
+    def _finish(self, end: End) -> None:
+        self.end = end
+        if self._log:
+            self._log.close()
+            self._log = None
+        os.close(self.output)
+
+    def _drain(self) -> None:
+        """The last of the output. A stranger that holds the pipe open is not waited for."""
+        deadline = time.monotonic() + 0.5
+        while self.read() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _kill_all(self) -> None:
+        """SIGKILL for the process, its group, and all that still carry its mark."""
+        assert self._process is not None  # noqa: S101 - for the type checker: callers have looked
+        if self._process.returncode is None:
+            self._process.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if sys.platform == "linux":
+            _kill_marked(self._mark)
+
+
+def _kill_marked(mark: str) -> None:
+    """SIGKILL for each process whose environment holds `mark`.
+
+    Each is held by a descriptor while it is looked at, so that a reused pid cannot be hit.
+    """
+    wanted = mark.encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with suppress(OSError):  # gone, or not ours to look at
+            held = os.pidfd_open(int(entry.name))
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(held, signal.SIGKILL)
+            finally:
+                os.close(held)
+
+
+def _oom_kills() -> int:
+    """How many processes of this machine the kernel has killed for want of memory."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0

@@ -1,0 +1,128 @@
+"""A replica's output in files: one a start of its container, in the form that a kubelet writes.
+
+A line is `TIMESTAMP stdout F TEXT`; P instead of F marks a part of a line that is not whole. What
+the job wrote stays as it was, byte for byte: whoever shows it strips control sequences.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from k8sjob.backends.api import LogLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["LogWriter", "attempts", "follow", "last_lines", "read"]
+
+LONGEST_LINE: Final = 16 * 1024
+"""A longer line is written in parts, as container runtimes do it."""
+
+
+class LogWriter:
+    """Takes the output of one start of a container and writes it down, line by line.
+
+    Args:
+        path: the file; its folder is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Some output; whole lines are written at once, the rest waits for its newline."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        head = _timestamp().encode() + b" stdout "
+        written = bytearray()
+        for line in lines:
+            for start in range(0, max(len(line), 1), LONGEST_LINE):
+                part = line[start : start + LONGEST_LINE]
+                whole = start + LONGEST_LINE >= len(line)
+                written += head + (b"F " if whole else b"P ") + part + b"\n"
+        while len(self._rest) >= LONGEST_LINE:
+            written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
+            self._rest = self._rest[LONGEST_LINE:]
+        if written:
+            self._file.write(written)
+
+    def close(self) -> None:
+        """The container has ended: what waits is the last line."""
+        if self._rest:
+            self.feed(b"\n")
+        self._file.close()
+
+
+def attempts(folder: Path) -> list[int]:
+    """The starts of which there is output, the oldest first."""
+    return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
+
+
+def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
+    """All whole lines of one start; nothing where there is no file."""
+    return _Follower(folder, replica, attempt).lines()
+
+
+def follow(
+    folder: Path, replica: str, *, ended: Callable[[], bool], stopped: Callable[[], bool]
+) -> Iterator[LogLine]:
+    """All lines of all starts, and what is written from now on.
+
+    Args:
+        folder: of the log files; it need not be there yet.
+        replica: named in the lines.
+        ended: whether nothing more will be written; looked at before the last read.
+        stopped: whether to end now.
+    """
+    attempt = 0
+    reader = _Follower(folder, replica, attempt)
+    while not stopped():
+        over, newer = ended(), (folder / f"{attempt + 1}.log").exists()
+        yield from reader.lines()
+        if newer:
+            attempt += 1
+            reader = _Follower(folder, replica, attempt)
+        elif over:
+            return
+        else:
+            time.sleep(0.05)
+
+
+def last_lines(folder: Path, attempt: int, *, lines: int, size: int) -> str:
+    """The end of one start's output, at most `lines` lines and `size` bytes of text."""
+    texts = [line.text for line in read(folder, "", attempt)][-lines:]
+    return "\n".join(texts).encode()[-size:].decode(errors="ignore")
+
+
+class _Follower:
+    """Reads one file from where it stopped the last time, whole lines only."""
+
+    def __init__(self, folder: Path, replica: str, attempt: int) -> None:
+        self._path = folder / f"{attempt}.log"
+        self._replica, self._attempt = replica, attempt
+        self._file: BinaryIO | None = None
+        self._cut, self._part = b"", b""
+
+    def lines(self) -> Iterator[LogLine]:
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except FileNotFoundError:
+                return
+        while data := self._file.read(1 << 16):
+            *rows, self._cut = (self._cut + data).split(b"\n")
+            for row in rows:
+                timestamp, _, tag, text = row.split(b" ", 3)
+                self._part += text
+                if tag != b"P":
+                    whole, self._part = self._part.decode(errors="replace"), b""
+                    yield LogLine(self._replica, self._attempt, timestamp.decode(), whole)
+
+
+def _timestamp() -> str:
+    now = time.time_ns()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 10**9))
+    return f"{whole}.{now % 10**9:09d}Z"

@@ -1,0 +1,92 @@
+"""Paths inside the containers and the folders of this machine that stand for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from k8sjob.contract import WORKDIR
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from k8sjob.backends.local.store import Store
+    from k8sjob.spec import JobSpec, Volume
+
+__all__ = ["Places", "mapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the folders of a job come from.
+
+    Attributes:
+        spec: the job.
+        source: the folder that relative paths of the spec start from.
+        job: the job's folder in the state folder.
+        checkpoints: the folder for checkpoint.dir, where no volume is mounted there.
+        store: the state folder.
+    """
+
+    spec: JobSpec
+    source: Path
+    job: Path
+    checkpoints: Path
+    store: Store
+
+    def of(self, replica: str) -> dict[str, str]:
+        """Each mount path that a replica sees, with its folder here; longer paths first.
+
+        The folders are made where they are missing.
+
+        Raises:
+            BackendError: a volume has no counterpart on this machine.
+        """
+        home = self.job / "replicas" / replica
+        found = {WORKDIR: home / "work"}
+        for index, volume in enumerate(self.spec.volumes):
+            found[volume.mount] = self._folder(index, volume, home)
+        checkpoint = self.spec.checkpoint
+        if checkpoint and mapped(checkpoint.dir, _text(found)) is None:
+            found[checkpoint.dir] = self.checkpoints
+        return _text(dict(sorted(found.items(), key=lambda item: -len(item[0]))))
+
+    def _folder(self, index: int, volume: Volume, home: Path) -> Path:
+        if volume.local is not None:
+            folder = (self.source / Path(volume.local).expanduser()).absolute()
+            if not folder.exists():
+                raise BackendError(
+                    f"volumes[{index}].local: {folder} is not there; make it, or correct the path"
+                )
+        elif volume.source in ("config_map", "secret"):
+            raise BackendError(
+                f"volumes[{index}]: the {volume.source} of {volume.name!r} is in the cluster alone;"
+                f" give `local: PATH`, a folder with the same files, for runs on this machine"
+            )
+        elif volume.pvc is not None:
+            folder = self.store.claim(volume.pvc)
+        elif volume.empty_dir is not None:
+            folder = home / "volumes" / volume.name
+        else:
+            folder = self.job / "volumes" / volume.name
+        return folder / volume.sub_path if volume.sub_path else folder
+
+
+def mapped(path: str, places: Mapping[str, str]) -> str | None:
+    """The path on this machine of one inside the container; None where nothing is mounted there.
+
+    Args:
+        path: a path, or text with one behind its first "=", as in "--data=/data/train".
+        places: mount path -> folder, longer mount paths first.
+    """
+    head, equals, tail = path.rpartition("=") if path.startswith("-") else ("", "", path)
+    for mount, folder in places.items():
+        if tail == mount or tail.startswith(mount.rstrip("/") + "/"):
+            return head + equals + folder + tail[len(mount.rstrip("/")) :]
+    return None
+
+
+def _text(places: Mapping[str, Path]) -> dict[str, str]:
+    return {mount: str(folder) for mount, folder in places.items()}

@@ -1,0 +1,276 @@
+"""From a plan to what the supervisor needs: the job, and how each of its replicas is started.
+
+What a run on this machine does differently from one in a cluster is said aloud.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob import document
+from k8sjob.backends.local.container import Launch
+from k8sjob.backends.local.context import copy_context
+from k8sjob.backends.local.devices import share, visible_gpus
+from k8sjob.backends.local.packages import check_packages
+from k8sjob.backends.local.paths import Places, mapped
+from k8sjob.contract import (
+    CHECKPOINT_DIR_ENV,
+    CONFIG_ENV,
+    CONTAINER_NAME,
+    PATHS_ENV,
+    WORKDIR,
+    Role,
+)
+from k8sjob.errors import BackendError
+from k8sjob.rendering import operator_env
+from k8sjob.spec import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from k8sjob.backends.api import Json, Plan
+
+__all__ = ["NAMESPACE", "Prepared", "prepare"]
+
+NAMESPACE: Final = "local"
+_AGENT: Final = ["python", "-m", "k8sjob.runtime"]
+_REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A job, ready to be kept.
+
+    Attributes:
+        job: the PyTorchJob, without metadata.uid and creationTimestamp.
+        launches: how each replica is started.
+        notices: what is different on this machine: reason and message.
+    """
+
+    job: Json
+    launches: dict[str, Launch] = field(default_factory=dict)
+    notices: list[tuple[str, str]] = field(default_factory=list)
+
+    def say(self, reason: str, message: str) -> None:
+        """Note something once."""
+        if (reason, message) not in self.notices:
+            self.notices.append((reason, message))
+
+
+def prepare(plan: Plan, places: Places, draft: Path) -> Prepared:
+    """Everything but the start.
+
+    Args:
+        plan: the job.
+        places: where its folders will be; `places.job` is the folder's final name.
+        draft: the job's folder as it is called until then.
+
+    Raises:
+        BackendError: a package, a variable, a folder or the space for it is missing.
+    """
+    spec = plan.spec
+    prepared = Prepared(document.parse(plan.manifest).data)
+    prepared.job["metadata"]["namespace"] = NAMESPACE
+    _start_at_once(plan, prepared)
+    context = plan.folder / (spec.image.context if isinstance(spec.image, Image) else ".")
+    check_packages(spec, context)
+    replicas = dict(_replicas(prepared.job))
+    devices = _devices(plan, list(replicas), prepared)
+    for name, (role, index) in replicas.items():
+        prepared.launches[name] = _launch(prepared, places, role, index, devices[name])
+    works = [draft / "replicas" / name / "work" for name in replicas]
+    advice = copy_context(context.resolve(), works, beside=places.store.root)
+    if advice:
+        prepared.say("LargeContext", advice)
+    _make_folders(places, list(replicas), draft)
+    return prepared
+
+
+def _start_at_once(plan: Plan, prepared: Prepared) -> None:
+    """Kueue would let a suspended job start; there is none here."""
+    if plan.spec.kueue_queue and not plan.spec.policy.suspend:
+        prepared.job["spec"]["runPolicy"]["suspend"] = False
+        prepared.say(
+            "NoQueue", f"queue {plan.spec.kueue_queue!r} is in the cluster alone: starts at once"
+        )
+
+
+def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
+    specs = job["spec"]["pytorchReplicaSpecs"]
+    for role in Role:
+        for index in range(specs[role].get("replicas", 1) if role in specs else 0):
+            yield f"{role.lower()}-{index}", (role, index)
+
+
+def _devices(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of each replica; all are empty when there are too few."""
+    resources = plan.spec.resources
+    asked = {
+        name: (resources.of_master if name.startswith("master") else resources).gpus
+        for name in replicas
+    }
+    total = sum(asked.values())
+    gpus = visible_gpus() if total else ()
+    shares = share(gpus, asked)
+    if shares is None:
+        prepared.say(
+            "TooFewGPUs",
+            f"the job asks for {total} GPUs and this machine has {len(gpus)}: it runs on CPUs with"
+            " gloo",
+        )
+    return shares or dict.fromkeys(replicas, "")
+
+
+def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: str) -> Launch:
+    template = prepared.job["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+    others = [c["name"] for c in template["containers"] if c["name"] != CONTAINER_NAME]
+    others += [c["name"] for c in template.get("initContainers") or []]
+    if others:
+        prepared.say(
+            "ContainersLeftOut", f"not run on this machine: containers {', '.join(others)}"
+        )
+    container = next(c for c in template["containers"] if c["name"] == CONTAINER_NAME)
+    folders = places.of(f"{role.lower()}-{index}")
+    env = _own_env(prepared, container, role, index)
+    argv = [*(container.get("command") or []), *(container.get("args") or [])]
+    argv = [_rewrite(prepared, _expand(word, env), folders) for word in argv]
+    env = {
+        name: ":".join(_rewrite(prepared, part, folders) for part in value.split(":"))
+        if name.endswith("PATH")
+        else _rewrite(prepared, value, folders)
+        for name, value in env.items()
+    }
+    env |= _local_env(prepared, places, folders, gpus)
+    env |= _loopback(operator_env(prepared.job, role, index))
+    return Launch(
+        argv=_started(argv),
+        env=env,
+        cwd=str(places.job / "replicas" / f"{role.lower()}-{index}" / "work"),
+        grace=float(template.get("terminationGracePeriodSeconds", 30)),
+        fallback_to_logs=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
+    )
+
+
+def _started(argv: list[str]) -> list[str]:
+    """The agent by this very Python; it keeps a command of the user's own too, as a mere keeper."""
+    agent = [sys.executable, "-m", "k8sjob.runtime"]
+    if argv[: len(_AGENT)] == _AGENT:
+        return [*agent, *argv[len(_AGENT) :]]
+    return [*agent, "--exec", *argv]
+
+
+def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dict[str, str]:
+    """The manifest's variables. Values of secrets stay in this process's environment.
+
+    The supervisor inherits that, so nothing secret is written down.
+    """
+    env: dict[str, str] = {}
+    missing = []
+    for variable in container.get("env") or []:
+        name, source = variable["name"], variable.get("valueFrom") or {}
+        if "fieldRef" in source:
+            path = source["fieldRef"]["fieldPath"]
+            env[name] = _field(prepared.job, path, role, index)
+        elif source:
+            reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
+            if name not in os.environ and not reference.get("optional"):
+                missing.append(name)
+        else:
+            env[name] = _expand(variable.get("value") or "", env)
+    if missing:
+        raise BackendError(
+            f"{', '.join(missing)}: taken from a secret or a config map in the cluster; for a run"
+            f" on this machine set the variables of the same name: export {missing[0]}=..."
+        )
+    for source in container.get("envFrom") or []:
+        kind, reference = next((k, v) for k, v in source.items() if k.endswith("Ref"))
+        prepared.say(
+            "EnvFrom",
+            f"{kind.removesuffix('Ref')} {reference['name']!r} is in the cluster alone: its"
+            " variables are those of the same name in this terminal",
+        )
+    return env
+
+
+def _field(job: Json, path: str, role: Role, index: int) -> str:
+    meta = job["metadata"]
+    known: dict[str, str] = {
+        "metadata.name": f"{meta['name']}-{role.lower()}-{index}",
+        "metadata.namespace": meta["namespace"],
+        "spec.nodeName": socket.gethostname(),
+        "status.podIP": "127.0.0.1",
+        "status.hostIP": "127.0.0.1",
+    }
+    if path not in known:
+        raise BackendError(
+            f"fieldRef {path!r} means nothing on this machine; known are {', '.join(known)}"
+        )
+    return known[path]
+
+
+def _local_env(
+    prepared: Prepared, places: Places, folders: Mapping[str, str], gpus: str
+) -> dict[str, str]:
+    """What the back end adds: see contract.py, and docs/explanation/local-backend.md."""
+    spec = places.spec
+    env = {
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        PATHS_ENV: json.dumps(folders),
+    }
+    if "PYTHONPATH" not in spec.run.env:  # as the image's own
+        path = (folders[WORKDIR], os.environ.get("PYTHONPATH", ""))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    if spec.checkpoint:
+        env[CHECKPOINT_DIR_ENV] = mapped(spec.checkpoint.dir, folders) or ""
+    if "OMP_NUM_THREADS" not in spec.run.env and "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // spec.world_size))
+    if not gpus and spec.strategy.backend == "nccl":
+        config = {**json.loads(spec.runtime_config.encode()), "backend": "gloo"}
+        env[CONFIG_ENV] = json.dumps(config)
+        prepared.say("NoNccl", "strategy.backend is nccl, which needs GPUs: gloo is used")
+    return env
+
+
+def _loopback(env: dict[str, str]) -> dict[str, str]:
+    addresses = {"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys()
+    return {**env, **dict.fromkeys(addresses, "127.0.0.1")}
+
+
+def _expand(text: str, env: Mapping[str, str]) -> str:
+    """$(NAME) and $$ as Kubernetes replaces them; an unknown name stays as it is."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        return env.get(match.group(2) or "", match.group())
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def _rewrite(prepared: Prepared, text: str, folders: Mapping[str, str]) -> str:
+    """A path inside the container as one of this machine."""
+    here = mapped(text, folders)
+    if here is None:
+        return text
+    prepared.say("PathMapped", f"{text} is {here} on this machine")
+    return here
+
+
+def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
+    """Make what the replicas will find mounted; what belongs to the job under its draft name."""
+    for replica in replicas:
+        (draft / "replicas" / replica / "logs").mkdir(parents=True)
+        for folder in places.of(replica).values():
+            path = Path(folder)
+            if path.is_relative_to(places.job):
+                path = draft / path.relative_to(places.job)
+            if not path.exists():  # a single file may be mounted too
+                path.mkdir(parents=True)

@@ -1,0 +1,247 @@
+"""The state folder: one folder for each job, written so that a reader never sees half a file.
+
+STATE/                      0700
+lock                      held while a job is being made
+jobs/NAME-UID/
+state.json              the job, its pods and events; the supervisor alone writes it
+launch.json             how to start each replica; no value of a secret is in it
+keeper.json             the process that is responsible for the job
+requests/               what other terminals ask of the supervisor, one file each
+supervisor.log          what the supervisor had to say, if it failed
+replicas/REPLICA/       work/ (the working folder), logs/ATTEMPT.log, termination-log
+volumes/                folders of volumes that live as long as the job
+checkpoints/NAME/ID/      kept while any job uses them
+claims/NAME/              folders of persistent volume claims, kept until removed by hand
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.local.identity import Identity
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["JobFolder", "Store", "read_json", "write_json"]
+
+STATE_ENV: Final = "K8SJOB_STATE"
+_BALLAST: Final = 256 * 1024
+"""Bytes that each job sets aside, so that its end can be written down on a full disk."""
+
+
+class JobFolder:
+    """The folder of one job.
+
+    Attributes:
+        path: absolute path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = path / "state.json"
+        self.launch = path / "launch.json"
+        self.log = path / "supervisor.log"
+        self._keeper = path / "keeper.json"
+        self._requests = path / "requests"
+
+    def replica(self, name: str) -> Path:
+        """The folder of a replica."""
+        return self.path / "replicas" / name
+
+    def keeper(self) -> Identity | None:
+        """The process that is responsible for the job; None when the file is gone or unreadable."""
+        try:
+            return Identity.from_json(read_json(self._keeper))
+        except (BackendError, KeyError, TypeError, ValueError, FileNotFoundError):
+            return None
+
+    def keep(self, pid: int) -> None:
+        """Write down that the process `pid` is responsible for the job from now on."""
+        write_json(self._keeper, Identity.of(pid).to_json())
+
+    def ask(self, verb: str, **details: Any) -> None:
+        """Leave a request; a newer one of the same verb takes the older one's place."""
+        self._requests.mkdir(exist_ok=True)
+        write_json(self._requests / verb, details)
+
+    def asked(self) -> dict[str, dict[str, Any]]:
+        """The requests that were left; they are taken out."""
+        taken = {}
+        for file in sorted(self._requests.glob("[!.]*")):
+            with suppress(FileNotFoundError, BackendError):
+                taken[file.name] = read_json(file)
+                file.unlink()
+        return taken
+
+    def make_room(self) -> None:
+        """Give back the disk space that was set aside for the last words of a full disk."""
+        (self.path / "ballast").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Take the folder away: out of sight at once, then its files."""
+        doomed = self.path.with_name(f".gone-{self.path.name}")
+        with suppress(FileNotFoundError):
+            self.path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+class Store:
+    """The state folder of this user.
+
+    Attributes:
+        root: its absolute path; made, for this user alone, when it is not there.
+
+    Raises:
+        BackendError: it cannot be made, or belongs to somebody else.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (root or default_root()).absolute()
+        self._jobs = self.root / "jobs"
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._jobs.mkdir(mode=0o700, exist_ok=True)
+            owner = self.root.stat().st_uid
+            if owner == os.getuid():
+                self.root.chmod(0o700)
+        except OSError as error:
+            raise BackendError(_trouble("use", self.root, error)) from error
+        if owner != os.getuid():
+            raise BackendError(
+                f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
+                f"set {STATE_ENV} to a folder of your own"
+            )
+
+    def folder(self, name: str, uid: str) -> JobFolder:
+        """Where the job of that name and uid lives, there or not."""
+        return JobFolder(self._jobs / _folder_name(name, uid))
+
+    def folders(self, name: str | None = None) -> list[JobFolder]:
+        """The folders of all jobs, or of those of one name, the newest first."""
+        found = []
+        for path in self._jobs.glob("[!.]*"):
+            if name is not None and path.name.rpartition("-")[0] != name:
+                continue
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found.append(((path / "launch.json").stat().st_mtime_ns, path))
+        return [JobFolder(path) for _, path in sorted(found, reverse=True)]
+
+    def checkpoints(self, job: str, identity: str) -> Path:
+        """Where the checkpoints of a job, and of those that resume it, lie."""
+        return self.root / "checkpoints" / job / identity
+
+    def claim(self, name: str) -> Path:
+        """The folder that stands for a persistent volume claim."""
+        return self.root / "claims" / name
+
+    @contextmanager
+    def draft(self) -> Iterator[JobFolder]:
+        """A folder for a new job, out of sight until it is published; gone if it never is."""
+        try:
+            draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
+            (draft / "ballast").write_bytes(b"\0" * _BALLAST)
+        except OSError as error:
+            raise BackendError(_trouble("write", self._jobs, error)) from error
+        try:
+            yield JobFolder(draft)
+        except OSError as error:
+            raise BackendError(_trouble("write", draft, error)) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
+        """Make a draft the folder of a job."""
+        folder = self.folder(name, uid)
+        draft.path.rename(folder.path)
+        return folder
+
+    def prune_checkpoints(self, name: str) -> None:
+        """Remove the checkpoints of a job's name that no job uses any more."""
+        used = set()
+        for folder in self.folders(name):
+            with suppress(FileNotFoundError, BackendError):
+                used.add(read_json(folder.launch).get("checkpoints"))
+        for path in (self.root / "checkpoints" / name).glob("*"):
+            if path.name not in used:
+                shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone among the processes that make jobs: names must not be taken twice."""
+        try:
+            file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BackendError(_trouble("write", self.root / "lock", error)) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+
+def _folder_name(name: str, uid: str) -> str:
+    return f"{name}-{uid[:8]}"
+
+
+def default_root() -> Path:
+    """$K8SJOB_STATE, else $XDG_STATE_HOME/k8sjob, else ~/.local/state/k8sjob."""
+    if os.environ.get(STATE_ENV):
+        return Path(os.environ[STATE_ENV]).expanduser()
+    base = os.environ.get("XDG_STATE_HOME")
+    return Path(base) / "k8sjob" if base else Path.home() / ".local" / "state" / "k8sjob"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BackendError: it cannot be read, or is no JSON object.
+    """
+    try:
+        body = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BackendError(_trouble("read", path, error)) from error
+    except ValueError as error:
+        raise BackendError(f"{path} is damaged: {error}; remove the job's folder") from error
+    if not isinstance(body, dict):
+        raise BackendError(f"{path} is damaged: no JSON object; remove the job's folder")
+    return body
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Put a JSON object into a file, whole or not at all; readers see the old or the new one.
+
+    Raises:
+        BackendError: it cannot be written (the disk is full, the folder is gone).
+    """
+    # No fsync: what must survive is the writer's death, not the machine's, which ends the job too.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(body, separators=(",", ":")))
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise BackendError(_trouble("write", path, error)) from error
+
+
+def _trouble(verb: str, path: Path, error: OSError) -> str:
+    advice = (
+        "free some space there"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT)
+        else "check its owner and permissions"
+    )
+    return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE_ENV} to another folder"

@@ -1,0 +1,251 @@
+"""The process that keeps one local job: the training operator and the kubelet in one.
+
+`python -m k8sjob.backends.local.supervisor JOBDIR [LIFELINE_FD]`, started by LocalBackend.create in
+a session of its own, so that a Ctrl-C in the terminal does not reach it. It reads JSON alone and
+imports nothing but the standard library. The lifeline is a pipe whose other end the process that
+runs the job holds: at its end of file the job is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.local import operator, pods
+from k8sjob.backends.local.conditions import fail, finished, is_true, stamp
+from k8sjob.backends.local.container import Launch
+from k8sjob.backends.local.kubelet import Kubelet
+from k8sjob.backends.local.operator import CreatePod, DeletePod, Record
+from k8sjob.backends.local.store import JobFolder, read_json, write_json
+
+if TYPE_CHECKING:
+    from k8sjob.backends.api import Json
+
+__all__ = ["Supervisor"]
+
+TICK_SECONDS: Final = 0.05
+CLEAN_UP_DELAY: Final = 1.0
+"""Seconds between a job's end and the deletion of what still runs: replicas end one after another,
+and a cluster needs its second as well."""
+ORPHAN_GRACE: Final = 3.0
+"""Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
+MOST_EVENTS: Final = 500
+_NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
+_RANK_NAMES: Final = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
+)
+
+
+class Supervisor:
+    """One job, from the first look to its end.
+
+    Args:
+        folder: the job's folder, with state.json and launch.json in it.
+        lifeline: file descriptor at whose end of file the job is stopped; None: there is none.
+    """
+
+    def __init__(self, folder: JobFolder, lifeline: int | None = None) -> None:
+        state = read_json(folder.state)
+        self._folder, self._lifeline = folder, lifeline
+        self._job: Json = state["job"]
+        self._events: list[Json] = state["events"]
+        self._recorded: set[str] = set()
+        self._saved = ""
+        self._port = _reserve_port()
+        launches = read_json(folder.launch)["replicas"]
+        self._kubelet = Kubelet(
+            folder,
+            {name: Launch(**launch) for name, launch in launches.items()},
+            self._environ,
+            lambda pod, kind, reason, text: self._record(pod, Record(kind, reason, text)),
+        )
+        self._stopping = ""
+        self._ended_at: float | None = None
+
+    def run(self) -> None:
+        """Until the job has ended and its replicas are gone, or the job is deleted."""
+        try:
+            while not self._over():
+                self._obey()
+                self._kubelet.sync()
+                self._operate()
+                self._save()
+                self._kubelet.wait(TICK_SECONDS)
+            if self._deleted:
+                self._folder.remove()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def terminated(self) -> None:
+        """Somebody ends this process: the job is stopped."""
+        self._stop("the supervisor of the job was told to end", ORPHAN_GRACE)
+
+    # --- what is asked for ----------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        for verb, details in self._folder.asked().items():
+            if verb == "suspend":
+                self._job["spec"].setdefault("runPolicy", {})["suspend"] = bool(details["value"])
+            elif verb == "stop":
+                self._stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
+            elif verb == "delete":
+                self._job["metadata"].setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
+        if self._deleted:
+            for pod in self._kubelet.pods:
+                self._kubelet.delete(pod["metadata"]["name"])
+        if self._lifeline is not None and select.select([self._lifeline], [], [], 0)[0]:
+            self._lifeline = None  # nothing is ever written into it: readable means closed
+            self._stop("the process that ran the job is gone", ORPHAN_GRACE)
+
+    def _stop(self, message: str, grace: float | None) -> None:
+        self._stopping = self._stopping or message or "it was asked to stop"
+        self._kubelet.halt(grace)
+
+    @property
+    def _deleted(self) -> bool:
+        return bool(self._job["metadata"].get("deletionTimestamp"))
+
+    # --- the operator ---------------------------------------------------------------------------
+
+    def _operate(self) -> None:
+        if self._deleted or (self._stopping and self._kubelet.busy):
+            return
+        ended = finished(self._status)
+        if ended and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        if ended and self._kubelet.busy and not self._past_delay():
+            return
+        now = datetime.now(UTC)
+        status, actions = operator.reconcile(self._job, self._kubelet.pods, now)
+        if self._stopping and not finished(status):
+            message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
+            status = fail(self._status, "PyTorchJobStopped", message, now)
+        self._job["status"] = status
+        for action in () if self._stopping else actions:
+            if isinstance(action, CreatePod):
+                self._kubelet.create(pods.new_pod(self._job, action.role, action.index, now))
+            elif isinstance(action, DeletePod):
+                self._kubelet.delete(action.name)
+            elif isinstance(action, Record):
+                self._record(self._job, action)
+
+    def _over(self) -> bool:
+        if self._kubelet.busy:
+            return False
+        if self._deleted:
+            return not self._kubelet.pods
+        dying = any(pod["metadata"].get("deletionTimestamp") for pod in self._kubelet.pods)
+        return finished(self._status) and self._ended_at is not None and not dying
+
+    def _past_delay(self) -> bool:
+        return self._ended_at is not None and (
+            time.monotonic() - self._ended_at > CLEAN_UP_DELAY or is_true(self._status, "Failed")
+        )
+
+    @property
+    def _status(self) -> Json:
+        status: Json = self._job.get("status") or {}
+        return status
+
+    # --- what is written down -------------------------------------------------------------------
+
+    def _record(self, about: Json, record: Record) -> None:
+        if record.key and record.key in self._recorded:
+            return
+        self._recorded.add(record.key)
+        now, meta = stamp(datetime.now(UTC)), about["metadata"]
+        uid = str(uuid.uuid4())
+        event = {
+            "metadata": {"name": f"{meta['name']}.{uid[:8]}", "uid": uid, "creationTimestamp": now},
+            "involvedObject": {
+                "kind": about.get("kind", ""),
+                "name": meta["name"],
+                "uid": meta.get("uid", ""),
+            },
+            "type": record.type,
+            "reason": record.reason,
+            "message": record.message,
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+        }
+        self._events = [*self._events[-MOST_EVENTS:], event]
+
+    def _save(self) -> None:
+        state = {"job": self._job, "pods": self._kubelet.pods, "events": self._events}
+        text = repr(state)
+        if text != self._saved:
+            write_json(self._folder.state, state)
+            self._saved = text
+
+    def _give_up(self, error: BaseException) -> None:
+        """Something is wrong here: no replica stays behind, and the state says what it was."""
+        self._kubelet.halt(0.0)
+        deadline = time.monotonic() + 2.0
+        with suppress(Exception):
+            while self._kubelet.busy and time.monotonic() < deadline:
+                self._kubelet.sync()
+                time.sleep(TICK_SECONDS)
+        with suppress(Exception):
+            self._folder.make_room()
+            message = f"the supervisor of the job failed: {error!s}"
+            self._job["status"] = fail(
+                self._status, "PyTorchJobSupervisorFailed", message, datetime.now(UTC)
+            )
+            self._save()
+
+    # --- the environment of a container ---------------------------------------------------------
+
+    def _environ(self, launch: Launch) -> dict[str, str]:
+        """This process's environment without the names of another group, then the replica's own."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_NOT_INHERITED) and name not in _RANK_NAMES
+        }
+        here = str(Path(sys.executable).parent)  # `python` means the one that runs k8sjob
+        inherited["PATH"] = os.pathsep.join(filter(None, (here, inherited.get("PATH", ""))))
+        return {**inherited, **_with_port(launch.env, self._port.getsockname()[1])}
+
+
+def _reserve_port() -> socket.socket:
+    """A socket that is bound and never listens: nobody else is given its port meanwhile.
+
+    Rank 0 can bind the same port all the same, since both ask for SO_REUSEADDR.
+    """
+    port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port.bind(("127.0.0.1", 0))
+    return port
+
+
+def _with_port(env: dict[str, str], port: int) -> dict[str, str]:
+    ports: dict[str, str] = {
+        name: str(port) for name in ("MASTER_PORT", "PET_MASTER_PORT") if name in env
+    }
+    if "PET_RDZV_ENDPOINT" in env:
+        ports["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+    return {**env, **ports}
+
+
+def main(arguments: list[str]) -> None:
+    """Keep the job whose folder is the first argument."""
+    lifeline = int(arguments[1]) if len(arguments) > 1 else None
+    supervisor = Supervisor(JobFolder(Path(arguments[0])), lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.terminated())
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

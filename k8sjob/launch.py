@@ -1,0 +1,160 @@
+"""From a spec to a running job: plan it, make it, follow it to its end. The only composer."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from k8sjob.backends.api import Plan
+from k8sjob.backends.local import LocalBackend
+from k8sjob.errors import JobFailed, JobNotFound
+from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.logs import last_lines
+from k8sjob.lifecycle.status import JobState, JobStatus, job_status
+from k8sjob.lifecycle.watch import watch
+from k8sjob.rendering import render
+from k8sjob.spec import JobSpec, load
+from k8sjob.view.feed import Feed, Interrupts
+from k8sjob.view.show import close_with_summary, viewer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from k8sjob.backends.api import JobRef, Snapshot
+    from k8sjob.contract import Event
+
+__all__ = ["follow", "plan", "run"]
+
+
+def plan(spec: JobSpec, folder: str | Path = ".", *, image: str | None = None) -> Plan:
+    """All that is about to happen, before anything does.
+
+    Args:
+        spec: the job.
+        folder: what relative paths of the spec (context, volumes[].local) start from.
+        image: what the replicas run, with its digest; None: as the spec names it.
+
+    Raises:
+        SpecError: the overlay does not fit the manifest.
+    """
+    reference = image or spec.image_reference
+    return Plan(spec, render(spec, reference), reference, Path(folder).absolute())
+
+
+def run(
+    spec: JobSpec | str | Path,
+    *,
+    view: Callable[[Event], object] | None = None,
+    logs: bool = True,
+    fresh: bool = False,
+    check: bool = True,
+    folder: str | Path | None = None,
+    backend: LocalBackend | None = None,
+) -> JobStatus:
+    """Run a job on this machine and follow it to its end.
+
+    Ctrl-C (in a notebook: interrupt) stops the job: its ranks write a checkpoint and end; a second
+    one kills them. When this process dies the job is stopped too.
+
+        >>> status = run("manifests/digits-ddp/job.yaml")  # doctest: +SKIP
+        >>> status.state
+        <JobState.SUCCEEDED: 'Succeeded'>
+
+    Args:
+        spec: a JobSpec, or the path of a job.yaml or of the folder that it lies in.
+        view: is called with each event, in this thread; None: a live screen in a terminal, plain
+            lines elsewhere, a summary at the end.
+        logs: follow the replicas' output; without it there is no progress either.
+        fresh: start anew, even where an earlier run of the same name left checkpoints.
+        check: raise JobFailed where the job does not succeed.
+        folder: what relative paths of the spec start from; None: where its job.yaml lies, or the
+            working folder.
+        backend: this machine's, with another state folder for instance.
+
+    Returns:
+        The job's last status.
+
+    Raises:
+        SpecError: the spec is not valid.
+        BackendError: the job cannot be started here; JobExists: one of its name runs.
+        JobFailed: it failed, was stopped or deleted (unless `check` is off).
+        KeyboardInterrupt: after the job was stopped by Ctrl-C.
+    """
+    if not isinstance(spec, JobSpec):
+        path = Path(spec)
+        folder = folder or (path if path.is_dir() else path.parent)
+        spec = load(path)
+    backend = backend or LocalBackend(fresh=fresh)
+    ref = backend.create(plan(spec, folder or "."))
+    try:
+        with _shown(ref, view) as show:
+            interrupted = follow(backend, ref, show, logs=logs)
+        snapshot = backend.snapshot(ref)
+    except JobNotFound:
+        raise JobFailed(f"{ref} was deleted while it ran") from None
+    finally:
+        backend.finish(ref)
+    if interrupted:
+        raise KeyboardInterrupt
+    status = job_status(snapshot)
+    if check and status.state is not JobState.SUCCEEDED:
+        raise _failed(backend, snapshot)
+    return status
+
+
+def follow(
+    backend: LocalBackend,
+    ref: JobRef,
+    show: Callable[[Sequence[Event]], object],
+    *,
+    logs: bool = True,
+) -> bool:
+    """Show a job of this process to its end; Ctrl-C or SIGTERM stops it, a second one kills it.
+
+    Args:
+        backend: the back end that made the job.
+        ref: the job.
+        show: is called with what happened, ten times a second, also when nothing did.
+        logs: follow the replicas' output.
+
+    Returns:
+        Whether it was interrupted.
+    """
+    seen = 0
+    with Interrupts() as interrupts:
+        for events in Feed(watch(backend, ref, logs=logs)):
+            show(events)
+            if interrupts.count > seen:
+                seen = interrupts.count
+                backend.stop(ref, now=seen > 1, message="Ctrl-C or SIGTERM")
+    return seen > 0
+
+
+@contextmanager
+def _shown(
+    ref: JobRef, view: Callable[[Event], object] | None
+) -> Iterator[Callable[[Sequence[Event]], object]]:
+    """The view that was given, or the one that suits standard output, with a summary."""
+    if view is not None:
+
+        def one_by_one(events: Sequence[Event]) -> None:
+            for event in events:
+                view(event)
+
+        yield one_by_one
+        return
+    with viewer(job=ref.name) as shown:
+        yield shown.show
+        close_with_summary(shown, sys.stdout)
+
+
+def _failed(backend: LocalBackend, snapshot: Snapshot) -> JobFailed:
+    status = job_status(snapshot)
+    tails = last_lines(backend, status.ref, snapshot.job)
+    words = [f"{status.ref}: {status.state}: {status.message}"]
+    words += [f"{f.message}; {f.next_step}" for f in diagnose(snapshot, tails)[:1]]
+    failure = JobFailed("\n".join(words))
+    failure.exit_code = status.exit_code
+    return failure
