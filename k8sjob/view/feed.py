@@ -32,11 +32,13 @@ class Interrupts:
     """Counts SIGINT (and SIGTERM) instead of raising, inside a `with`.
 
     Attributes:
-        count: how often an end was asked for since it was last set to 0.
+        count: how often an end was asked for.
+        exit_code: what a process ends with after it, 128 + the first signal; 0 before.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.exit_code = 0
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
@@ -54,8 +56,9 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def _note(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self.exit_code = self.exit_code or 128 + number
 
 
 class _End:

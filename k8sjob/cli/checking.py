@@ -1,0 +1,71 @@
+"""Commands about what was written without k8sjob: manifests and training scripts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from k8sjob.adopt import adopt
+from k8sjob.cli.failure import say
+from k8sjob.cli.output import document, format_option, text
+from k8sjob.lint import Severity, lint_manifest, lint_script
+from k8sjob.view.safe import safe_line
+
+if TYPE_CHECKING:
+    from k8sjob.lint import Finding
+
+__all__ = ["adopt_command", "lint_command"]
+
+
+@click.command("adopt")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def adopt_command(file: Path) -> None:
+    """Print the job.yaml that renders what a PyTorchJob manifest says: FILE, or - for stdin.
+
+    What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
+    standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
+    """
+    adopted = adopt(_read(file), _name(file))
+    text(adopted.spec.to_yaml())
+    for note in adopted.notes:
+        say(f"note: {note}")
+
+
+@click.command("lint")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True)
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@format_option("table", "json", "yaml")
+def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
+    """Find what will hang, be rejected by the operator or go wrong silently in FILES.
+
+    *.py are training scripts, the others PyTorchJob manifests (- is one on standard input). The
+    exit code is 1 if there is an error among the findings.
+    """
+    found = [finding for file in files for finding in _lint(file)]
+    if output != "table":
+        document([asdict(finding) for finding in found], output)
+    else:
+        for finding in found:
+            click.echo(safe_line(str(finding)))
+        if not found:
+            say("nothing found")
+    return int(any(strict or finding.severity is Severity.ERROR for finding in found))
+
+
+def _lint(file: Path) -> list[Finding]:
+    check = lint_script if file.suffix == ".py" else lint_manifest
+    return check(_read(file).decode("utf-8", "replace"), _name(file))
+
+
+def _read(file: Path) -> bytes:
+    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+
+
+def _name(file: Path) -> str:
+    return "<stdin>" if str(file) == "-" else str(file)

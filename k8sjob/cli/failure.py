@@ -1,0 +1,101 @@
+"""Exceptions become lines on stderr and an exit code, in one place."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from k8sjob.errors import K8sJobError
+from k8sjob.view.safe import safe_line, safe_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["INTERRUPTED", "TRACEBACK_ENV", "Failures", "fail", "say"]
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
+TRACEBACK_ENV: Final = "K8SJOB_TRACEBACK"
+"""Set to 1 to see the traceback of an error."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """How errors are told.
+
+    Attributes:
+        traceback: show where an error came from, too.
+    """
+
+    traceback: bool = False
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Run a command: any exception ends in a line on stderr and SystemExit with its code."""
+        try:
+            yield
+            sys.stdout.flush()
+        except click.exceptions.Exit as end:
+            raise SystemExit(end.exit_code) from None
+        except (click.Abort, KeyboardInterrupt):
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader went away, which is its right; Python would complain once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
+            if self.traceback or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
+                click.echo(traceback.format_exc(), err=True, nl=False)
+            raise SystemExit(_tell(error)) from None
+
+
+def say(text: str) -> None:
+    """A line of progress, for people: on stderr."""
+    click.echo(safe_text(text), err=True)
+
+
+def fail(message: str) -> None:
+    """An error on stderr, each line of it as one."""
+    label = "error:" if os.environ.get("NO_COLOR") else click.style("error:", fg="red", bold=True)
+    for line in message.splitlines() or [""]:
+        click.echo(f"{label} {safe_line(line)}", err=True)
+
+
+def _tell(error: Exception) -> int:
+    """Say what is wrong on stderr; the exit code for it."""
+    match error:
+        case click.UsageError():
+            fail(error.format_message())
+            context = error.ctx
+            if context is not None:
+                click.echo(f"try '{context.command_path} --help'", err=True)
+            return error.exit_code
+        case click.ClickException():
+            fail(error.format_message())
+            return error.exit_code
+        case K8sJobError():
+            fail(str(error) or type(error).__name__)
+            return error.exit_code
+        case OSError():
+            place = f": {error.filename}" if error.filename else ""
+            fail(f"{error.strerror or error}{place}")
+            return 1
+        case _:
+            fail(_bug(error))
+            return 1
+
+
+def _bug(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"this is a bug in k8sjob: {type(error).__name__}: {error}{where}\n"
+        f"please report it with what {TRACEBACK_ENV}=1 shows when you run the command again"
+    )

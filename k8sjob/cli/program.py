@@ -1,0 +1,143 @@
+"""The commands by name. Each one's module is loaded when it is called: help comes at once."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+import click
+
+from k8sjob import __version__
+from k8sjob.cli.failure import Failures
+
+__all__ = ["COMMANDS", "main", "program"]
+
+
+class Command(NamedTuple):
+    """A command before it is loaded: what `--help` says of it, and the module it lives in."""
+
+    section: str
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS: Final = {
+    command.name: command
+    for command in (
+        Command("Begin", "init", "starting", "Write a job that runs as it is: job.yaml, main.py"),
+        Command("Begin", "adopt", "checking", "Turn a PyTorchJob manifest into a job.yaml"),
+        Command("Check", "validate", "documents", "Check job.yaml files"),
+        Command("Check", "schema", "documents", "Print the JSON Schema of job.yaml"),
+        Command("Check", "render", "documents", "Print the PyTorchJob manifest, or the Dockerfile"),
+        Command("Check", "lint", "checking", "Find what will hang, be rejected or go wrong"),
+        Command("Run", "run", "running", "Run a job on this machine and follow it"),
+        Command("Look", "list", "jobs", "List jobs"),
+        Command("Look", "status", "jobs", "Show one job and its replicas"),
+        Command("Look", "watch", "running", "Follow a job to its end"),
+        Command("Look", "logs", "reading", "Print what the replicas wrote"),
+        Command("Look", "why", "reading", "Say why a job failed or does not go on"),
+        Command("Change", "suspend", "jobs", "Stop a job's replicas after a checkpoint"),
+        Command("Change", "resume", "jobs", "Let a suspended job go on"),
+        Command("Change", "delete", "jobs", "Stop a job and remove it"),
+        Command("Shell", "completion", "shell", "Print the completion script of a shell"),
+        Command("Shell", "version", "shell", "Print the versions that matter"),
+    )
+}
+
+
+class Program(click.Group):
+    """The top-level command: knows its commands' names, loads one when it is asked for it."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """All names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name; its function is called as the command, `_` for `-`."""
+        if name not in COMMANDS:
+            return None
+        module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
+        command = getattr(module, f"{name}_command")
+        assert isinstance(command, click.Command)  # noqa: S101 - tells mypy what the modules hold
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with a suggestion for a name that is nearly one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by section, without loading any."""
+        width = max(map(len, COMMANDS))
+        for section in dict.fromkeys(command.section for command in COMMANDS.values()):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [
+                        (f"{c.name:{width}}", c.summary)
+                        for c in COMMANDS.values()
+                        if c.section == section
+                    ]
+                )
+
+
+def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and isinstance(ctx.obj, Failures):
+        ctx.obj.traceback = True
+
+
+@click.command(
+    cls=Program,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="k8sjob", message="%(prog)s %(version)s")
+@click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_traceback,
+    help="Show where in k8sjob an error came from.",
+)
+def program() -> None:
+    r"""Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
+
+    A job is NAME, or local/NAME on this machine. Begin with:
+
+    \b
+      k8sjob init my-job
+      k8sjob run my-job/job.yaml
+    """
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code.
+
+    Args:
+        args: arguments without the program's name; None takes the process's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
+    args = sys.argv[1:] if args is None else args
+    failures = Failures()
+    with failures.told():
+        code = program.main(
+            args or ["--help"], prog_name=_called(), standalone_mode=False, obj=failures
+        )
+    sys.exit(code or 0)
+
+
+def _called() -> str:
+    """The name that the user types."""
+    name = Path(sys.argv[0]).name
+    if name == "__main__.py":
+        return "python -m k8sjob"
+    return name.replace("-", " ") if name.startswith("kubectl-") else "k8sjob"

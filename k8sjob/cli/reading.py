@@ -1,0 +1,163 @@
+"""Commands that read what a job's replicas wrote: as it is, or for what it explains."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from k8sjob.cli.failure import say
+from k8sjob.cli.naming import find, job_argument
+from k8sjob.cli.output import document, format_option
+from k8sjob.contract import Event, EventKind
+from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.logs import logs, select
+from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.view.feed import Feed, Interrupts
+from k8sjob.view.lines import finding_lines, line, position
+from k8sjob.view.plain import NAME_WIDTH
+from k8sjob.view.show import console_for
+from k8sjob.view.story import Finding, Story, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from k8sjob.backends.api import Backend, JobRef, LogLine
+
+__all__ = ["logs_command", "why_command"]
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TAIL = 200
+"""Last lines of each replica that `why` reads."""
+
+
+def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
+    """The moment that lies as long ago as `90s`, `5m`, `2h`, `1d` say."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is not a duration; write 90s, 5m, 2h or 1d")
+    return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+
+
+@click.command("logs")
+@job_argument()
+@click.option(
+    "-r",
+    "--replica",
+    "replicas",
+    multiple=True,
+    help="master-0, worker-2, or all of a role: worker.",
+)
+@click.option("--rank", "ranks", type=int, multiple=True, help="The replica of a process rank.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@click.option("-p", "--previous", is_flag=True, help="The attempt before the last one.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
+@click.option("--since", callback=_ago, help="Only what is newer, as 90s, 5m, 2h, 1d.")
+@click.option("--timestamps", is_flag=True, help="The time in front of each line.")
+@format_option("text", "json")
+def logs_command(  # noqa: PLR0917 - click hands them over by name
+    job: str,
+    replicas: tuple[str, ...],
+    ranks: tuple[int, ...],
+    follow: bool,
+    previous: bool,
+    tail: int | None,
+    since: datetime | None,
+    timestamps: bool,
+    output: str,
+) -> int:
+    """Print what the replicas of a job wrote, in the order of its times.
+
+    Lines of several replicas have the replica's name in front. Control sequences are taken out;
+    with -o json each line is as it was written.
+    """
+    backend, ref = find(job)
+    chosen = select(backend.snapshot(ref).job, replicas, ranks)
+    lines = logs(
+        backend, ref, replicas=chosen, follow=follow, previous=previous, since=since, tail=tail
+    )
+    printer = _Printer(max(map(len, chosen)) if len(chosen) > 1 else 0, output, times=timestamps)
+    with Interrupts() as interrupts:
+        for batch in Feed(lines):
+            printer.show(batch)
+            if interrupts.count:
+                if follow:
+                    say(f"\nthe job goes on; again: k8sjob logs -f {shlex.quote(job)}")
+                return interrupts.exit_code
+    return 0
+
+
+class _Printer:
+    """Writes log lines: for people as they read them, as JSON for programs."""
+
+    def __init__(self, width: int, output: str, *, times: bool) -> None:
+        """Args: width of the replicas' names, 0 for none; output; whether to print the time."""
+        self._width, self._json, self._times = width, output == "json", times
+        self._console = console_for(sys.stdout)
+
+    def show(self, lines: Sequence[LogLine]) -> None:
+        for one in lines:
+            if self._json:
+                sys.stdout.write(json.dumps(asdict(one)) + "\n")
+            else:
+                self._console.print(self._line(one), soft_wrap=True)
+        if lines:
+            sys.stdout.flush()
+
+    def _line(self, one: LogLine) -> Text:
+        event = Event.decode(one.text, one.replica)
+        said = _told(event) if event else Text(text(one.text))
+        if self._width:
+            log = Event(EventKind.LOG, {"text": ""}, 0.0, one.replica)
+            said = (line(log, width=max(self._width, NAME_WIDTH)) or Text()).append_text(said)
+        return Text(f"{text(one.timestamp)} ", "dim").append_text(said) if self._times else said
+
+
+def _told(event: Event) -> Text:
+    """A runtime event in a log, as its own replica's words."""
+    if event.kind == EventKind.PROGRESS:
+        story = Story()
+        story.add(event)
+        return Text("  ".join(position(story.progress)))
+    said = line(event, width=0)
+    return said[said.plain.index("| ") + 2 :] if said else Text(f"({text(event.kind)})")
+
+
+@click.command("why")
+@job_argument()
+@format_option("table", "json", "yaml")
+def why_command(job: str, output: str) -> None:
+    """Say why a job failed, hangs or does not start, and what to do about it."""
+    backend, ref = find(job)
+    snapshot = backend.snapshot(ref)
+    found = diagnose(snapshot, _last_lines(backend, ref))
+    if output != "table":
+        document([finding.as_dict() for finding in found], output)
+        return
+    console = console_for(sys.stdout)
+    for finding in found:
+        shown = Finding(finding.cause, finding.message, finding.next_step, finding.replica)
+        console.print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
+    if not found:
+        status = job_status(snapshot)
+        what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
+        click.echo(f"{ref} {what}; there is nothing to explain")
+
+
+def _last_lines(backend: Backend, ref: JobRef) -> Mapping[str, Sequence[str]]:
+    lines: Iterable[LogLine] = logs(backend, ref, tail=_TAIL)
+    tails: dict[str, list[str]] = defaultdict(list)
+    for one in lines:
+        if Event.decode(one.text) is None:
+            tails[one.replica].append(one.text)
+    return tails

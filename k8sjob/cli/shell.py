@@ -1,0 +1,52 @@
+"""Commands about the program itself."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import click
+from click.shell_completion import get_completion_class
+
+from k8sjob import __version__
+from k8sjob.cli.output import document, format_option
+
+__all__ = ["completion_command", "version_command"]
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands, options and job names in SHELL.
+
+    For bash: source <(k8sjob completion bash), in ~/.bashrc to keep it.
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"click has no completion for {shell}")
+    root = ctx.find_root()
+    click.echo(kind(root.command, {}, "k8sjob", "_K8SJOB_COMPLETE").source())
+
+
+@click.command("version")
+@format_option("table", "json", "yaml")
+def version_command(output: str) -> None:
+    """Print the versions of k8sjob, of Python, and of torch if it is installed."""
+    versions = {
+        "k8sjob": __version__,
+        "python": platform.python_version(),
+        "torch": _installed("torch"),
+    }
+    if output != "table":
+        document(versions, output)
+        return
+    for name, version in versions.items():
+        click.echo(f"{name} {version or 'not installed'}")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,78 @@
+"""`k8sjob init`: a job that runs as it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from k8sjob.cli.failure import say
+from k8sjob.document import scalar
+from k8sjob.errors import K8sJobError, Problem, SpecError
+from k8sjob.rendering import templates_dir
+from k8sjob.spec import JobSpec, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["init_command"]
+
+_FILES: Final = ("job.yaml", "main.py", "requirements.txt")
+_SCHEMA: Final = ".job.schema.json"
+_NAME: Final = "my-job"
+"""The name in the template."""
+
+
+@click.command("init")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.option("--name", help="The job's name; that of the folder if it is not given.")
+def init_command(folder: Path, name: str | None) -> None:
+    """Write a job into DIR that runs as it is: handwritten digits, two processes.
+
+    Nothing that is there is overwritten.
+    """
+    files = _job(name or folder.absolute().name, named=name is not None)
+    _write(files, folder)
+    for file in files:
+        say(f"wrote {folder / file}")
+    job = shlex.quote(str(folder / "job.yaml"))
+    requirements = shlex.quote(str(folder / "requirements.txt"))
+    say(f"\nrun it:     k8sjob run {job}\nit needs:   pip install torch -r {requirements}")
+
+
+def _job(name: str, *, named: bool) -> dict[str, str]:
+    """The files by name, made sure to be a valid job."""
+    source = templates_dir() / "init"
+    files = {file: (source / file).read_text(encoding="utf-8") for file in _FILES}
+    files["job.yaml"] = files["job.yaml"].replace(_NAME, scalar(name))
+    try:
+        JobSpec.from_yaml(files["job.yaml"])
+    except SpecError as error:
+        step = "" if named else "; give the job a name with --name"
+        messages = [problem.message for problem in error.problems if problem.field == "name"]
+        raise SpecError([Problem("name", m + step) for m in messages] or error.problems) from error
+    return {**files, _SCHEMA: json.dumps(schema(), indent=1) + "\n"}
+
+
+def _write(files: Mapping[str, str], folder: Path) -> None:
+    """All of the files, or none."""
+    there = [str(folder / file) for file in files if (folder / file).exists()]
+    if there:
+        raise K8sJobError(f"{', '.join(there)}: there already; name another folder")
+    made_folder = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    try:
+        for file, content in files.items():
+            with (folder / file).open("x", encoding="utf-8") as out:
+                made.append(folder / file)
+                out.write(content)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        if made_folder:
+            folder.rmdir()
+        raise
