@@ -1,0 +1,159 @@
+"""The folder that an image is built from."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from k8sjob.errors import ImageError
+from k8sjob.rendering import dockerfile, dockerignore, render, write_context
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A user's folder."""
+    folder = tmp_path / "code"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "main.py").write_text("print('hello')\n")
+    (folder / "pkg/__init__.py").write_text("")
+    (folder / ".env").write_text("TOKEN=secret\n")
+    return folder
+
+
+def names(folder):
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in found if not str(path).startswith(".k8sjob/")}
+
+
+RENDERED = {"pytorchjob.yaml", "Dockerfile", ".dockerignore"}
+
+
+def test_a_copy_has_all_that_the_build_needs(built, code, tmp_path):
+    spec = built()
+    target = tmp_path / "deep/build"
+    files = write_context(spec, code, target, image="registry.example/x@sha256:1")
+    assert {file.name for file in files} == RENDERED
+    assert names(target) == {"main.py", "pkg/__init__.py", *RENDERED}
+    assert (target / "Dockerfile").read_text() == dockerfile(spec)
+    assert (target / "pytorchjob.yaml").read_text() == render(spec, "registry.example/x@sha256:1")
+    assert names(code) == {"main.py", "pkg/__init__.py", ".env"}
+
+
+def test_in_place_the_users_files_stay(built, code):
+    write_context(built(), code, code)
+    assert names(code) == {"main.py", "pkg/__init__.py", ".env", *RENDERED}
+    assert (code / ".dockerignore").read_text() == dockerignore()
+    assert (code / ".k8sjob/.gitignore").read_text() == "*\n"
+
+
+def test_again_is_the_same(built, code, tmp_path):
+    for target in (code, tmp_path / "build"):
+        write_context(built(), code, target)
+        before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+        write_context(built(), code, target)
+        assert {p: p.read_bytes() for p in target.rglob("*") if p.is_file()} == before
+
+
+def test_a_copy_follows_its_source(built, code, tmp_path):
+    target = tmp_path / "build"
+    write_context(built(), code, target)
+    (code / "main.py").rename(code / "train.py")
+    write_context(built(), code, target)
+    assert names(target) == {"train.py", "pkg/__init__.py", *RENDERED}
+
+
+def test_a_target_inside_the_context(built, code):
+    target = code / "build"
+    for _ in range(2):
+        write_context(built(), code, target)
+        assert names(target) == {"main.py", "pkg/__init__.py", *RENDERED}
+
+
+def test_the_runtime_in_it_runs_without_the_clients_packages(built, code, tmp_path):
+    write_context(built(), code, tmp_path / "build")
+    home = tmp_path / "build/.k8sjob"
+    script = (
+        "import sys, k8sjob.contract, k8sjob.runtime; print(k8sjob.__file__);"
+        "print(sorted({'pydantic', 'yaml', 'jinja2', 'click', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [str(home / "k8sjob/__init__.py"), "[]"]
+    top = {path.name for path in (home / "k8sjob").iterdir()}
+    assert top == {"__init__.py", "compat.py", "contract.py", "runtime"}
+    assert not list(home.rglob("*.pyc"))
+
+
+def test_the_users_dockerignore_is_honoured(built, code, tmp_path):
+    (code / ".dockerignore").write_text("pkg\n.*\n")
+    target = tmp_path / "build"
+    write_context(built(), code, target)
+    assert names(target) == {"main.py", *RENDERED}
+    assert (target / ".dockerignore").read_text() == "pkg\n.*\n\n!.k8sjob\n"
+
+
+def test_in_place_a_dockerignore_is_not_changed(built, code):
+    (code / ".dockerignore").write_text("pkg\n")
+    write_context(built(), code, code)
+    assert (code / ".dockerignore").read_text() == "pkg\n"
+
+
+def test_in_place_a_dockerignore_must_let_the_runtime_pass(built, code):
+    (code / ".dockerignore").write_text(".*\n")
+    with pytest.raises(ImageError, match=r"add a last line '!\.k8sjob'"):
+        write_context(built(), code, code)
+    assert names(code) == {"main.py", "pkg/__init__.py", ".env", ".dockerignore"}
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "pytorchjob.yaml"])
+def test_files_of_the_users_own_are_not_lost(built, code, tmp_path, name):
+    (code / name).write_text("mine\n")
+    before = names(code)
+    with pytest.raises(ImageError, match="was not written by k8sjob"):
+        write_context(built(), code, code)
+    assert names(code) == before
+    assert (code / name).read_text() == "mine\n"
+    write_context(built(), code, tmp_path / "build")
+    assert (tmp_path / "build" / name).read_text().startswith("# Rendered by k8sjob")
+
+
+def test_a_folder_with_other_files_is_not_emptied(built, code, tmp_path):
+    target = tmp_path / "other"
+    target.mkdir()
+    (target / "precious").write_text("x")
+    with pytest.raises(ImageError, match="name a new or an empty folder"):
+        write_context(built(), code, target)
+    write_context(built(), target, target)
+    with pytest.raises(ImageError, match="name a new or an empty folder"):
+        write_context(built(), code, target)
+    assert (target / "precious").exists()
+
+
+def test_links_and_modes_are_kept(built, code, tmp_path):
+    (code / "link.py").symlink_to("main.py")
+    (code / "run.sh").write_text("")
+    (code / "run.sh").chmod(0o755)
+    os.mkfifo(code / "pipe")
+    target = tmp_path / "build"
+    write_context(built(), code, target)
+    assert (target / "link.py").readlink().name == "main.py"
+    assert (target / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert not (target / "pipe").exists()
+
+
+def test_an_image_that_is_there_needs_the_manifest_alone(job, code, tmp_path):
+    files = write_context(job(), code, tmp_path / "build")
+    assert [file.name for file in files] == ["pytorchjob.yaml"]
+    assert names(tmp_path / "build") == {"pytorchjob.yaml"}
+
+
+def test_a_context_that_is_missing(built, tmp_path):
+    with pytest.raises(ImageError, match=r"image\.context: .*gone is not a folder"):
+        write_context(built(), tmp_path / "gone", tmp_path / "build")

@@ -1,0 +1,78 @@
+""".dockerignore, by docker's documented examples and its parser's own rules."""
+
+import pytest
+
+from k8sjob.errors import ImageError
+from k8sjob.rendering import dockerignore
+from k8sjob.rendering.ignore import Ignore
+
+
+@pytest.mark.parametrize(
+    ("patterns", "ignored", "kept"),
+    [
+        ("", [], ["a", "a/b"]),
+        ("# comment\n\n  \n", [], ["# comment", "a"]),
+        ("a", ["a", "a/b", "a/b/c"], ["b/a", "ab"]),
+        ("/a", ["a"], ["b/a"]),
+        ("a/", ["a", "a/b"], ["b"]),
+        ("./a", ["a"], ["b"]),
+        ("*/temp*", ["x/temporary.txt", "x/temp"], ["temp", "x/y/temp"]),
+        ("*/*/temp*", ["x/y/temporary"], ["x/temp"]),
+        ("temp?", ["tempa", "tempb"], ["temp", "temp/a", "tempab"]),
+        ("**/*.go", ["a.go", "x/y/a.go"], ["a.goo", "ago"]),
+        ("a/**", ["a/b", "a/b/c"], ["a", "ab"]),
+        ("a/**/b", ["a/b", "a/x/y/b"], ["ab", "x/a/b"]),
+        ("*.md\n!README.md", ["a.md"], ["README.md", "x/a.md"]),
+        ("*.md\n!README*.md\nREADME-secret.md", ["README-secret.md", "a.md"], ["README.md"]),
+        ("!a\na", ["a"], []),
+        ("a\n!a/b", ["a/c"], ["a/b", "a/b/c"]),
+        ("[ab].txt", ["a.txt", "b.txt"], ["c.txt"]),
+        ("[^a].txt", ["b.txt"], ["a.txt"]),
+        ("a.b", ["a.b"], ["aXb"]),
+        (r"\*", ["*"], ["a"]),
+        ("a+b(c)$", ["a+b(c)$"], ["aab"]),
+        ("*", ["a", ".k8sjob"], []),
+        ("\ufeffa", ["a"], ["b"]),
+    ],
+)
+def test_patterns(patterns, ignored, kept):
+    ignore = Ignore(patterns)
+    assert [path for path in ignored if not ignore(path)] == []
+    assert [path for path in kept if ignore(path)] == []
+
+
+def test_a_pattern_that_is_none():
+    with pytest.raises(ImageError, match=r"\.dockerignore:2: '\[a' is not a pattern"):
+        Ignore("a\n[a\n")
+
+
+def test_our_own_leaves_out_secrets_and_keeps_code():
+    ignore = Ignore(dockerignore())
+    for path in (
+        ".env",
+        "x/.env.local",
+        ".ssh/id_rsa",
+        "k/tls.key",
+        ".git/HEAD",
+        "a/__pycache__/x",
+    ):
+        assert ignore(path), path
+    for path in (
+        "main.py",
+        "data/x.csv",
+        ".k8sjob/k8sjob/__init__.py",
+        "requirements.txt",
+        "environment.py",
+    ):
+        assert not ignore(path), path
+
+
+def test_walking_a_folder(tmp_path):
+    for name in ("b/c.txt", "a.txt", "skip/x.txt", "skip/keep.txt", "b/.hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "link").symlink_to("b")
+    (tmp_path / "empty").mkdir()
+    found = list(Ignore("skip\n!skip/keep.txt\n").walk(tmp_path))
+    assert sorted(found) == ["a.txt", "b/.hidden", "b/c.txt", "link", "skip/keep.txt"]
+    assert list(Ignore("skip").walk(tmp_path)) == list(Ignore("skip").walk(tmp_path))

@@ -1,0 +1,80 @@
+"""Where templates are found, and that no value reaches one unfiltered."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from k8sjob.errors import RenderError
+from k8sjob.rendering import template, templates_dir
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_checkout_has_its_templates_at_the_top():
+    assert templates_dir() == ROOT / "templates"
+
+
+def test_a_value_without_a_filter_is_an_error():
+    environment = template._environment()
+    with pytest.raises(RenderError, match="without a filter"):
+        environment.from_string("name: {{ name }}").render(name="x")
+    assert environment.from_string("name: {{ name | scalar }}").render(name="on") == 'name: "on"'
+
+
+def test_a_value_that_is_missing_is_an_error():
+    with pytest.raises(RenderError, match=r"pytorchjob\.yaml\.j2: 'spec' is undefined"):
+        template.fill("pytorchjob.yaml.j2")
+
+
+def test_a_nested_value_is_laid_out_as_a_block():
+    text = template._environment().from_string("a:\n{{ value | tree(2) }}\nb: 1")
+    value = {"x": ["on", {"y": "é\n"}], "z": {}}
+    assert text.render(value=value) == 'a:\n  x:\n    - "on"\n    - "y": "\\xe9\\n"\n  z: {}\nb: 1'
+
+
+def test_templates_hold_no_defaults_and_no_arithmetic():
+    environment = jinja2.Environment(autoescape=False)
+    forbidden = (
+        jinja2.nodes.BinExpr,
+        jinja2.nodes.UnaryExpr,
+        jinja2.nodes.Assign,
+        jinja2.nodes.CondExpr,
+    )
+    logic = (jinja2.nodes.And, jinja2.nodes.Or, jinja2.nodes.Not)
+    for path in sorted(templates_dir().glob("*.j2")):
+        tree = environment.parse(path.read_text())
+        found = [node for node in tree.find_all(forbidden) if not isinstance(node, logic)]
+        assert found == [], path
+        used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
+        assert used <= {"scalar", "tree", "word", "argv", "shell"}, path
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_its_templates(tmp_path):
+    """Built and installed for real: rendering from the wheel equals rendering from the checkout."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True
+    )
+    (wheel,) = tmp_path.glob("k8sjob-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    script = (
+        "from k8sjob.rendering import render, templates_dir; from k8sjob.spec import load;"
+        "import sys; print(templates_dir()); sys.stdout.write(render(load(sys.argv[1])))"
+    )
+    job = ROOT / "manifests/own-script"
+    done = subprocess.run(
+        [sys.executable, "-c", script, job / "job.yaml"],
+        env={"PYTHONPATH": str(tmp_path / "installed")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder, _, text = done.stdout.partition("\n")
+    assert Path(folder) == tmp_path / "installed/k8sjob/_templates"
+    assert text == (job / "pytorchjob.yaml").read_text()
