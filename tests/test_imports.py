@@ -32,7 +32,7 @@ def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
 
 
 def test_the_session_needs_torch_alone():
-    names = loaded("import k8sjob.runtime.session, k8sjob.runtime.strategies.ddp")
+    names = loaded("import k8sjob.runtime.sessions, k8sjob.runtime.strategies.ddp")
     assert "torch" in names
     # torch itself may load jinja2 or yaml; what it loads by itself is not ours
     assert not (names & CLIENT_ONLY) - loaded("import torch, torch.distributed, torch.utils.data")

@@ -22,10 +22,12 @@ __all__ = [
     "HEARTBEAT_ENV",
     "error_file",
     "heartbeat_file",
+    "launcher_hosts_store",
     "lifeline",
     "mapped_paths",
     "runtime_config",
     "termination_log",
+    "under_k8sjob",
 ]
 
 HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
@@ -75,6 +77,17 @@ def error_file(environ: Mapping[str, str] | None = None) -> Path | None:
 def heartbeat_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """The file that a rank touches with each beat; None where no agent watches."""
     return _path(environ, HEARTBEAT_ENV)
+
+
+def launcher_hosts_store(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the rendezvous' store belongs to the launcher, as torchrun tells its processes."""
+    named = (os.environ if environ is None else environ).get("TORCHELASTIC_USE_AGENT_STORE")
+    return named == "True"
+
+
+def under_k8sjob(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether k8sjob started this job, and so somebody reads its event lines."""
+    return contract.CONFIG_ENV in (os.environ if environ is None else environ)
 
 
 def termination_log(environ: Mapping[str, str] | None = None) -> Path | None:

@@ -1,0 +1,57 @@
+"""What runs inside a job's containers: the agent of a node, and what a training script imports.
+
+    from k8sjob import runtime
+
+    with runtime.session() as job:
+        ...
+
+Nothing is imported before it is asked for: the agent must not need torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from k8sjob.runtime.data import ShardSampler
+    from k8sjob.runtime.env import EnvError
+    from k8sjob.runtime.job import Job
+    from k8sjob.runtime.peer import PeerLost
+    from k8sjob.runtime.sessions import session
+    from k8sjob.runtime.sync_batchnorm import SyncBatchNorm
+    from k8sjob.runtime.training import Run, Stopped
+
+_HOME = {
+    "EnvError": "env",
+    "Job": "job",
+    "PeerLost": "peer",
+    "Run": "training",
+    "ShardSampler": "data",
+    "Stopped": "training",
+    "SyncBatchNorm": "sync_batchnorm",
+    "session": "sessions",
+}
+
+__all__ = [
+    "EnvError",
+    "Job",
+    "PeerLost",
+    "Run",
+    "ShardSampler",
+    "Stopped",
+    "SyncBatchNorm",
+    "session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'k8sjob.runtime' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"k8sjob.runtime.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

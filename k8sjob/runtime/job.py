@@ -1,0 +1,302 @@
+"""A rank's view of its job: who it is, what it trains, and what it does with the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+
+from k8sjob import compat
+from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.runtime import config as settings
+from k8sjob.runtime import rng
+from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.data import ShardSampler, Tail
+from k8sjob.runtime.last_words import leave_reason
+from k8sjob.runtime.lookout import Lookout
+from k8sjob.runtime.saves import Saves
+from k8sjob.runtime.strategies import strategy
+from k8sjob.runtime.training import Run
+from k8sjob.runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sized
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.env import DistEnv
+    from k8sjob.runtime.peer import PeerLost
+    from k8sjob.runtime.process_group import Group, Reduction
+    from k8sjob.runtime.report import Reporter
+
+__all__ = ["Job"]
+
+_KIND: Final = "k8sjob/own/1"
+_LOSS_GRACE: Final = 5.0
+"""Seconds that the main thread has to meet a peer's loss by itself, with a traceback of its own."""
+
+
+class Job:
+    """This process's place in the job, and what it can do together with the other ranks.
+
+    Attributes:
+        rank: 0 to world_size - 1, over all nodes.
+        world_size: number of processes of the job.
+        local_rank: 0 to the number of this node's processes - 1.
+        device: where to put the model: this process's GPU, or the CPU.
+        is_main: whether this is rank 0, the one that writes files.
+        seed: the session's seed.
+        config: the job's settings.
+        checkpoint_dir: where checkpoints go, on this machine; None where they are off.
+        group: the ranks' collectives.
+        reporter: rank 0's voice.
+        lookout: how the ranks stop together.
+        saves: the job's checkpoints; None where they are off.
+        training: whether training has begun.
+        reached: the last numbers given to log().
+    """
+
+    def __init__(
+        self, env: DistEnv, config: RuntimeConfig, group: Group, reporter: Reporter, seed: int
+    ) -> None:
+        self.rank, self.world_size, self.local_rank = env.rank, env.world_size, env.local_rank
+        self.device, self.is_main, self.seed = group.device, env.rank == 0, seed
+        self.config, self.group, self.reporter = config, group, reporter
+        folder = config.checkpoint_dir
+        self.checkpoint_dir = None if folder is None else self.path(folder)
+        self.lookout = Lookout(env.rank, env.world_size, group.meeting, on_loss=self._leave)
+        self.training = False
+        self.reached: dict[str, Any] = {}
+        self._env, self._step = env, 0
+        self._watchdog: Watchdog | None = None
+        self.saves = None
+        if self.checkpoint_dir is not None:
+            checkpoints = Checkpoints(self.checkpoint_dir, config.checkpoint_keep)
+            self.saves = Saves(checkpoints, group, reporter)
+
+    # --- training -------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        build: Callable[[], nn.Module] | nn.Module,
+        *,
+        loss: Callable[..., Tensor],
+        optimizer: tuple[Callable[..., Optimizer], Mapping[str, Any]] | Callable[[Any], Optimizer],
+        scheduler: tuple[Callable[..., Any], Mapping[str, Any]]
+        | Callable[[Optimizer], Any]
+        | None = None,
+        schedule_by: Literal["epoch", "step"] = "epoch",
+    ) -> Run:
+        """A training run under the job's strategy.
+
+        Args:
+            build: a class or function that makes the model; called with the same random numbers on
+                all ranks. A finished module will do.
+            loss: loss(output, *targets) -> the mean over the batch, a scalar.
+            optimizer: (class, arguments), or a function of the parameters.
+            scheduler: (class, arguments), or a function of the optimizer.
+            schedule_by: when the scheduler steps.
+
+        Raises:
+            ValueError: the model has nothing to train.
+        """
+        model = build if isinstance(build, torch.nn.Module) else build()
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                f"{type(model).__name__} has no parameters to train: check that its layers are "
+                "attributes of the module (lists need nn.ModuleList) and require gradients"
+            )
+        options = {**compat.STRATEGIES[self.config.strategy].options, **self.config.options}
+        prepared = strategy(self.config.strategy, model.to(self.device), loss, self.group, options)
+        parameters = prepared.model.parameters()
+        made = _made(optimizer, parameters)
+        schedule = None if scheduler is None else _made(scheduler, made)
+        # From here on ranks differ: each has its own dropout masks and augmentation.
+        rng.seed_all(self.seed, self.rank)
+        accumulate = int(options.get("accumulate", 1))
+        return Run(
+            self,
+            prepared,
+            loss,
+            optimizer=made,
+            scheduler=schedule,
+            schedule_by=schedule_by,
+            accumulate=accumulate,
+        )
+
+    def sampler(
+        self,
+        dataset: Sized,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        shuffle: bool = True,
+        tail: Tail = "pad",
+    ) -> ShardSampler:
+        """This rank's sampler, for a loop of one's own: see data.ShardSampler."""
+        return ShardSampler(
+            dataset,
+            rank=self.rank,
+            world_size=self.world_size,
+            batch_size=batch_size,
+            global_batch=global_batch,
+            shuffle=shuffle,
+            seed=self.seed,
+            tail=tail,
+        )
+
+    # --- together with the other ranks ----------------------------------------------------------
+
+    def log(self, **values: Any) -> None:
+        """Report numbers of this moment, as `epoch=3, accuracy=0.9`; rank 0's are shown."""
+        self.reached.update(values)
+        self.reporter.emit(EventKind.METRICS, **values)
+
+    def reduce(self, **pairs: tuple[float | Tensor, float | Tensor]) -> dict[str, float]:
+        """Means over all ranks: each name's (sum, count), added up in float64 and divided.
+
+        Returns:
+            name -> sum / count, the same on all ranks; nan where the count is 0.
+        """
+        flat = [float(number) for pair in pairs.values() for number in pair]
+        total = self.group.sums(flat)
+        return {
+            name: total[2 * at] / total[2 * at + 1] if total[2 * at + 1] else float("nan")
+            for at, name in enumerate(pairs)
+        }
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
+        """The sum, maximum or minimum over the ranks, element by element; a new tensor."""
+        return self.group.all_reduce(tensor, op)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, by rank, on all ranks; the first dimension may differ."""
+        return self.group.gather(tensor)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """One rank's tensor on all ranks; a new tensor."""
+        return self.group.broadcast(tensor, source)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.group.barrier()
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Rank 0 does the block, the others when it is done: for a download to a shared volume."""
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def path(self, mount: str | os.PathLike[str]) -> Path:
+        """Where a path of the job.yaml is: itself in a pod, its stand-in under `k8sjob run`.
+
+        Args:
+            mount: the mount path of a volume, checkpoint.dir, or a path below one of them.
+        """
+        wanted = Path(mount)
+        for known, here in sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0])):
+            if wanted.is_relative_to(known):
+                return Path(here) / wanted.relative_to(known)
+        return wanted
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Save a state of one's own loop; all ranks call it, rank 0's state is written.
+
+        Args:
+            step: what "newest" goes by.
+            state: dicts, lists and tuples of tensors and plain values: state_dict()s, numbers.
+        """
+        if self.saves is None:
+            raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
+        self.saves.store(_KIND, step, {"state": state})
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest state that save() wrote, on all ranks; None where there is none."""
+        saved = self.saves and self.saves.newest(_KIND)
+        if not saved:
+            return None
+        self.reporter.emit(EventKind.RESUMED, path=saved.path, step=saved.step)
+        saved.restore_random()
+        state: dict[str, Any] = saved.state["state"]
+        return state
+
+    def should_stop(self) -> bool:
+        """Whether to save and leave now: the same answer on all ranks, for a loop of one's own.
+
+        Call it equally often on all ranks, once a step. After True, save and call
+        `raise SystemExit(143)`.
+        """
+        self.begin()
+        self._step += 1
+        self.beat(self._step)
+        return not self.lookout.passes()
+
+    # --- for the runtime's own modules ------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Training begins: from now on progress is watched, and a stop waits for all ranks."""
+        if self.training:
+            return
+        self.training = True
+        again = self.group.meeting.again if self.group.meeting else None
+        self._watchdog = Watchdog(
+            again() if again else None,
+            self._env,
+            timeout=self.config.hang_timeout,
+            agent_file=settings.heartbeat_file(),
+            error_file=settings.error_file(),
+        )
+        self.group.on_phase = lambda phase: self.beat(self._step, phase)
+
+    def end(self) -> None:
+        """Training is over: what comes now may take its time."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+        self._watchdog = None
+
+    def beat(self, step: int, phase: str = "compute") -> None:
+        """Tell the watchdog that this rank makes progress.
+
+        Args:
+            step: the same number on all ranks for the same step.
+            phase: "sync" before waiting for the others, else anything.
+        """
+        self._step = step
+        if self._watchdog is not None:
+            self._watchdog.beat(step, phase)
+
+    def _leave(self, lost: PeerLost) -> None:
+        """In the lookout's thread: end this process if its main thread does not notice."""
+        if self.lookout.closed.wait(_LOSS_GRACE):
+            return
+        reason = Reason(
+            exit_code=ExitCode.PEER_LOST,
+            rank=self.rank,
+            type=type(lost).__name__,
+            message=str(lost),
+            time=time.time(),
+            culprits=lost.culprits,
+        )
+        leave_reason(reason, settings.error_file())
+        os._exit(ExitCode.PEER_LOST)
+
+
+def _made(recipe: Any, subject: Any) -> Any:
+    """What (class, arguments) or a function makes of a subject."""
+    if isinstance(recipe, tuple):
+        maker, arguments = recipe
+        return maker(subject, **arguments)
+    return recipe(subject)

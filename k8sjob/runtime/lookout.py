@@ -1,0 +1,195 @@
+"""A thread that looks out for the other ranks: a stop that one was asked for, a peer that is gone.
+
+A stop must come at the same point on all ranks, or some would wait for the others for ever. A
+flag reduced every step would make GPUs wait; instead the ranks agree once, through the store:
+each publishes how many points of the program it has passed and holds at the next; all stop before
+the point that comes after the largest number. Whoever is behind that goes on until there, so no
+collective is left half done. Until somebody asks, a point costs less than a microsecond.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.runtime.meeting import NOTE
+from k8sjob.runtime.peer import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.meeting import Meeting
+
+__all__ = ["Lookout"]
+
+_STOP: Final = "stop"
+_LOOK: Final = 0.5
+"""Seconds between two looks into the store; a look of one's own into the flag comes more often."""
+_GLANCE: Final = 0.05
+
+
+class Lookout:
+    """How one rank learns what concerns all; with one rank alone there is no thread.
+
+    Attributes:
+        reason: why all stop, "SIGTERM" mostly; empty while nobody asked.
+        closed: set when the watch has ended.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        meeting: Meeting | None,
+        *,
+        on_loss: Callable[[PeerLost], None],
+    ) -> None:
+        """A lookout; start() begins the watch.
+
+        Args:
+            rank: 0 to world_size - 1.
+            world_size: number of ranks.
+            meeting: where they met; None with one rank.
+            on_loss: called once, by the thread, when a peer is gone for good.
+        """
+        self._rank, self._world, self._on_loss = rank, world_size, on_loss
+        self._store = meeting.store if meeting else None
+        self._again = meeting.again if meeting else None
+        self.reason = ""
+        self._asked = ""
+        self._passed = 0
+        self._held = False
+        self._last: int | None = None
+        self._lock = threading.Lock()
+        self._agreed = threading.Event()
+        self.closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin the watch."""
+        if self._again is not None:
+            # Its own client: a store's client answers one thread at a time.
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._again(),), name="k8sjob-lookout", daemon=True
+            )
+            self._thread.start()
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Ask all ranks to stop at a common point. Safe in a signal handler: it only notes it."""
+        self._asked = self._asked or reason
+
+    def passes(self) -> bool:
+        """Pass the next point of the program; False: all ranks stop here, before it.
+
+        Every rank must call this equally often.
+
+        Raises:
+            PeerLost: the ranks could not agree.
+        """
+        with self._lock:
+            if self._world == 1:
+                self.reason = self._asked
+                return not self.reason
+            if not self._held:
+                self._passed += 1
+                return True
+        if not self._agreed.wait(timeout=60):
+            raise PeerLost("the ranks were asked to stop, and some did not answer within 60 s")
+        if self._last is None or self._passed >= self._last:
+            return False
+        self._passed += 1
+        return True
+
+    def farewell(self, timeout: float) -> None:
+        """Wait until all ranks have come to their end, then end the watch; rank 0 goes last.
+
+        Raises:
+            PeerLost: one went away, or did not come to its end in time.
+        """
+        if self._store is None:
+            return
+        # Whoever is asked to stop from now on need not wait for this rank's number.
+        self._store.set(f"at/{self._rank}", str(self._passed))
+        self._store.set(f"end/{self._rank}", "")
+        self._await([f"end/{rank}" for rank in range(self._world)], timeout)
+        self.close()
+        self._store.set(f"left/{self._rank}", "")
+        if self._rank == 0:
+            self._linger([f"left/{rank}" for rank in range(self._world)], seconds=5)
+
+    def warn_others(self, message: str) -> None:
+        """Tell the others that this rank fails, so that none waits for it."""
+        if self._store is not None:
+            try:
+                self._store.set(NOTE, message)
+            except RuntimeError:
+                return  # the store is gone, and with it rank 0: they know
+
+    def close(self) -> None:
+        """End the watch."""
+        self.closed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _await(self, keys: list[str], timeout: float) -> None:
+        if not self._linger(keys, timeout):
+            late = [int(key.partition("/")[2]) for key in keys if not self._there(key)]
+            raise PeerLost(
+                f"rank(s) {', '.join(map(str, late))} did not come to the end of the session "
+                f"within {timeout:g} s",
+                tuple(late),
+            )
+
+    def _linger(self, keys: list[str], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not (done := self._there(*keys)) and time.monotonic() < until:
+            time.sleep(0.02)
+        return done
+
+    def _there(self, *keys: str) -> bool:
+        return bool(self._store is not None and self._store.check(list(keys)))
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _watch(self, store: Store) -> None:
+        try:
+            self._look_until_closed(store)
+        except RuntimeError as error:
+            if not self.closed.is_set():
+                said = str(error).splitlines()[0]
+                self._on_loss(PeerLost(f"rank 0 is gone, and the store with it: {said}", (0,)))
+
+    def _look_until_closed(self, store: Store) -> None:
+        asked = False
+        next_look = 0.0
+        while not self.closed.wait(_GLANCE):
+            if self._asked and not asked:
+                asked, next_look = True, 0.0
+                store.set(_STOP, self._asked)
+            if time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + _LOOK
+            if store.check([NOTE]):
+                self._on_loss(PeerLost(store.get(NOTE).decode()))
+                return
+            if not self._held and store.check([_STOP]):
+                self._hold(store)
+            if self._held and self._last is None:
+                next_look = 0.0
+                self._agree(store)
+
+    def _hold(self, store: Store) -> None:
+        """From now on this rank passes no further point without an agreement."""
+        self.reason = store.get(_STOP).decode()
+        with self._lock:
+            self._held = True
+        store.set(f"at/{self._rank}", str(self._passed))
+
+    def _agree(self, store: Store) -> None:
+        keys = [f"at/{rank}" for rank in range(self._world)]
+        if store.check(keys):
+            self._last = max(int(store.get(key)) for key in keys)
+            self._agreed.set()

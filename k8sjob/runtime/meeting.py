@@ -1,0 +1,316 @@
+"""How the ranks of a group find each other: a store, a roll call, and one word to go.
+
+torch's own rendezvous says "2/3 clients joined" at its deadline. Here each rank leaves a presence
+key first, so the ones that did not come are named. A store serves exactly one meeting: a rank that
+finds its word already given belongs to a later one, leaves a note for the ranks that run on
+without it, and tries again until its deadline.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.peer import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.env import DistEnv
+
+__all__ = ["NOTE", "Hello", "Meeting", "is_loopback", "meet"]
+
+NOTE: Final = "note"
+"""Key under which one says that the group of this store has lost a rank."""
+_GO: Final = "go"
+_PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank says of itself when it comes.
+
+    Attributes:
+        rank: 0 to world_size - 1.
+        world_size: how many ranks it expects.
+        host: name of its machine or pod.
+        pid: its process there.
+        backend: the backend that it could use: "nccl", "gloo", or what was asked for.
+        gpu: identity of its GPU; empty without one.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    backend: str
+    gpu: str = ""
+
+    def encode(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A group that has met.
+
+    Attributes:
+        store: the group's store; in rank 0 it may be the one that hosts it.
+        again: makes another client of the same store, for a thread of its own.
+        backend: the backend that all of them can use.
+        remark: why it is another one than some proposed; empty otherwise.
+        seconds: how long the meeting took.
+    """
+
+    store: Store
+    again: Callable[[], Store]
+    backend: str
+    remark: str
+    seconds: float
+
+
+class _TryAgainError(Exception):
+    """This store serves another meeting, or went away in the middle of this one."""
+
+
+def meet(
+    env: DistEnv,
+    hello: Hello,
+    *,
+    choose: Callable[[Sequence[Hello]], tuple[str, str]],
+    timeout: float,
+    launcher_hosts: bool = False,
+) -> Meeting:
+    """Wait for all ranks.
+
+    Args:
+        env: who this is and where to meet.
+        hello: what the others learn of this rank.
+        choose: on rank 0: the backend for all, and a remark, from what each said.
+        timeout: seconds until all must have come.
+        launcher_hosts: the store belongs to the launcher (torchrun), which outlives the ranks.
+
+    Raises:
+        PeerLost: ranks did not come in time; they are named, and may come after a new start.
+        EnvError: two processes call themselves the same rank, or they count differently.
+    """
+    began = time.monotonic()
+    place = _Place(env, launcher_hosts=launcher_hosts, deadline=began + timeout)
+    last = ""
+    while True:
+        try:
+            store = place.store()
+            word = _roll_call(store, env, hello, choose, place.deadline)
+            break
+        except (_TryAgainError, dist.DistNetworkError) as error:
+            last = str(error).splitlines()[0]
+        if time.monotonic() > place.deadline:
+            raise PeerLost(
+                f"rank {env.rank} did not meet the others at {place} within {timeout:g} s; "
+                f"last seen: {last}",
+                (0,),
+            )
+        time.sleep(4 * _PAUSE)
+    return Meeting(store, place.client, word[0], word[1], time.monotonic() - began)
+
+
+class _Place:
+    """Where a store is, and how to host it or to reach it."""
+
+    def __init__(self, env: DistEnv, *, launcher_hosts: bool, deadline: float) -> None:
+        self._addr, self._port = env.master_addr, env.master_port
+        self._hosts = env.rank == 0 and not launcher_hosts
+        # A launcher's store outlives the restarts of its ranks; ours is a new one each time.
+        self._prefix = f"k8sjob/{env.restart}" if launcher_hosts else "k8sjob"
+        self.deadline = deadline
+
+    def __str__(self) -> str:
+        return f"{self._addr}:{self._port}"
+
+    def store(self) -> Store:
+        return self._prefixed(self._host()) if self._hosts else self.client()
+
+    def client(self) -> Store:
+        """A connection to the store, as soon as someone listens there."""
+        self._await_listener()
+        return self._prefixed(_tcp_store(self._addr, self._port, is_master=False))
+
+    def _prefixed(self, store: Store) -> Store:
+        return PrefixStore(self._prefix, store)
+
+    def _host(self) -> Store:
+        patience = time.monotonic() + 15  # a process of an earlier group may still be leaving
+        while True:
+            try:
+                # Left to itself, the store would listen on all addresses of the machine.
+                listener = self._listener() if is_loopback(self._addr) else None
+                return _tcp_store(self._addr, self._port, is_master=True, listener=listener)
+            except (OSError, dist.DistNetworkError) as error:
+                if time.monotonic() > patience:
+                    raise EnvError(
+                        f"rank 0 cannot listen on {self}: {str(error).splitlines()[0]}; another "
+                        "process uses the port: end it, or set another MASTER_PORT"
+                    ) from error
+            time.sleep(4 * _PAUSE)
+
+    def _listener(self) -> socket.socket:
+        listener = socket.socket(socket.AF_INET6 if ":" in self._addr else socket.AF_INET)
+        # Also lets us listen on a port that a supervisor holds by binding it, never listening.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._addr, self._port))
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def _await_listener(self) -> None:
+        """Knock until someone answers: torch's own client is slow to try again, and loud."""
+        why = ""
+        while time.monotonic() < self.deadline:
+            try:
+                socket.create_connection((self._addr, self._port), timeout=5).close()
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                return
+            time.sleep(_PAUSE)
+        raise PeerLost(
+            f"rank 0 does not answer at {self}: {why}; look at its log, or raise the rendezvous "
+            "timeout if it is still starting",
+            (0,),
+        )
+
+
+def _tcp_store(
+    addr: str, port: int, *, is_master: bool, listener: socket.socket | None = None
+) -> Store:
+    def make(**more: Any) -> Store:
+        if listener is not None:
+            more["master_listen_fd"] = os.dup(listener.fileno())
+        return dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
+            addr,
+            port,
+            is_master=is_master,
+            timeout=timedelta(seconds=300),
+            wait_for_workers=False,
+            **more,
+        )
+
+    try:
+        return make()
+    except RuntimeError as error:
+        if "libuv" not in str(error):
+            raise
+        # Debian builds torch without it; then the store has its older server alone.
+        return make(use_libuv=False)
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _roll_call(
+    store: Store,
+    env: DistEnv,
+    hello: Hello,
+    choose: Callable[[Sequence[Hello]], tuple[str, str]],
+    deadline: float,
+) -> tuple[str, str]:
+    """Say that this rank is here, and wait for the word; returns (backend, remark)."""
+    if store.check([_GO]):
+        store.set(NOTE, f"rank {env.rank} was started again")
+        raise _TryAgainError("an earlier group is still running there, without this rank")
+    store.set(f"here/{env.rank}", hello.encode())
+    if env.rank == 0:
+        _give_word(store, env, choose, deadline)
+    while not store.check([_GO]):
+        # Rank 0 gives the word at the deadline at the latest, whatever it says then.
+        if time.monotonic() > deadline + 10:
+            raise PeerLost("rank 0 came and never said that all are here", (0,))
+        time.sleep(_PAUSE)
+    word = json.loads(store.get(_GO))
+    if env.rank != 0:
+        store.set(f"heard/{env.rank}", "")
+    if word.get("error"):
+        raise EnvError(word["error"])
+    if word["missing"]:
+        raise PeerLost(word["message"], tuple(word["missing"]))
+    return word["backend"], word["remark"]
+
+
+def _give_word(
+    store: Store,
+    env: DistEnv,
+    choose: Callable[[Sequence[Hello]], tuple[str, str]],
+    deadline: float,
+) -> None:
+    """Rank 0: wait for all, then tell them to go, or who is missing."""
+    began, keys = time.monotonic(), [f"here/{rank}" for rank in range(env.world_size)]
+    while not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(_PAUSE)
+    here = [rank for rank, key in enumerate(keys) if store.check([key])]
+    missing = [rank for rank in range(env.world_size) if rank not in here]
+    word: dict[str, Any] = {"missing": missing}
+    if missing:
+        word["message"] = (
+            f"{_ranks(missing)} of {env.world_size} did not come within "
+            f"{time.monotonic() - began:.0f} s; here: {_ranks(here)}. Look at the logs of those "
+            "replicas, or raise the rendezvous timeout if they are still being scheduled"
+        )
+    else:
+        hellos = [Hello(**json.loads(store.get(key))) for key in keys]
+        word["error"] = _disagreement(hellos)
+        word["backend"], word["remark"] = choose(hellos)
+    store.set(_GO, json.dumps(word))
+    if missing or word["error"]:
+        _await_heard(store, [rank for rank in here if rank != 0])
+
+
+def _await_heard(store: Store, ranks: Sequence[int]) -> None:
+    """The store goes with rank 0: leave when the others know why."""
+    until = time.monotonic() + 3
+    while time.monotonic() < until and not all(store.check([f"heard/{r}"]) for r in ranks):
+        time.sleep(_PAUSE)
+
+
+def _disagreement(hellos: Sequence[Hello]) -> str:
+    for hello in hellos:
+        if hello.world_size != hellos[0].world_size:
+            return (
+                f"rank {hello.rank} (on {hello.host}) expects {hello.world_size} ranks and rank 0 "
+                f"(on {hellos[0].host}) {hellos[0].world_size}: give all replicas the same "
+                "WORLD_SIZE"
+            )
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks as words: "rank 2", "ranks 2, 5 and 7", "ranks 0, 1, 2, ... and 99"."""
+    shown = [str(rank) for rank in ranks]
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    if len(shown) > 8:
+        shown = [*shown[:6], "...", shown[-1]]
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def is_loopback(addr: str) -> bool:
+    """Whether an address stays on this machine."""
+    try:
+        return ipaddress.ip_address(addr).is_loopback
+    except ValueError:
+        return addr == "localhost"

@@ -1,0 +1,278 @@
+"""The process group of a session: which device, which backend, and the few collectives it needs."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.meeting import Hello, Meeting, is_loopback, meet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from k8sjob.runtime.env import DistEnv
+
+__all__ = ["Group", "backend_for", "common_backend", "local_device", "open_group"]
+
+Reduction = Literal["sum", "max", "min"]
+_OPERATIONS: Final = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_CHUNK: Final = 64 << 20
+"""Bytes of a checkpoint that travel at once: they pass through the GPU's memory with nccl."""
+
+
+def local_device(env: DistEnv) -> torch.device:
+    """This process's GPU, or the CPU where its node has none for each of its processes."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= env.local_world_size:
+        return torch.device("cuda", env.local_rank)
+    return torch.device("cpu")
+
+
+def backend_for(wanted: str | None, device: torch.device) -> str:
+    """The backend that this rank could use.
+
+    Args:
+        wanted: the user's choice; None chooses nccl on a GPU and gloo on a CPU.
+        device: the rank's device.
+
+    Raises:
+        EnvError: this torch has no such backend, or it cannot work here.
+    """
+    if wanted is None:
+        return "nccl" if device.type == "cuda" else "gloo"
+    if wanted == "tcp":
+        raise EnvError("backend 'tcp' left torch with version 1.0; use gloo, which speaks TCP")
+    if wanted == "mpi":
+        raise EnvError(
+            "backend 'mpi' is not built into torch's packages, and its launcher is not this one; "
+            "use gloo on CPUs, nccl on GPUs, or leave the backend out"
+        )
+    if not dist.is_backend_available(wanted):
+        raise EnvError(
+            f"backend {wanted!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
+            "on GPUs, or leave the backend out"
+        )
+    if wanted == "nccl" and device.type != "cuda":
+        raise EnvError(
+            f"backend 'nccl' needs a GPU for each process of a node, and this one has "
+            f"{torch.cuda.device_count()}; ask for GPUs (resources.gpus), use gloo, or leave the "
+            "backend out"
+        )
+    return wanted
+
+
+def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
+    """The backend for all ranks, and why it is not the one that some could have used.
+
+    Args:
+        hellos: what each rank said, by rank.
+    """
+    said = {hello.backend for hello in hellos}
+    if said == {"nccl"}:
+        owners: dict[tuple[str, str], int] = {}
+        for hello in hellos:
+            other = owners.setdefault((hello.host, hello.gpu), hello.rank)
+            if hello.gpu and other != hello.rank:
+                return "gloo", (
+                    f"ranks {other} and {hello.rank} share one GPU on {hello.host}, which nccl "
+                    "refuses: all ranks use their CPUs with gloo; start no more processes than GPUs"
+                )
+        return "nccl", ""
+    if len(said) == 1:
+        return said.pop(), ""
+    without = [hello.rank for hello in hellos if hello.backend != "nccl"]
+    return "gloo", (
+        f"ranks {', '.join(map(str, without))} have no GPU and the others do: all ranks use their "
+        "CPUs with gloo; give every replica the same resources.gpus"
+    )
+
+
+class Group:
+    """All ranks of a session. With one rank every collective is a plain copy.
+
+    Attributes:
+        rank: 0 to world_size - 1.
+        world_size: number of ranks.
+        backend: "nccl", "gloo", ...
+        device: where the model and its data live.
+        meeting: where the ranks met; None with one rank.
+        on_phase: told "sync" before this rank waits for the others, and "compute" after it.
+    """
+
+    def __init__(
+        self, env: DistEnv, backend: str, device: torch.device, meeting: Meeting | None = None
+    ) -> None:
+        self.rank, self.world_size = env.rank, env.world_size
+        self.backend, self.device, self.meeting = backend, device, meeting
+        self.on_phase: Callable[[str], None] = lambda _phase: None
+        self._wire = device if backend == "nccl" else torch.device("cpu")
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
+        """A new tensor with the sum, maximum or minimum over the ranks, element by element.
+
+        Args:
+            tensor: of the same shape and type on all ranks.
+            op: "sum", "max" or "min".
+        """
+        if op not in _OPERATIONS:
+            raise ValueError(f'op={op!r}: it is "sum", "max" or "min"')
+        result = tensor.detach().to(self._wire, copy=True)
+        if self.world_size > 1:
+            with self._waiting():
+                dist.all_reduce(result, op=_OPERATIONS[op])
+        return result.to(tensor.device)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks, in float64; blocks until they are there."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        total = torch.tensor(values, dtype=torch.float64)
+        return [float(value) for value in self.all_reduce(total)]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, by rank, on every rank.
+
+        Args:
+            tensor: of the same type and number of dimensions on all ranks; the first dimension
+                may differ, and so may be empty.
+        """
+        if self.world_size == 1:
+            return [tensor.detach().clone()]
+        flat = tensor.detach().to(self._wire)
+        flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
+        mine = torch.tensor([flat.shape[0]], device=self._wire)
+        lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self._waiting():
+            dist.all_gather(lengths, mine)
+        longest = max(int(length) for length in lengths)
+        padded = flat.new_zeros((longest, *flat.shape[1:]))
+        padded[: flat.shape[0]] = flat
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        cut = [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+        return [(part[0] if tensor.ndim == 0 else part).to(tensor.device) for part in cut]
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """One rank's tensor, on every rank; it has the same shape and type everywhere."""
+        result = tensor.detach().to(self._wire, copy=True).contiguous()
+        if self.world_size > 1:
+            with self._waiting():
+                dist.broadcast(result, src=source)
+        return result.to(tensor.device)
+
+    def broadcast_bytes(self, content: bytes | None) -> bytes | None:
+        """Rank 0's bytes, or its None, on every rank; what the others give is not looked at."""
+        if self.world_size == 1:
+            return content
+        length = torch.tensor([-1 if content is None else len(content)])
+        total = int(self.broadcast(length))
+        if total < 0:
+            return None
+        whole = io.BytesIO()
+        for start in range(0, total, _CHUNK):
+            size = min(_CHUNK, total - start)
+            part = torch.empty(size, dtype=torch.uint8)
+            if self.rank == 0 and content is not None:
+                # bytearray: torch warns of memory that may not be written.
+                part = torch.frombuffer(bytearray(content[start : start + size]), dtype=torch.uint8)
+            whole.write(self.broadcast(part).numpy().tobytes())
+        return whole.getvalue()
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here, their GPUs' work included."""
+        if self.world_size > 1:
+            self.sums([0.0])
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.on_phase("sync")
+        yield
+        self.on_phase("compute")
+
+    def destroy(self) -> None:
+        """Give back the process group's sockets and threads."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def open_group(
+    env: DistEnv,
+    *,
+    backend: str | None,
+    rendezvous_timeout: float,
+    collective_timeout: float,
+    launcher_hosts: bool = False,
+) -> Group:
+    """Meet the other ranks and make the process group.
+
+    Args:
+        env: who this is and where to meet.
+        backend: None to choose by the devices.
+        rendezvous_timeout: seconds until all must have come.
+        collective_timeout: seconds until a collective counts as failed.
+        launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
+
+    Raises:
+        EnvError: no such backend, or one that cannot work here.
+        PeerLost: ranks did not come in time.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "a process group exists already: call session() instead of init_process_group, or "
+            "leave k8sjob.runtime out of a script that makes its own"
+        )
+    device = local_device(env)
+    proposed = backend_for(backend, device)
+    timeout = timedelta(seconds=collective_timeout)
+    if is_loopback(env.master_addr):
+        # gloo would otherwise listen on the address that the machine's name resolves to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if env.world_size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported at run time
+        dist.init_process_group(proposed, store=store, rank=0, world_size=1, timeout=timeout)
+        return Group(env, proposed, device)
+    hello = Hello(
+        env.rank, env.world_size, socket.gethostname(), os.getpid(), proposed, _gpu(device)
+    )
+    met = meet(
+        env,
+        hello,
+        choose=common_backend,
+        timeout=rendezvous_timeout,
+        launcher_hosts=launcher_hosts,
+    )
+    if proposed == "nccl" and met.backend != "nccl":
+        device = torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        met.backend,
+        store=PrefixStore("group", met.again()),
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timeout,
+        device_id=device if met.backend == "nccl" else None,
+    )
+    return Group(env, met.backend, device, met)
+
+
+def _gpu(device: torch.device) -> str:
+    """What tells one GPU of a machine from another, whatever each process calls it."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -1,0 +1,141 @@
+"""The loss and the pace of a run, over all ranks, without making a GPU wait every step.
+
+Losses add up on the device. About once a second they are reduced over the ranks, which is when the
+host waits for them. All ranks must do so at the same step, and their clocks differ: so the next
+such step is computed from the reduced time, which is the same number everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from k8sjob.contract import EventKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.report import Reporter
+
+__all__ = ["Progress"]
+
+_EVERY_S = 1.0
+_GROWTH = 8
+"""The distance between two reports grows by this factor at most: the first steps are slow."""
+
+
+class Progress:
+    """Counts what is done in the epochs of a run, and reports it.
+
+    Attributes:
+        loss: mean loss over the samples of the epoch so far, over all ranks; nan before the first.
+    """
+
+    def __init__(self, group: Group, reporter: Reporter) -> None:
+        self._group, self._reporter = group, reporter
+        self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
+        self._pending_count = 0
+        self._distance = 1
+        self._warned = False
+        self.begin(0, 1, 0, 0)
+
+    def begin(
+        self, epoch: int, epochs: int, steps: int, step: int, *, loss: float = 0.0, count: float = 0
+    ) -> None:
+        """Begin an epoch, or go on in one.
+
+        Args:
+            epoch: counted from 0.
+            epochs: how many there will be.
+            steps: optimizer steps of this epoch.
+            step: how many of them are done.
+            loss: sum of the losses of the samples that are done, over all ranks.
+            count: number of these samples.
+        """
+        self._epoch, self._epochs, self._steps, self._step = epoch, epochs, steps, step
+        self._total, self._count = loss, count
+        self._next = step + self._distance
+        self._mark(time.monotonic())
+
+    @property
+    def loss(self) -> float:
+        """See the class."""
+        return self._total / self._count if self._count else math.nan
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """(sum of losses, samples) of the epoch so far, over all ranks; what begin() takes."""
+        return self._total, self._count
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add a batch: its mean loss over this rank's `count` samples."""
+        if count:
+            self._pending.add_(loss, alpha=count)
+            self._pending_count += count
+
+    def step(self) -> None:
+        """An optimizer step is done; reports when it is time to."""
+        self._step += 1
+        if self._step in {self._next, self._steps}:
+            self._report()
+
+    def settle(self) -> None:
+        """Reduce what is pending. All ranks call it at the same step."""
+        self._reduce()
+
+    def _mark(self, now: float) -> None:
+        self._since, self._from_step = now, self._step
+        self._recent, self._recent_count = 0.0, 0.0
+
+    def _reduce(self) -> float:
+        """Take the pending sums over; returns the mean of the ranks' seconds since the mark."""
+        elapsed = time.monotonic() - self._since
+        loss, count, seconds = self._group.sums(
+            [float(self._pending), float(self._pending_count), elapsed]
+        )
+        self._pending.zero_()
+        self._pending_count = 0
+        self._total, self._count = self._total + loss, self._count + count
+        self._recent, self._recent_count = self._recent + loss, self._recent_count + count
+        return seconds / self._group.world_size
+
+    def _report(self) -> None:
+        seconds = max(self._reduce(), 1e-9)
+        done = self._step - self._from_step
+        pace = done / seconds
+        left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
+        loss = self._recent / self._recent_count if self._recent_count else math.nan
+        last = {"epoch_loss": self.loss} if self._step == self._steps else {}
+        self._check(loss)
+        self._reporter.emit(
+            EventKind.PROGRESS,
+            epoch=self._epoch,
+            epochs=self._epochs,
+            step=self._step,
+            steps=self._steps,
+            loss=loss,
+            samples_per_s=self._recent_count / seconds,
+            eta_s=left / pace,
+            **last,
+        )
+        wanted = max(1, round(pace * _EVERY_S))
+        self._distance = min(wanted, self._distance * _GROWTH)
+        self._next = self._step + self._distance
+        self._mark(time.monotonic())
+
+    def _check(self, loss: float) -> None:
+        if not math.isfinite(loss) and not self._warned:
+            self._warned = True
+            self._reporter.warn(
+                f"the loss is {loss} in epoch {self._epoch}, step {self._step}: lower the learning "
+                "rate, or look for bad samples"
+            )
+
+
+def _sum_type(device: torch.device) -> torch.dtype:
+    """float64 wherever the device has it: sums of many small losses stay exact."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,69 @@
+"""Random numbers: equal where ranks must agree, different where they must not, resumable."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["capture", "restore", "seed_all"]
+
+_RANK_STRIDE = 0x9E3779B1
+"""The golden ratio's 32 bits: neighbouring ranks get seeds far apart."""
+
+
+def seed_all(seed: int, rank: int | None = None) -> None:
+    """Seed torch, Python and, where it is loaded, numpy.
+
+    Args:
+        seed: the job's seed.
+        rank: None for the same numbers on all ranks (the model's start); else this rank's own
+            (dropout, augmentation).
+    """
+    own = seed if rank is None else (seed + (rank + 1) * _RANK_STRIDE) % 2**32
+    torch.manual_seed(own)
+    random.seed(own)
+    if numpy := _numpy():
+        numpy.random.seed(own % 2**32)
+
+
+def capture(device: torch.device) -> dict[str, Tensor]:
+    """The generators' states as tensors of fixed sizes."""
+    state = {"torch": torch.get_rng_state(), "python": _of_python()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if numpy := _numpy():
+        _, words, position, has_gauss, gauss = numpy.random.get_state(legacy=True)
+        numbers = [*words.tolist(), position, has_gauss, gauss]
+        state["numpy"] = torch.tensor(numbers, dtype=torch.float64)
+    return state
+
+
+def restore(state: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what capture gave; a generator that is not there now is passed over."""
+    torch.set_rng_state(state["torch"])
+    version, *words, has_gauss, gauss = state["python"].tolist()
+    internal = tuple(int(word) for word in words)
+    random.setstate((int(version), internal, gauss if has_gauss else None))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    numpy = _numpy()
+    if numpy and "numpy" in state:
+        *keys, position, has_gauss, gauss = state["numpy"].tolist()
+        mersenne = numpy.array([int(key) for key in keys], dtype=numpy.uint32)
+        numpy.random.set_state(("MT19937", mersenne, int(position), int(has_gauss), gauss))
+
+
+def _of_python() -> Tensor:
+    # Its words are below 2**32, which float64 holds exactly, beside the one float.
+    version, internal, gauss = random.getstate()
+    numbers = [version, *internal, gauss is not None, gauss or 0.0]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _numpy() -> Any:
+    """The numpy module if the program has loaded it; the runtime itself does not need it."""
+    return sys.modules.get("numpy")

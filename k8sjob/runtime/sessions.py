@@ -1,0 +1,142 @@
+"""`with session() as job`: a process becomes a rank, and leaves in good order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from k8sjob import compat
+from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime import config as settings
+from k8sjob.runtime import rng
+from k8sjob.runtime.env import EnvError, dist_env
+from k8sjob.runtime.job import Job
+from k8sjob.runtime.process_group import open_group
+from k8sjob.runtime.report import Reporter
+from k8sjob.runtime.training import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.contract import RuntimeConfig
+
+__all__ = ["session"]
+
+
+@contextmanager
+def session(*, seed: int = 0) -> Iterator[Job]:
+    """Become a rank of the job: meet the others, and leave together with them.
+
+    Works under `k8sjob run`, in a pod, under torchrun, and in a plain `python main.py` or a
+    notebook, where there is one process alone.
+
+    Args:
+        seed: of the model's start, the order of samples, and each rank's random numbers.
+
+    Yields:
+        The job.
+
+    Raises:
+        EnvError: the environment or the settings cannot work.
+        PeerLost: ranks did not come in time, or went away.
+    """
+    began = time.monotonic()
+    import_s = _age()
+    config, env = settings.runtime_config(), dist_env(os.environ)
+    _check(config)
+    group = open_group(
+        env,
+        backend=config.backend,
+        rendezvous_timeout=config.rendezvous_timeout,
+        collective_timeout=config.collective_timeout,
+        launcher_hosts=settings.launcher_hosts_store(),
+    )
+    reporter = Reporter(active=env.rank == 0, events=settings.under_k8sjob())
+    job = Job(env, config, group, reporter, seed)
+    rng.seed_all(seed)
+    reporter.emit(
+        EventKind.STARTED,
+        world_size=env.world_size,
+        backend=group.backend,
+        device=_name(group.device),
+        strategy=config.strategy,
+        restart=env.restart,
+        import_s=round(import_s, 3),
+        rendezvous_s=round(time.monotonic() - began, 3),
+    )
+    if group.meeting and group.meeting.remark:
+        reporter.warn(group.meeting.remark)
+    job.lookout.start()
+    with _handling_sigterm(job):
+        try:
+            yield job
+        except BaseException as error:
+            job.end()
+            if not isinstance(error, Stopped):
+                job.lookout.warn_others(f"rank {job.rank} failed: {_told(error)}")
+                job.lookout.close()
+                raise
+            _part(job)
+            raise
+        job.end()
+        _part(job)
+    seconds = round(time.monotonic() - began, 3)
+    reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
+
+
+def _part(job: Job) -> None:
+    """Leave together: nobody closes a connection that another still reads from."""
+    job.lookout.farewell(job.config.collective_timeout)
+    job.group.destroy()
+
+
+@contextmanager
+def _handling_sigterm(job: Job) -> Iterator[None]:
+    def stop(_number: int, _frame: Any) -> None:
+        if not job.training:
+            raise SystemExit(int(ExitCode.STOPPED))  # nothing is begun, so nothing is to be saved
+        job.lookout.ask_to_stop("SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers; whoever started this one has its own
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _check(config: RuntimeConfig) -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < (2, 6):
+        raise EnvError(f"torch {torch.__version__} is too old; install torch >= 2.6")
+    shape = compat.Shape(nnodes=1, nproc_per_node=1)
+    for conflict in compat.conflicts(config.strategy, config.options, shape):
+        raise EnvError(f"{conflict.field}: {conflict.message}")
+
+
+def _told(error: BaseException) -> str:
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _age() -> float:
+    """Seconds since this process began; its imports, mostly."""
+    try:
+        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.process_time()  # no Linux: its CPU time comes close
+    return max(0.0, uptime - began / os.sysconf("SC_CLK_TCK"))

@@ -1,0 +1,330 @@
+"""A training run: the loop's epochs, batches and steps, and what has to happen between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime.data import Feed, Share, Tail, move
+from k8sjob.runtime.evaluation import evaluate
+from k8sjob.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from k8sjob.runtime.job import Job
+    from k8sjob.runtime.strategies import Strategy
+
+__all__ = ["Run", "Stopped"]
+
+_KIND: Final = "k8sjob/run/1"
+"""Tells a run's checkpoint, of this form, from others."""
+
+
+class Stopped(SystemExit):
+    """All ranks stopped at a common point, with a checkpoint where there is a place for it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(int(ExitCode.STOPPED))
+        self.reason = reason
+
+
+class Run:
+    """A model in training, as `job.prepare` returns it.
+
+    Attributes:
+        model: the bare model.
+        optimizer: its optimizer.
+        scheduler: the learning rate's schedule; None without one.
+        epoch: the epoch that runs, counted from 0.
+        steps: optimizer steps done since the very first start.
+        state: a dict of one's own, of plain values and tensors, saved and resumed with the rest.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        strategy: Strategy,
+        loss: Callable[..., Tensor],
+        *,
+        optimizer: Optimizer,
+        scheduler: Any,
+        schedule_by: Literal["epoch", "step"],
+        accumulate: int,
+    ) -> None:
+        self._job, self._strategy, self._loss = job, strategy, loss
+        self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
+        self._schedule_by, self._accumulate = schedule_by, accumulate
+        self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
+        self._progress = Progress(job.group, job.reporter)
+        self._epochs: int | None = None
+        self._feed: Feed | None = None
+        self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
+        self._share: Share | None = None
+        self._saved_at: tuple[int, int] | None = None
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the epoch so far, over the samples of all ranks; nan before."""
+        self._progress.settle()
+        return self._progress.loss
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`: resumes, saves, and ends early when asked to stop.
+
+        Args:
+            count: epochs in all, also those of earlier starts.
+
+        Yields:
+            The epoch's number, counted from 0.
+
+        Raises:
+            Stopped: all ranks were asked to stop, and the run is saved.
+        """
+        if self._epochs is not None:
+            raise RuntimeError("run.epochs() was called before: a run has one loop")
+        if count < 1:
+            raise ValueError(f"epochs({count}): there must be at least one")
+        self._epochs = count
+        self._job.begin()
+        self._resume()
+        if self._position["epoch"] >= count:
+            self._job.reporter.warn(
+                f"all {count} epochs were done before: nothing is left to train; raise the number, "
+                f"or empty {self._job.checkpoint_dir} to begin anew"
+            )
+        try:
+            for epoch in range(self._position["epoch"], count):
+                self.epoch = epoch
+                self._point()
+                yield epoch
+                self._end_epoch()
+            self._save()
+        finally:
+            self._job.end()
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        shuffle: bool = True,
+        tail: Tail = "pad",
+        **loader_options: Any,
+    ) -> Iterator[Any]:
+        """This rank's batches of the epoch, on its device; once in each epoch.
+
+        Args:
+            dataset: a map-style data set, the same on all ranks.
+            batch_size: samples of one process in one batch; or
+            global_batch: samples of all processes in one batch.
+            shuffle: a new order each epoch.
+            tail: what happens to samples that do not divide: see data.ShardSampler.
+            loader_options: for DataLoader: num_workers, collate_fn, pin_memory, ...
+
+        Yields:
+            What the loader makes of a batch, tensors moved to the device.
+        """
+        if self._epochs is None:
+            raise RuntimeError("run.batches() belongs inside `for epoch in run.epochs(...)`")
+        feed = self._feed_for(
+            dataset,
+            batch_size=batch_size,
+            global_batch=global_batch,
+            shuffle=shuffle,
+            tail=tail,
+            loader_options=loader_options,
+        )
+        shares = self._begin_epoch(feed)
+        batches = iter(feed.loader(shares))
+        opening = True
+        for share in shares:
+            if opening:
+                self._between_steps()
+            opening = share.closes
+            batch = next(batches)
+            self._share = share
+            self._job.beat(self.steps)
+            yield move(batch, self._job.device)
+            if self._share is not None:
+                raise RuntimeError(
+                    "a batch was not given to run.step(): call it once for each batch, on every "
+                    "rank, or the ranks wait for each other for ever"
+                )
+
+    def step(self, inputs: Any, *targets: Any) -> Tensor:
+        """Train on one batch: forward, backward, and the optimizer when its window is full.
+
+        Args:
+            inputs: what the model takes: a tensor, a tuple of arguments or a dict of them.
+            targets: what the loss takes after the model's output.
+
+        Returns:
+            This rank's mean loss over the batch, detached, on its device.
+        """
+        share = self._share
+        if share is None:
+            raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
+        loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
+        self._share = None
+        self._progress.add(loss, share.count)
+        if share.closes:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.scheduler is not None and self._schedule_by == "step":
+                self.scheduler.step()
+            self.steps += 1
+            self._position["offset"] = share.end
+            self._progress.step()
+        return loss
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 256,
+        metrics: Mapping[str, Callable[..., Tensor]] | None = None,
+        prefix: str = "eval_",
+        **loader_options: Any,
+    ) -> dict[str, float]:
+        """Loss and metrics over a data set, each sample counted exactly once over all ranks.
+
+        Args:
+            dataset: a map-style data set, the same on all ranks.
+            batch_size: samples of one process in one batch; it does not change the result.
+            metrics: name -> f(output, *targets), either one value for each sample or their mean.
+                None: the accuracy, where the output is (N, classes) and the target N integers.
+            prefix: before each name in the result.
+            loader_options: for DataLoader.
+
+        Returns:
+            `{prefix}loss` and the metrics, the same numbers on all ranks.
+        """
+        self._strategy.settle()
+        found = evaluate(
+            self.model,
+            self._loss,
+            dataset,
+            group=self._job.group,
+            batch_size=batch_size,
+            metrics=metrics,
+            between=self._point,
+            **loader_options,
+        )
+        return {f"{prefix}{name}": value for name, value in found.items()}
+
+    # --- between the steps ----------------------------------------------------------------------
+
+    def _feed_for(self, dataset: Any, **settings: Any) -> Feed:
+        """The same feed in every epoch, so that a loader can keep its workers."""
+        if self._feed is None or not self._feed.serves(dataset, settings):
+            self._feed = Feed(
+                dataset,
+                settings,
+                rank=self._job.rank,
+                world_size=self._job.world_size,
+                accumulate=self._accumulate,
+                seed=self._job.seed,
+                on_gpu=self._job.device.type == "cuda",
+            )
+        return self._feed
+
+    def _begin_epoch(self, feed: Feed) -> list[Share]:
+        sampler = feed.sampler
+        try:
+            sampler.load_state_dict({**sampler.state_dict(), **self._position, "epoch": self.epoch})
+        except ValueError as error:
+            self._job.reporter.warn(f"{error}; epoch {self.epoch} begins anew")
+            self._position = {"epoch": self.epoch, "offset": 0}
+            sampler.load_state_dict({**sampler.state_dict(), **self._position})
+        self._position |= {"samples": sampler.samples, "seed": sampler.seed}
+        loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
+        steps = sampler.steps(0)
+        done = steps - sampler.steps()
+        self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
+        shares = list(sampler.shares())
+        if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
+            raise ValueError(
+                f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
+                'the model has batch normalisation, which needs one: use tail="pad" or "drop"'
+            )
+        if not self.model.training:
+            self.model.train()
+        return shares
+
+    def _between_steps(self) -> None:
+        """Where a run is whole: a step is behind it, and no sample is drawn for the next."""
+        every = self._job.config.checkpoint_every
+        if isinstance(every, int) and self.steps and self.steps % every == 0:
+            self._save()
+        self._point()
+
+    def _end_epoch(self) -> None:
+        if self.scheduler is not None and self._schedule_by == "epoch":
+            self.scheduler.step()
+        self._position = {"epoch": self.epoch + 1, "offset": 0}
+        if self._job.config.checkpoint_every == "epoch":
+            self._save()
+
+    def _point(self) -> None:
+        """A point that all ranks pass equally often: where they may stop together."""
+        self._job.beat(self.steps)
+        if self._job.lookout.passes():
+            return
+        reason = self._job.lookout.reason
+        self._job.reporter.emit(
+            EventKind.STOPPING, signal=reason, epoch=self._position["epoch"], step=self.steps
+        )
+        self._save()
+        raise Stopped(reason)
+
+    # --- saving and resuming --------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write a checkpoint unless this very point is saved; all ranks take part."""
+        here = (self.steps, self._position["epoch"])
+        if self._job.saves is None or here == self._saved_at:
+            return
+        self._saved_at = here
+        self._progress.settle()
+        position = dict(self._position)
+        if position["offset"]:
+            position["loss"], position["count"] = self._progress.sums
+        state = {
+            "position": position,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "state": self.state,
+        }
+        self._job.saves.store(_KIND, self.steps, state, epoch=position["epoch"])
+
+    def _resume(self) -> None:
+        saved = self._job.saves and self._job.saves.newest(_KIND)
+        if not saved:
+            return
+        state = saved.state
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.scheduler is not None and state["scheduler"] is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{saved.path} does not fit this model and optimizer: {error}; resume with the "
+                "code that saved it, or begin anew with an empty checkpoint.dir"
+            ) from error
+        self._position, self.steps, self.state = state["position"], saved.step, state["state"]
+        self._saved_at = (self.steps, self._position["epoch"])
+        self._job.reporter.emit(
+            EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
+        )
+        saved.restore_random()
