@@ -36,9 +36,7 @@ def adopt_command(file: Path) -> None:
 
 
 @click.command("lint")
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True)
-)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @format_option("table", "json", "yaml")
 def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:

@@ -12,10 +12,10 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import document, format_option, table
 from k8sjob.lifecycle.status import job_status
-from k8sjob.view.lines import duration
+from k8sjob.view.lines import duration, last_words
 
 if TYPE_CHECKING:
-    from k8sjob.lifecycle.status import JobStatus
+    from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
 
 __all__ = [
     "delete_command",
@@ -133,16 +133,10 @@ def _show(status: JobStatus) -> None:
         table(header, [_replica_row(replica) for replica in status.replicas])
 
 
-def _replica_row(replica: Any) -> list[object]:
+def _replica_row(replica: ReplicaStatus) -> list[object]:
     code = "" if replica.exit_code is None else replica.exit_code
-    return [
-        replica.name,
-        replica.phase,
-        replica.restarts,
-        code,
-        replica.reason,
-        replica.message,
-    ]
+    said = last_words(replica.message)
+    return [replica.name, replica.phase, replica.restarts, code, replica.reason, said]
 
 
 def _row(status: JobStatus, *, wide: bool) -> list[object]:

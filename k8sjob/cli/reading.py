@@ -22,8 +22,7 @@ from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import logs, select
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.lines import finding_lines, line, position
-from k8sjob.view.plain import NAME_WIDTH
+from k8sjob.view.lines import Speaker, finding_lines, phrase, position
 from k8sjob.view.show import console_for
 from k8sjob.view.story import Finding, Story, text
 
@@ -86,7 +85,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     lines = logs(
         backend, ref, replicas=chosen, follow=follow, previous=previous, since=since, tail=tail
     )
-    printer = _Printer(max(map(len, chosen)) if len(chosen) > 1 else 0, output, times=timestamps)
+    printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
     with Interrupts() as interrupts:
         for batch in Feed(lines):
             printer.show(batch)
@@ -98,14 +97,21 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 
 
 class _Printer:
-    """Writes log lines: for people as they read them, as JSON for programs."""
+    """Writes log lines: for people as they read them, as JSON for programs.
 
-    def __init__(self, width: int, output: str, *, times: bool) -> None:
-        """Args: width of the replicas' names, 0 for none; output; whether to print the time."""
-        self._width, self._json, self._times = width, output == "json", times
+    Args:
+        output: "text" or "json".
+        names: the replica's name in front of each line.
+        times: the time in front of each line.
+    """
+
+    def __init__(self, output: str, *, names: bool, times: bool) -> None:
+        self._json, self._names, self._times = output == "json", names, times
+        self._speaker = Speaker()
         self._console = console_for(sys.stdout)
 
     def show(self, lines: Sequence[LogLine]) -> None:
+        """Write the lines."""
         for one in lines:
             if self._json:
                 sys.stdout.write(json.dumps(asdict(one)) + "\n")
@@ -115,22 +121,20 @@ class _Printer:
             sys.stdout.flush()
 
     def _line(self, one: LogLine) -> Text:
+        line = Text(f"{text(one.timestamp)} " if self._times else "", style="dim")
+        if self._names:
+            line.append_text(self._speaker.prefix(one.replica))
         event = Event.decode(one.text, one.replica)
-        said = _told(event) if event else Text(text(one.text))
-        if self._width:
-            log = Event(EventKind.LOG, {"text": ""}, 0.0, one.replica)
-            said = (line(log, width=max(self._width, NAME_WIDTH)) or Text()).append_text(said)
-        return Text(f"{text(one.timestamp)} ", "dim").append_text(said) if self._times else said
+        return line.append_text(_told(event) if event else Text(text(one.text)))
 
 
 def _told(event: Event) -> Text:
-    """A runtime event in a log, as its own replica's words."""
+    """What a runtime event says in the log of its replica."""
     if event.kind == EventKind.PROGRESS:
         story = Story()
         story.add(event)
         return Text("  ".join(position(story.progress)))
-    said = line(event, width=0)
-    return said[said.plain.index("| ") + 2 :] if said else Text(f"({text(event.kind)})")
+    return phrase(event) or Text(text(event.kind))
 
 
 @click.command("why")

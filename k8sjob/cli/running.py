@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +13,9 @@ from k8sjob.cli.documents import FILE, folder_of
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.contract import Event, EventKind
+from k8sjob.errors import JobNotFound
 from k8sjob.launch import plan
+from k8sjob.lifecycle.status import job_status
 from k8sjob.lifecycle.watch import watch
 from k8sjob.spec import load
 from k8sjob.view.feed import Feed, Interrupts
@@ -69,9 +70,12 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
         return "stopping after a checkpoint; Ctrl-C again ends it at once"
 
     try:
-        return _follow(backend, ref, output, logs=not no_logs, interrupted=stop)
+        code = _follow(backend, ref, output, logs=not no_logs, interrupted=stop)
     finally:
         backend.finish(ref)
+    if code > 128 and spec.checkpoint:
+        say("the same command goes on from the newest checkpoint, if there is one")
+    return code
 
 
 @click.command("watch")
@@ -108,7 +112,12 @@ def _follow(
         interrupted: called at each Ctrl-C with how many there were; says what is done about it,
             or None where the job is left alone.
     """
-    with viewer(cast("Format", output), job=ref.name) as view, Interrupts() as interrupts:
+    begun = job_status(backend.snapshot(ref)).created
+    since = begun.timestamp() if begun else None
+    with (
+        viewer(cast("Format", output), job=ref.name, since=since) as view,
+        Interrupts() as interrupts,
+    ):
         answered = 0
         for batch in Feed(watch(backend, ref, logs=logs)):
             view.show(batch)
@@ -118,6 +127,18 @@ def _follow(
                 if answer is None:
                     return interrupts.exit_code
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
-        more = {"files": str(backend.folder(ref).path), "logs": f"k8sjob logs {ref.name}"}
-        close_with_summary(view, sys.stdout, more if view.story.state != "Deleted" else None)
+        seconds, more = _afterwards(backend, ref)
+        close_with_summary(view, seconds=seconds, more=more)
     return interrupts.exit_code or view.story.exit_code or 0
+
+
+def _afterwards(backend: LocalBackend, ref: JobRef) -> tuple[float | None, dict[str, str]]:
+    """How long an ended job ran, and where to look further; nothing of one that is gone."""
+    try:
+        status = job_status(backend.snapshot(ref))
+    except JobNotFound:
+        return None, {}
+    seconds = None
+    if status.started and status.finished:
+        seconds = (status.finished - status.started).total_seconds()
+    return seconds, {"files": str(backend.folder(ref).path), "logs": f"k8sjob logs {ref.name}"}

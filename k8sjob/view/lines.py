@@ -6,17 +6,28 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from k8sjob.contract import EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.view.plot import number
 from k8sjob.view.story import flat, integer, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.contract import Event
     from k8sjob.view.story import Finding, Progress
 
-__all__ = ["STATE_STYLE", "duration", "finding_lines", "line", "position", "values"]
+__all__ = [
+    "NAME_WIDTH",
+    "STATE_STYLE",
+    "Speaker",
+    "colour",
+    "duration",
+    "finding_lines",
+    "last_words",
+    "phrase",
+    "position",
+    "started",
+    "values",
+]
 
 STATE_STYLE: Final = {
     "Running": "cyan",
@@ -31,25 +42,48 @@ STATE_STYLE: Final = {
 _REPLICA_COLOURS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
 _SELF: Final = "k8sjob"
 """Who speaks where it is not a replica."""
+_BY_REPLICA: Final = frozenset({EventKind.LOG, EventKind.REPLICA})
+NAME_WIDTH: Final = len("worker-0")
+"""Columns of a speaker's name, at least."""
 
 
-def line(event: Event, *, width: int = len(_SELF)) -> Text | None:
-    """The event as a line with its speaker in front, or None where it says nothing by itself.
+class Speaker:
+    """Turns events into lines with the speaker's name in front."""
 
-    Progress is for the panel, findings are for the summary.
+    def __init__(self) -> None:
+        self._width = NAME_WIDTH
+        self._state = ""
 
-    Args:
-        event: any event; its text is made harmless here.
-        width: columns of the speaker's name.
-    """
+    def line(self, event: Event) -> Text | None:
+        """The event as a line, or None where it says nothing by itself or nothing new.
+
+        Progress is for the panel, findings are for the summary.
+        """
+        message = phrase(event)
+        if message is None:
+            return None
+        if event.kind == EventKind.JOB:
+            if message.plain == self._state:
+                return None
+            self._state = message.plain
+        speaker = event.replica if event.kind in _BY_REPLICA else ""
+        return self.prefix(speaker).append_text(message)
+
+    def prefix(self, replica: str = "") -> Text:
+        """The name in front of a line; k8sjob's own where there is no replica."""
+        name = text(replica)
+        self._width = max(self._width, len(name))
+        style = colour(name) if name else "dim"
+        return Text().append(f"{name or _SELF:{self._width}} | ", style)
+
+
+def phrase(event: Event) -> Text | None:
+    """What an event says, without its speaker; None for nothing."""
     if event.kind == EventKind.LOG:
-        return _prefix(text(event.replica), width).append(text(event.data.get("text")))
-    say = _SAY.get(event.kind)
-    message = say(event) if say else None
-    if message is None:
-        return None
-    speaker = text(event.replica) if event.kind == EventKind.REPLICA else ""
-    return _prefix(speaker, width).append_text(message)
+        return Text(text(event.data.get("text")))
+    if event.kind in _PHRASES:
+        return _PHRASES[EventKind(event.kind)](event)
+    return None
 
 
 def position(progress: Progress) -> list[str]:
@@ -114,7 +148,8 @@ def started(group: Mapping[str, str | float]) -> str:
 def _state(event: Event) -> Text:
     state, reason, message = (text(event.data.get(key)) for key in ("state", "reason", "message"))
     line = Text(state, style=f"bold {STATE_STYLE.get(state, '')}".strip())
-    detail = message or (reason if reason != state else "")
+    plain = state in {"Created", "Running", "Succeeded"}  # what there is to say, the state says
+    detail = "" if plain else message or (reason if reason != state else "")
     return line.append(f": {detail}", style="not bold default") if detail else line
 
 
@@ -124,12 +159,19 @@ def _replica(event: Event) -> Text | None:
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
-    parts = [phase, reason if reason != phase else ""]
+    parts = [phase, reason if reason not in {phase, "Error"} else ""]
     parts.append(f"exit code {code}" if code is not None else "")
     parts.append(f"restart {restarts}" if restarts else "")
     said = ", ".join(part for part in parts if part)
-    detail = text(event.data.get("message"))
+    detail = last_words(event.data.get("message"))
     return Text(f"{said}: {detail}" if detail else said, style=STATE_STYLE.get(phase, "yellow"))
+
+
+def last_words(message: object) -> str:
+    """The last line of a termination message: some are the end of a log, events included."""
+    lines = str(message or "").splitlines()
+    said = [line for line in lines if line.strip() and Event.decode(line) is None]
+    return text(said[-1]) if said else ""
 
 
 def _stopping(event: Event) -> Text:
@@ -141,13 +183,6 @@ def _of(count: int, whole: int) -> str:
     return f"{count}/{whole}" if whole else str(count)
 
 
-def _prefix(speaker: str, width: int) -> Text:
-    line = Text(no_wrap=True)
-    if not speaker:
-        return line.append(f"{_SELF:{width}} | ", style="dim")
-    return line.append(f"{speaker:{width}} | ", style=colour(speaker))
-
-
 def colour(replica: str) -> str:
     """A replica's colour: the Master's own, the Workers' in turn."""
     digits = replica.rpartition("-")[2]
@@ -157,7 +192,7 @@ def colour(replica: str) -> str:
     return _REPLICA_COLOURS[index % len(_REPLICA_COLOURS)]
 
 
-_SAY: Final[dict[str, Callable[[Event], Text | None]]] = {
+_PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.JOB: _state,
     EventKind.REPLICA: _replica,
     EventKind.STARTED: lambda event: Text(started(flat(event.data))),

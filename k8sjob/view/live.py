@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from k8sjob.view.lines import STATE_STYLE, colour, duration, line, position, started
-from k8sjob.view.plain import NAME_WIDTH
+from k8sjob.view.lines import (
+    NAME_WIDTH,
+    STATE_STYLE,
+    Speaker,
+    colour,
+    duration,
+    position,
+    started,
+)
 from k8sjob.view.region import Region
 from k8sjob.view.story import Story
 
@@ -36,10 +43,26 @@ class LiveView:
         story: what was shown so far, added up.
     """
 
-    def __init__(self, console: Console, job: str = "", *, ascii_only: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        job: str = "",
+        *,
+        since: float | None = None,
+        ascii_only: bool = False,
+    ) -> None:
+        """A view.
+
+        Args:
+            console: the terminal.
+            job: the job as its user calls it.
+            since: when the job began, seconds since the epoch; None: now.
+            ascii_only: use no character beyond ASCII.
+        """
         self.story = Story(job)
         self._console = console
-        self._panel = Panel(self.story, ascii_only=ascii_only)
+        self._speaker = Speaker()
+        self._panel = Panel(self.story, since or time.time(), ascii_only=ascii_only)
         self._region = Region(console)
 
     def show(self, events: Sequence[Event]) -> None:
@@ -47,8 +70,7 @@ class LiveView:
         lines = []
         for event in events:
             self.story.add(event)
-            width = max([NAME_WIDTH, *map(len, self.story.replicas)])
-            if (text := line(event, width=width)) is not None:
+            if (text := self._speaker.line(event)) is not None:
                 lines.append(_shortened(text))
         above = Text("\n").join(lines) if lines else None
         size = self._console.size
@@ -64,13 +86,14 @@ class Panel:
 
     Args:
         story: drawn as it is at the time of drawing.
+        since: when the job began, seconds since the epoch.
         ascii_only: use no character beyond ASCII.
     """
 
-    def __init__(self, story: Story, *, ascii_only: bool = False) -> None:
+    def __init__(self, story: Story, since: float, *, ascii_only: bool = False) -> None:
         self._story = story
+        self._since = since
         self._ascii = ascii_only
-        self._began = time.monotonic()
 
     def lines(self, columns: int, rows: int) -> list[Text]:
         """The lines for a terminal of that size: narrower than it by one column, and lower."""
@@ -88,7 +111,7 @@ class Panel:
             state = "Stopping"
         title = Text(story.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        title.append(f"  {duration(time.monotonic() - self._began)}", style="not bold")
+        title.append(f"  {duration(max(time.time() - self._since, 0))}", style="not bold")
         if story.group:
             title.append(f"  {started(story.group)}", style="not bold dim")
         return title

@@ -8,20 +8,20 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import EventKind
-from k8sjob.view.lines import line, position
+from k8sjob.view.lines import Speaker, position
 from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.text import Text
+
     from k8sjob.contract import Event
-    from k8sjob.view.story import Progress
 
 __all__ = ["JsonView", "PlainView", "record"]
 
 EVERY_S: Final = 10.0
 """Seconds between two lines about the progress of one epoch."""
-NAME_WIDTH: Final = len("worker-0")
 
 
 class PlainView:
@@ -34,30 +34,30 @@ class PlainView:
     def __init__(self, out: TextIO, job: str = "") -> None:
         self.story = Story(job)
         self._out = out
+        self._speaker = Speaker()
         self._told: tuple[int, float] = (0, -math.inf)
 
     def show(self, events: Sequence[Event]) -> None:
         """Write what the events say; nothing for none."""
         for event in events:
             self.story.add(event)
-            width = max([NAME_WIDTH, *map(len, self.story.replicas)])
-            text = self._progress(event, width) if event.kind == EventKind.PROGRESS else None
-            text = text or getattr(line(event, width=width), "plain", None)
-            if text is not None:
-                self._out.write(text + "\n")
+            line = self._progress(event) if event.kind == EventKind.PROGRESS else None
+            line = line or self._speaker.line(event)
+            if line is not None:
+                self._out.write(line.plain + "\n")
         if events:
             self._out.flush()
 
     def close(self) -> None:
         """Nothing is left open."""
 
-    def _progress(self, event: Event, width: int) -> str | None:
-        now: Progress = self.story.progress
+    def _progress(self, event: Event) -> Text | None:
+        now = self.story.progress
         epoch, at = self._told
         if now.epoch == epoch and event.time - at < EVERY_S:
             return None
         self._told = now.epoch, event.time
-        return f"{'k8sjob':{width}} | {'  '.join(position(now))}"
+        return self._speaker.prefix().append("  ".join(position(now)))
 
 
 class JsonView:

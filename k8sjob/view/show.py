@@ -39,13 +39,20 @@ class View(Protocol):
 
 
 @contextmanager
-def viewer(kind: Format = "auto", *, job: str = "", out: TextIO | None = None) -> Iterator[View]:
+def viewer(
+    kind: Format = "auto",
+    *,
+    job: str = "",
+    since: float | None = None,
+    out: TextIO | None = None,
+) -> Iterator[View]:
     """The view for an output, closed at the end.
 
     Args:
         kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
             output is a terminal and plain lines where it is not.
         job: the job as its user calls it.
+        since: when the job began, seconds since the epoch; None: now.
         out: standard output, unless another stream is given.
     """
     out = out or sys.stdout
@@ -53,7 +60,7 @@ def viewer(kind: Format = "auto", *, job: str = "", out: TextIO | None = None) -
     if kind == "json":
         view = JsonView(out, job)
     elif kind == "auto" and is_live(out):
-        view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
+        view = LiveView(console_for(out), job, since=since, ascii_only=ascii_only(out))
     else:
         view = PlainView(out, job)
     try:
@@ -62,16 +69,30 @@ def viewer(kind: Format = "auto", *, job: str = "", out: TextIO | None = None) -
         view.close()
 
 
-def close_with_summary(view: View, out: TextIO, more: Mapping[str, str] | None = None) -> None:
-    """End a view and write the summary of what it showed; not for JSON, which is for programs."""
+def close_with_summary(
+    view: View,
+    *,
+    seconds: float | None = None,
+    more: Mapping[str, str] | None = None,
+    out: TextIO | None = None,
+) -> None:
+    """End a view and write the summary of what it showed; not for JSON, which is for programs.
+
+    Args:
+        view: from `viewer`.
+        seconds: how long the job ran.
+        more: further rows of the summary, by label.
+        out: as for `viewer`.
+    """
     view.close()
     if isinstance(view, JsonView):
         return
+    out = out or sys.stdout
     console = console_for(out)
-    lines = summary(view.story, width=console.width, ascii_only=ascii_only(out), more=more)
-    if isinstance(view, LiveView):
-        lines.insert(0, Text())
-    console.print(Text("\n").join(lines), soft_wrap=True)
+    lines = summary(
+        view.story, width=console.width, ascii_only=ascii_only(out), seconds=seconds, more=more
+    )
+    console.print(Text("\n").join([Text(), *lines]), soft_wrap=True)
 
 
 def console_for(out: TextIO) -> Console:

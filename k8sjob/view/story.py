@@ -83,8 +83,6 @@ class Story:
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
         metrics: the last values of what the script logged.
         checkpoint: path of the newest one.
-        started: time of the first event, seconds since the epoch; 0 before it.
-        ended: time of the last event.
     """
 
     job: str = ""
@@ -100,13 +98,9 @@ class Story:
     checkpoint: str = ""
     findings: list[Finding] = field(default_factory=list)
     stopping: bool = False
-    started: float = 0.0
-    ended: float = 0.0
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
-        self.started = self.started or event.time
-        self.ended = max(self.ended, event.time)
         data = event.data
         match event.kind:
             case EventKind.JOB:

@@ -24,6 +24,7 @@ def summary(
     *,
     width: int = 80,
     ascii_only: bool = False,
+    seconds: float | None = None,
     more: Mapping[str, str] | None = None,
 ) -> list[Text]:
     """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
@@ -32,6 +33,7 @@ def summary(
         story: the job's events, added up.
         width: columns of the terminal.
         ascii_only: use no character beyond ASCII.
+        seconds: how long the job ran; None where that is not known.
         more: further rows, by label: where the logs are, which command shows them.
     """
     lines = [
@@ -39,7 +41,7 @@ def summary(
     ]
     if lines:
         lines.append(Text())
-    lines.append(_outcome(story))
+    lines.append(_outcome(story, seconds))
     for found in story.findings:
         lines += finding_lines(found)
     rows = {
@@ -68,10 +70,11 @@ def curve(story: Story, *, width: int, ascii_only: bool) -> list[str]:
     return [*lines, f"{left} {right}".rjust(len(lines[-1]))]
 
 
-def _outcome(story: Story) -> Text:
+def _outcome(story: Story, seconds: float | None) -> Text:
     state = story.state or "Ended"
     text = Text(story.job, style="bold").append(" ")
     text.append(state, style=STATE_STYLE.get(state, "yellow"))
-    text.append(f" in {duration(story.ended - story.started)}", style="not bold")
+    if seconds is not None:
+        text.append(f" after {duration(seconds)}", style="not bold")
     detail = story.message if state != "Succeeded" and not story.findings else ""
     return text.append(f": {detail}", style="not bold") if detail else text
