@@ -1,0 +1,140 @@
+"""A node under test: the real agent with real processes, and scripts that load no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from k8sjob import contract
+from k8sjob.contract import Reason
+
+if TYPE_CHECKING:
+    import signal
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+    reason: Reason | None
+    seconds: float
+
+
+@dataclass
+class Node:
+    """One running agent."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    started: float = field(default_factory=time.monotonic)
+
+    def until(self, name: str, seconds: float = 20) -> str:
+        """Wait for a file that the script writes, and return its text."""
+        end = time.monotonic() + seconds
+        file = self.folder / name
+        while not (file.exists() and file.read_text()):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, f"{name} did not come"
+            time.sleep(0.02)
+        return file.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def finish(self, seconds: float = 30) -> Result:
+        out, err = self.process.communicate(timeout=seconds)
+        words = self.folder / "termination-log"
+        return Result(
+            contract.ExitCode.of_status(self.process.returncode),
+            out,
+            err,
+            Reason.decode(words.read_text()) if words.exists() else None,
+            time.monotonic() - self.started,
+        )
+
+
+def clean_environ() -> dict[str, str]:
+    """This machine's environment without anything that names a group."""
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "PET_", "K8SJOB_", "TORCHELASTIC")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(script, *args, nproc=1, environ={}, argv=None, **settings) -> Node, ended at last.
+
+    A script may be given in parts, each indented as it stands in the test.
+    """
+    nodes = []
+
+    def start_node(
+        script="", *arguments, nproc=1, environ=None, argv=None, pass_fds=(), **settings
+    ):
+        file = tmp_path / "main.py"
+        parts = [script] if isinstance(script, str) else script
+        file.write_text("".join(textwrap.dedent(part) for part in parts))
+        settings = {"max_restarts": 0, "hang_timeout": 0.0, **settings}
+        environ = {
+            **clean_environ(),
+            "OMP_NUM_THREADS": "1",
+            "PET_NPROC_PER_NODE": str(nproc),
+            contract.TERMINATION_LOG_ENV: str(tmp_path / "termination-log"),
+            contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
+            **(environ or {}),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "k8sjob.runtime", *(argv or ["main.py"]), *arguments],
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=pass_fds,
+        )
+        nodes.append(Node(process, tmp_path))
+        return nodes[-1]
+
+    yield start_node
+    for node in nodes:
+        node.process.kill()
+        node.process.wait()
+        node.process.stdout.close()
+        node.process.stderr.close()
+
+
+@pytest.fixture
+def run(start):
+    """run(script, ...) -> Result: start and wait."""
+
+    def run_node(*arguments, **options):
+        return start(*arguments, **options).finish()
+
+    return run_node
+
+
+@pytest.fixture
+def gone():
+    """gone(pid, seconds) -> bool: whether a process ends, or has become a zombie, in time."""
+
+    def is_gone(pid, seconds=5.0):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except FileNotFoundError:
+                return True
+            if state == "Z":
+                return True
+            time.sleep(0.02)
+        return False
+
+    return is_gone

@@ -1,0 +1,363 @@
+"""The agent with real processes: their environment, their end, their restart, and the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from k8sjob.contract import LIFELINE_ENV, ExitCode
+from k8sjob.runtime.agent import describe, retryable
+
+LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
+
+
+class TestExitCodes:
+    @pytest.mark.parametrize(
+        ("script", "code"),
+        [
+            ("", 0),
+            ("raise SystemExit", 0),
+            ("import sys; sys.exit(3)", 3),
+            ("import sys; sys.exit(256 + 5)", 5),
+            ("import sys; sys.exit('no data')", 1),
+            ("1 / 0", 1),
+            ("def", 1),
+            ("raise KeyboardInterrupt", 130),
+            ("import os; os._exit(7)", 7),
+            ("import os; os.abort()", 134),
+            ("import os; os.kill(os.getpid(), 9)", 137),
+            ("import os; os.kill(os.getpid(), 11)", 139),
+            ("import os; os.kill(os.getpid(), 15)", 143),
+            (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
+            ("from k8sjob.runtime.env import EnvError; raise EnvError('no')", ExitCode.CONFIG),
+        ],
+    )
+    def test_the_container_ends_as_its_process(self, run, script, code):
+        result = run(script)
+        assert result.code == code
+        assert (result.reason.exit_code if result.reason else 0) == code
+
+    def test_the_reason_names_error_and_place(self, run, tmp_path):
+        result = run("def f():\n    raise ValueError('no such class: 11')\n\nf()\n")
+        assert result.reason.type == "ValueError"
+        assert result.reason.message == "no such class: 11"
+        assert result.reason.where == f"{tmp_path}/main.py:2"
+        assert result.reason.rank == 0
+        assert abs(result.reason.time - time.time()) < 60
+
+    def test_a_kill_is_explained(self, run):
+        result = run("import os; os.kill(os.getpid(), 9)")
+        assert result.reason.type == "Signal"
+        assert "SIGKILL" in result.reason.message
+        assert "memory" in result.reason.message
+
+
+class TestEnvironment:
+    SAVE = """
+        import json, os
+        with open(f"rank-{os.environ['RANK']}", "w") as file:
+            json.dump({**os.environ, "parent": open(f"/proc/{os.getppid()}/maps").read()}, file)
+    """
+
+    def test_each_process_learns_its_place(self, run, tmp_path):
+        group = {"PET_NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        result = run(self.SAVE, nproc=3, environ={"RANK": "1", "WORLD_SIZE": "6", **group})
+        assert result.code == 0
+        for local in range(3):
+            seen = json.loads((tmp_path / f"rank-{3 + local}").read_text())
+            expected = {
+                "RANK": str(3 + local),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": "6",
+                "LOCAL_WORLD_SIZE": "3",
+                "GROUP_RANK": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+            }
+            assert {name: seen[name] for name in expected} == expected
+            assert LIFELINE_ENV not in seen, "a child of the script would take it for its own"
+            assert "libtorch" not in seen["parent"], "the agent costs 0.5 GB with torch"
+
+    def test_a_node_alone_gets_an_address_to_meet_at(self, run, tmp_path):
+        assert run(self.SAVE, environ={"PET_NPROC_PER_NODE": "auto"}).code == 0
+        seen = json.loads((tmp_path / "rank-0").read_text())
+        assert seen["MASTER_ADDR"] == "127.0.0.1"
+        assert 0 < int(seen["MASTER_PORT"]) < 65536
+
+    def test_the_reserved_port_can_be_bound_by_rank_0(self, run):
+        script = """
+            import os, socket
+            server = socket.socket()
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            server.listen()
+        """
+        assert run(script).code == 0
+
+    def test_threads_are_shared_out_and_that_is_said(self, start, tmp_path):
+        environ = {"OMP_NUM_THREADS": "5"}
+        result = start(self.SAVE, nproc=2, environ=environ).finish()
+        assert json.loads((tmp_path / "rank-1").read_text())["OMP_NUM_THREADS"] == "5"
+        assert "OMP_NUM_THREADS" not in result.err
+
+    def test_local_rank_is_appended_for_scripts_that_parse_it(self, run, tmp_path):
+        script = "import sys; open('args-' + sys.argv[-1][-1], 'w').write(repr(sys.argv[1:]))"
+        assert run(script, "--lr", "1", nproc=2, local_rank_arg="--local-rank").code == 0
+        assert (tmp_path / "args-0").read_text() == "['--lr', '1', '--local-rank=0']"
+        assert (tmp_path / "args-1").read_text() == "['--lr', '1', '--local-rank=1']"
+
+
+class TestFirstFailure:
+    def test_the_others_are_ended_promptly_even_if_they_ignore_it(self, run):
+        script = """
+            import os, signal, time
+            if os.environ["RANK"] == "1":
+                time.sleep(0.5)
+                raise ValueError("bad batch")
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+        """
+        result = run(script, nproc=3)
+        assert result.code == 1
+        assert (result.reason.rank, result.reason.type) == (1, "ValueError")
+        assert result.seconds < 15
+
+    def test_who_lost_a_peer_is_not_the_cause(self, run):
+        """The rank that fails by itself is slower to end than the ones that notice it."""
+        script = f"""
+            import os, time
+            if os.environ["RANK"] == "0":
+                raise RuntimeError({LOST})
+            time.sleep(1)
+            raise ValueError("the cause")
+        """
+        result = run(script, nproc=2, max_restarts=3)
+        assert result.code == 1
+        assert result.reason.message == "the cause"
+        assert "restart" not in result.err
+
+    def test_a_cause_that_is_slow_to_leave_is_still_the_cause(self, run):
+        """Its reason is written; its atexit handler outlives the grace, and it is killed."""
+        script = f"""
+            import atexit, os, signal, time
+            if os.environ["RANK"] == "1":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                atexit.register(time.sleep, 60)
+                raise ValueError("the cause")
+            time.sleep(1)
+            raise RuntimeError({LOST})
+        """
+        result = run(script, nproc=2)
+        assert (result.code, result.reason.message) == (1, "the cause")
+
+    def test_all_fail_alike(self, run):
+        result = run("raise ValueError('same')", nproc=2, max_restarts=3)
+        assert (result.code, result.reason.message) == (1, "same")
+        assert result.seconds < 10
+
+
+class TestRestart:
+    COUNT = """
+        import os, pathlib
+        restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        pathlib.Path(f"start-{restart}-{os.environ['RANK']}").touch()
+    """
+
+    def test_a_killed_process_is_started_anew_with_its_peers(self, run, tmp_path):
+        script = f"""
+            if restart < 2:
+                if os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), 9)
+                raise RuntimeError({LOST})
+        """
+        result = run([self.COUNT, script], nproc=2, max_restarts=2)
+        assert result.code == 0
+        assert result.reason is None
+        assert len(list(tmp_path.glob("start-*"))) == 6
+        assert "restart 2 of 2" in result.err
+
+    def test_restarts_are_numbered_and_then_given_up(self, run, tmp_path):
+        result = run([self.COUNT, "os.kill(os.getpid(), 9)"], max_restarts=2)
+        assert result.code == 137
+        assert len(list(tmp_path.glob("start-*"))) == 3
+
+    @pytest.mark.parametrize("end", ["1 / 0", "os._exit(2)", "raise SystemExit(127)"])
+    def test_a_failure_that_would_come_again_is_not_repeated(self, run, tmp_path, end):
+        result = run([self.COUNT, end], max_restarts=3)
+        assert 0 < result.code < 128
+        assert len(list(tmp_path.glob("start-*"))) == 1
+
+    def test_a_stop_ends_the_rest_before_a_restart(self, start):
+        script = """
+            import os, pathlib
+            pathlib.Path("started").write_text("x")
+            os.kill(os.getpid(), 9)
+        """
+        node = start(script, max_restarts=50)
+        node.until("started")
+        time.sleep(1.5)
+        node.send(signal.SIGTERM)
+        assert node.finish(5).code == 143
+
+    def test_the_rule_is_the_operators(self):
+        assert [code for code in ExitCode if retryable(code)] == [
+            ExitCode.PEER_LOST,
+            ExitCode.HUNG,
+            ExitCode.STOPPED,
+        ]
+
+
+class TestStop:
+    READY = """
+        import os, pathlib, signal, sys, time
+        def on_stop(answer):
+            signal.signal(signal.SIGTERM, answer)
+        def wait():
+            pathlib.Path("ready-" + os.environ["RANK"]).write_text("x")
+            time.sleep(60)
+    """
+
+    @pytest.fixture
+    def stop(self, start):
+        def stop_ready_ranks(script, number=signal.SIGTERM, **options):
+            node = start([self.READY, script, "\nwait()"], nproc=2, max_restarts=3, **options)
+            node.until("ready-0")
+            node.until("ready-1")
+            node.send(number)
+            return node.finish()
+
+        return stop_ready_ranks
+
+    def test_ranks_that_finish_in_time_mean_success(self, stop):
+        result = stop("on_stop(lambda *_: sys.exit(0))")
+        assert result.code == 0
+        assert result.reason is None
+
+    @pytest.mark.parametrize("answer", ["143", "1"])
+    def test_ranks_that_stop_end_143(self, stop, answer):
+        result = stop(f"on_stop(lambda *_: sys.exit({answer}))")
+        assert (result.code, result.reason.type) == (143, "Stopped")
+
+    def test_one_that_ignores_it_is_killed_at_the_deadline(self, stop):
+        result = stop("on_stop(signal.SIG_IGN)", stop_grace=1.0)
+        assert result.code == 143
+        assert result.seconds < 15
+
+    def test_ctrl_c_is_a_stop_too(self, stop):
+        result = stop("", signal.SIGINT)
+        assert (result.code, result.reason.message) == (130, "stopped by SIGINT")
+
+    def test_a_data_loaders_worker_is_not_shot_under_its_parent(self, stop, tmp_path):
+        """Only the rank itself gets SIGTERM: it may need its children for its last steps."""
+        script = """
+            import subprocess
+            child = subprocess.Popen(["sleep", "60"])
+            def last_step(*_):
+                time.sleep(0.5)
+                pathlib.Path("child-" + os.environ["RANK"]).write_text(str(child.poll()))
+                sys.exit(0)
+            on_stop(last_step)
+        """
+        assert stop(script).code == 0
+        assert (tmp_path / "child-0").read_text() == "None"
+
+    def test_a_failure_before_the_stop_is_the_reason(self, start):
+        script = """
+            on_stop(signal.SIG_IGN)
+            if os.environ["RANK"] == "1":
+                pathlib.Path("failing").write_text("x")
+                raise ValueError("first")
+            wait()
+        """
+        node = start([self.READY, script], nproc=2, stop_grace=30)
+        node.until("failing")
+        time.sleep(0.7)
+        node.send(signal.SIGTERM)
+        result = node.finish()
+        assert (result.code, result.reason.message) == (1, "first")
+
+
+class TestOrphans:
+    FAMILY = """
+        import os, pathlib, subprocess, time
+        child = subprocess.Popen(["sleep", "300"])
+        pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}")
+    """
+
+    def test_what_a_rank_leaves_behind_ends_with_it(self, start, gone):
+        node = start([self.FAMILY, "time.sleep(0.5)"])
+        pids = node.until("pids").split()
+        assert node.finish().code == 0
+        assert all(gone(int(pid)) for pid in pids)
+
+    def test_a_killed_agent_takes_its_ranks_along(self, start, gone):
+        node = start([self.FAMILY, "time.sleep(60)"])
+        rank, child = node.until("pids").split()
+        node.send(signal.SIGKILL)
+        node.process.wait(timeout=10)
+        assert gone(int(rank))
+        os.kill(int(child), signal.SIGKILL)  # in a pod the kernel does that when PID 1 ends
+
+    def test_a_parent_that_is_gone_ends_the_group(self, start, gone):
+        read, write = os.pipe()
+        os.set_inheritable(read, True)  # noqa: FBT003 - os has no keyword for it
+        node = start(
+            ["import signal; signal.signal(15, signal.SIG_IGN)", self.FAMILY, "time.sleep(60)"],
+            environ={LIFELINE_ENV: str(read)},
+            pass_fds=(read,),
+            stop_grace=60,
+        )
+        os.close(read)
+        pids = node.until("pids").split()
+        os.close(write)
+        end = time.monotonic()
+        result = node.finish()
+        assert time.monotonic() - end < 5
+        assert (result.code, result.reason.type) == (143, "Stopped")
+        assert all(gone(int(pid)) for pid in pids)
+
+
+class TestHang:
+    BEAT = """
+        import ctypes, os, pathlib, signal, time
+        from k8sjob.runtime import config
+        def stop_myself():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        def hold_the_lock():
+            ctypes.PyDLL(None).sleep(60)
+        if os.environ["RANK"] == "1":
+            config.heartbeat_file().touch()
+    """
+
+    @pytest.mark.parametrize("hang", ["stop_myself", "hold_the_lock"])
+    def test_the_agent_ends_what_cannot_end_itself(self, run, tmp_path, hang):
+        result = run([self.BEAT, f"    {hang}()\n", "time.sleep(60)"], nproc=2, hang_timeout=1.0)
+        assert result.code == ExitCode.HUNG
+        assert (result.reason.type, result.reason.culprits) == ("Hang", (1,))
+        assert result.seconds < 15
+        assert result.err.count(f'File "{tmp_path}/main.py"') >= 2, "stacks of both ranks"
+
+    def test_one_that_does_not_beat_is_not_watched(self, run):
+        assert run("import time; time.sleep(2.5)", hang_timeout=0.5).code == 0
+
+    def test_one_that_beats_goes_on(self, run):
+        script = """
+            import time
+            from k8sjob.runtime import config
+            for _ in range(25):
+                config.heartbeat_file().touch()
+                time.sleep(0.1)
+        """
+        assert run(script, hang_timeout=1.0).code == 0
+
+
+def test_a_reason_in_one_line():
+    from k8sjob.contract import Reason
+
+    reason = Reason(1, rank=2, type="ValueError", message="a\n  b", where="main.py:3")
+    assert describe(reason) == "rank 2: ValueError: a b (main.py:3), exit code 1"
