@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,7 +146,7 @@ def _shown(
         return
     with viewer(job=ref.name) as shown:
         yield shown.show
-        close_with_summary(shown, sys.stdout)
+        close_with_summary(shown)
 
 
 def _failed(backend: LocalBackend, snapshot: Snapshot) -> JobFailed:

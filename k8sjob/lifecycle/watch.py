@@ -25,6 +25,17 @@ __all__ = ["watch"]
 
 SETTLE_SECONDS: Final = 0.8
 """How long lines that are still on their way are waited for once the job has ended."""
+_TOLD_BY_STATE: Final = frozenset(
+    {
+        "BackOff",
+        "CrashLoopBackOff",
+        "Error",
+        "OOMKilled",
+        "PyTorchJobFailed",
+        "PyTorchJobRestarting",
+    }
+)
+"""Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
 
 
 def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event]:
@@ -89,8 +100,8 @@ class _Watcher:
     def changed(self, snapshot: Snapshot) -> Iterator[Event]:
         """What a newer snapshot tells; the terminal JOB event is kept for the end."""
         self._snapshot, self._status = snapshot, job_status(snapshot)
-        yield from self._warnings(snapshot)
         yield from self._replicas(self._status)
+        yield from self._warnings(snapshot)
         if not self._status.state.finished:
             yield from self._job(self._status)
         elif self._ended_at is None:
@@ -158,8 +169,10 @@ class _Watcher:
             key = (event.get("metadata", {}).get("uid"), event.get("count", 1))
             if event.get("type") != "Warning" or key in self._told_events:
                 continue
+            if event.get("reason") in _TOLD_BY_STATE:
+                continue
             self._told_events.add(key)
             name = event.get("involvedObject", {}).get("name", "")
-            replica = next((p for p in self._told_replicas if name.endswith(f"-{p}")), "")
+            replica = next((r for r in self._told_replicas if name.endswith(f"-{r}")), "")
             data = {"message": event.get("message", ""), "reason": event.get("reason", "")}
             yield Event(EventKind.WARNING, data, time.time(), replica)

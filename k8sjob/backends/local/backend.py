@@ -92,7 +92,11 @@ class LocalBackend:
             notices = [_notice(prepared.job, *notice, now) for notice in prepared.notices]
             write_json(draft.state, {"job": prepared.job, "pods": [], "events": notices})
             launches = {name: launch.to_json() for name, launch in prepared.launches.items()}
-            write_json(draft.launch, {"checkpoints": checkpoints, "replicas": launches})
+            restarts = plan.spec.policy.max_restarts
+            write_json(
+                draft.launch,
+                {"checkpoints": checkpoints, "max_restarts": restarts, "replicas": launches},
+            )
             draft.keep(os.getpid())  # until there is a supervisor
             with self._store.locked():
                 self._refuse_taken(ref.name)

@@ -20,6 +20,7 @@ from k8sjob.contract import (
     MAX_TERMINATION_BYTES,
     TERMINATION_LOG_ENV,
     ExitCode,
+    Reason,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Launch:
         cwd: its working folder.
         grace: seconds between SIGTERM and SIGKILL.
         fallback_to_logs: the last lines of output stand in for a missing termination message.
+        has_agent: the agent is part of the job; otherwise it only keeps a command of the user's
+            and would not be there in a cluster, so what it says is not the container's word.
     """
 
     argv: list[str]
@@ -49,6 +52,7 @@ class Launch:
     cwd: str
     grace: float = 30.0
     fallback_to_logs: bool = False
+    has_agent: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -156,6 +160,8 @@ class Container:
         message = self._last_words.read_bytes()[:MAX_TERMINATION_BYTES].decode(errors="replace")
         if self._log:
             self._log.close()
+        if not self._launch.has_agent and Reason.decode(message):
+            message = ""
         if not message and code and self._launch.fallback_to_logs:
             message = last_lines(self._folder / "logs", self._attempt, lines=80, size=2048)
         reason = "Completed" if code == 0 else "Error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -68,6 +69,8 @@ class Kubelet:
         # The containers hold the reading end; the writing end closes when this process goes.
         self._lifeline, self._hold = os.pipe()
         self._halted = False
+        self.failures: Counter[str] = Counter()
+        """How often each replica has ended badly by itself, over all its Pods."""
 
     @property
     def pods(self) -> list[Json]:
@@ -155,6 +158,8 @@ class Kubelet:
         policy = slot.pod["spec"]["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
         final = dying or self._halted or not again
+        if end.exit_code and not dying and not self._halted:
+            self.failures[pods.replica_of(slot.pod)] += 1
         pods.ended(slot.pod, slot.starts - 1, end, final=final)
         ran = (end.finished - end.started).total_seconds()
         if ran >= _LONG_ENOUGH:

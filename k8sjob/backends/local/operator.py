@@ -78,19 +78,22 @@ class Record:
 Action = CreatePod | DeletePod | DeleteJob | Record
 
 
-def reconcile(job: Json, pods: Sequence[Json], now: datetime) -> tuple[Json, list[Action]]:
+def reconcile(
+    job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
+) -> tuple[Json, list[Action]]:
     """One look of the operator at a job.
 
     Args:
         job: the PyTorchJob, with its status as the last look left it.
         pods: the Pods of the job, with their status as the kubelet left it.
         now: the present moment, with a time zone.
+        trouble: why the job must fail, whatever the operator's own limits say.
 
     Returns:
         The job's new status, and what to do, in order. Neither argument is changed. The same look
         once more, with nothing changed but that, asks for nothing more.
     """
-    look = _Look(job, pods, now)
+    look = _Look(job, pods, now, trouble)
     look.run()
     return look.status, look.actions
 
@@ -98,7 +101,7 @@ def reconcile(job: Json, pods: Sequence[Json], now: datetime) -> tuple[Json, lis
 class _Look:
     """One reconciliation: the status in the making, and the actions so far."""
 
-    def __init__(self, job: Json, pods: Sequence[Json], now: datetime) -> None:
+    def __init__(self, job: Json, pods: Sequence[Json], now: datetime, trouble: str) -> None:
         self.name: str = job["metadata"]["name"]
         self.namespace: str = job["metadata"].get("namespace", "")
         self.replicas: dict[Role, Json] = {
@@ -108,7 +111,7 @@ class _Look:
         }
         self.policy: Json = job["spec"].get("runPolicy") or {}
         self.elastic = job["spec"].get("elasticPolicy") is not None
-        self.pods, self.now = pods, now
+        self.pods, self.now, self.trouble = pods, now, trouble
         self.status: Json = copy.deepcopy(job.get("status") or {})
         self.actions: list[Action] = []
 
@@ -201,6 +204,8 @@ class _Look:
     # --- limits ---------------------------------------------------------------------------------
 
     def past_a_limit(self) -> str:
+        if self.trouble:
+            return self.trouble
         if self.past_backoff_limit():
             return f"Job {self.name} has failed because it has reached the specified backoff limit"
         deadline, start = self.policy.get("activeDeadlineSeconds"), self.status.get("startTime")

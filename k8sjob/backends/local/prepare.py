@@ -151,6 +151,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     env |= _loopback(operator_env(prepared.job, role, index))
     return Launch(
         argv=_started(argv),
+        has_agent=argv[: len(_AGENT)] == _AGENT,
         env=env,
         cwd=str(places.job / "replicas" / f"{role.lower()}-{index}" / "work"),
         grace=float(template.get("terminationGracePeriodSeconds", 30)),

@@ -61,7 +61,9 @@ class Supervisor:
         self._recorded: set[str] = set()
         self._saved = ""
         self._port = _reserve_port()
-        launches = read_json(folder.launch)["replicas"]
+        launch_file = read_json(folder.launch)
+        launches = launch_file["replicas"]
+        self._max_restarts = int(launch_file["max_restarts"])
         self._kubelet = Kubelet(
             folder,
             {name: Launch(**launch) for name, launch in launches.items()},
@@ -127,6 +129,10 @@ class Supervisor:
             return
         now = datetime.now(UTC)
         status, actions = operator.reconcile(self._job, self._kubelet.pods, now)
+        trouble = self._used_up()
+        if trouble and not finished(status):
+            look = operator.reconcile(self._job, self._kubelet.pods, now, trouble=trouble)
+            status, actions = look
         if self._stopping and not finished(status):
             message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
             status = fail(self._status, "PyTorchJobStopped", message, now)
@@ -138,6 +144,19 @@ class Supervisor:
                 self._kubelet.delete(action.name)
             elif isinstance(action, Record):
                 self._record(self._job, action)
+
+    def _used_up(self) -> str:
+        """Why no restart is left. The operator's backoffLimit is a rough measure of the same.
+
+        It adds up the restarts of all replicas, so it must let one replica fail many times.
+        """
+        for replica, failures in self._kubelet.failures.items():
+            if failures > self._max_restarts:
+                return (
+                    f"Job {self._job['metadata']['name']} has failed because {replica} failed"
+                    f" {failures} times and max_restarts is {self._max_restarts}"
+                )
+        return ""
 
     def _over(self) -> bool:
         if self._kubelet.busy:

@@ -1,0 +1,115 @@
+"""How the containers of a job ended, as far as its objects still tell. Pure.
+
+A Pod shows its container's last end. When the operator has deleted the Pod (a crashing one counts
+as running, so cleanPodPolicy Running takes it away) the Events about the job still tell it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.lifecycle.status import last_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.backends.api import Json, Snapshot
+
+__all__ = ["End", "ends", "first_end"]
+
+_ABNORMAL: Final = re.compile(
+    r"Error pod (?P<pod>\S+) container \S+ exitCode: (?P<code>\d+)"
+    r" terminated message: (?P<said>.*)",
+    re.DOTALL,
+)
+_CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
+_CUT_JSON: Final = re.compile(r'"message": "((?:[^"\\]|\\.)*)')
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One container that ended badly.
+
+    Attributes:
+        replica: "worker-2".
+        exit_code: as the kubelet shows it.
+        why: the kubelet's reason: "Error", "OOMKilled", "StartError".
+        message: the termination message, as it is.
+        reason: the same, read; None where something else than k8sjob's runtime wrote it.
+        time: seconds since the epoch at which it failed.
+    """
+
+    replica: str
+    exit_code: int
+    why: str
+    message: str
+    reason: Reason | None
+    time: float
+
+    @property
+    def told(self) -> str:
+        """Who it was: the replica, and its rank where that is known."""
+        rank = self.reason.rank if self.reason else -1
+        return f"{self.replica}, rank {rank}" if rank >= 0 else self.replica
+
+    @property
+    def consequence(self) -> bool:
+        """Whether another failure, or a request, was the cause of this one."""
+        named = bool(self.reason and self.reason.culprits)  # the others did not come at all
+        return self.exit_code in _CONSEQUENCES and not named
+
+
+def ends(snapshot: Snapshot) -> list[End]:
+    """The newest bad end of each replica that has one."""
+    newest: dict[str, End] = {}
+    name = snapshot.job.get("metadata", {}).get("name", "")
+    for end in (*_of_events(name, snapshot.events), *_of_pods(name, snapshot.pods)):
+        if end.replica not in newest or newest[end.replica].time <= end.time:
+            newest[end.replica] = end
+    return list(newest.values())
+
+
+def first_end(found: Iterable[End]) -> End | None:
+    """The end that began the others: the earliest that is no consequence, if there is one."""
+    return min(found, key=lambda end: (end.consequence, end.time), default=None)
+
+
+def _of_pods(name: str, pods: Iterable[Json]) -> Iterator[End]:
+    for pod in pods:
+        ended = last_end(pod)
+        if ended.get("exitCode"):
+            said = ended.get("message", "")
+            yield _end(
+                pod["metadata"]["name"].removeprefix(f"{name}-"),
+                int(ended["exitCode"]),
+                ended.get("reason", ""),
+                said,
+                ended.get("finishedAt", ""),
+            )
+
+
+def _of_events(name: str, events: Iterable[Json]) -> Iterator[End]:
+    for event in events:
+        found = _ABNORMAL.fullmatch(event.get("message", ""))
+        if found:
+            yield _end(
+                found["pod"].removeprefix(f"{name}-"),
+                int(found["code"]),
+                event.get("reason", ""),
+                found["said"],
+                event.get("lastTimestamp") or "",
+            )
+
+
+def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:
+    reason = Reason.decode(said)
+    cut = None if reason else _CUT_JSON.search(said)
+    if cut and said.startswith("{"):  # an Event keeps 1024 characters
+        said = cut.group(1)
+    seen = datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
+    time = reason.time if reason and reason.time else seen
+    return End(replica, exit_code, why, said, reason, time)
