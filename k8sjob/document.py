@@ -23,7 +23,7 @@ from k8sjob.errors import Problem, RenderError, SpecError, field_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Document", "WrittenFloat", "dump", "parse", "parse_all", "scalar"]
+__all__ = ["Document", "WrittenFloat", "dump", "flow", "parse", "parse_all", "scalar"]
 
 MAX_BYTES: Final = 2**20
 """Largest text that is read; an apiserver takes no larger object either."""
@@ -395,6 +395,19 @@ def dump(data: Any) -> str:
         RenderError: see scalar; or a key that is not a string.
     """
     return "\n".join(_lines(data)) + "\n"
+
+
+def flow(data: Any) -> str:
+    """JSON data as YAML in one line, for examples in messages and pages.
+
+    Raises:
+        RenderError: see dump.
+    """
+    if isinstance(data, dict):
+        return "{" + ", ".join(f"{scalar(key)}: {flow(value)}" for key, value in data.items()) + "}"
+    if isinstance(data, list | tuple):
+        return "[" + ", ".join(flow(item) for item in data) + "]"
+    return scalar(data)
 
 
 def _lines(data: Any) -> Iterator[str]:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.document import flow
 from k8sjob.errors import Problem, field_path
 from k8sjob.spec.base import Part, part_types
 
@@ -69,8 +70,10 @@ def _message(kind: str, detail: ErrorDetails) -> str:
 def _one_of(seen: str, ctx: Mapping[str, Any]) -> str:
     choices = re.findall(r"'([^']*)'", ctx["expected"])
     text = f"{seen} is not one of {', '.join(choices)}"
+    if seen == "null" and "None" in choices:
+        return f"{text}; did you mean the text None?"
     lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(seen.strip("'").lower(), list(lower), n=1, cutoff=0.5)
+    close = get_close_matches(seen.strip("'").lower(), list(lower), n=1, cutoff=0.6)
     return f"{text}; did you mean {lower[close[0]]!r}?" if close else f"{text}; write one of them"
 
 
@@ -93,7 +96,8 @@ def _hint(root: type[Part], loc: Loc, seen: Any, kind: str) -> str:
     """The next step, for the kinds whose message does not say it."""
     if not kind.endswith("_type"):
         return ""
-    if seen is None:
+    info = _field(root, loc)
+    if seen is None and info is not None and not info.is_required():
         return f"; leave the key out, or write it as {_example(root, loc)}"
     if kind == "int_type" and isinstance(seen, str) and seen.lstrip("-").isdecimal():
         return f"; write {int(seen)} without quotes"
@@ -120,15 +124,7 @@ def _example(root: type[Part], loc: Loc) -> str:
     name = next((part for part in reversed(loc) if isinstance(part, str)), "value")
     if info is None or not info.examples:
         return f"{name}: ..."
-    return f"{name}: {_flow(info.examples[0])}"
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{name}: {flow(info.examples[0])}"
 
 
 def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:

@@ -40,8 +40,8 @@ class JobSpec(Part):
     name: Annotated[
         JobName,
         doc(
-            "The job's name. Pods are called <name>-master-0 and <name>-worker-<n>, which must fit"
-            " 63 characters.",
+            "The job's name. Pods are called NAME-master-0 and NAME-worker-0, -1, ..., which must"
+            " fit 63 characters.",
             "fashion-mnist",
         ),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Strict
 
 from k8sjob.spec.base import refuse
 
@@ -37,7 +37,7 @@ _QUALIFIED = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_HOST = r"[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?"
+_HOST = _LABEL
 _DOMAIN = rf"{_HOST}(?:\.{_HOST})*(?::[0-9]+)?"
 _PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
@@ -146,8 +146,8 @@ def _reference(value: str) -> str:
     match = _REFERENCE.fullmatch(value)
     if not match or len(match["repository"]) > 255:
         refuse(
-            f"{value!r} is not an image reference: [registry/]path[:tag][@sha256:digest], the path"
-            " in lower case"
+            f"{value!r} is not an image reference: [registry/]path[:tag][@sha256:digest], registry"
+            " and path in lower case"
         )
     return value
 
@@ -165,15 +165,15 @@ def _absolute(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-Text = Annotated[str, AfterValidator(_no_nul), BeforeValidator(_text)]
+Text = Annotated[str, Strict(), AfterValidator(_no_nul), BeforeValidator(_text)]
 """Any text; numbers become theirs, booleans are refused."""
-JobName = Annotated[str, AfterValidator(_job_name)]
-NamespaceName = Annotated[str, AfterValidator(_namespace)]
-VolumeName = Annotated[str, AfterValidator(_namespace)]
-ObjectName = Annotated[str, AfterValidator(_object_name)]
-LabelKey = Annotated[str, AfterValidator(_label_key)]
-LabelValue = Annotated[str, AfterValidator(_label_value), BeforeValidator(_text)]
-ResourceName = Annotated[str, AfterValidator(_resource_name)]
-EnvName = Annotated[str, AfterValidator(_env_name)]
-ImageReference = Annotated[str, AfterValidator(_reference)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute), AfterValidator(_no_nul)]
+JobName = Annotated[str, Strict(), AfterValidator(_job_name)]
+NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace)]
+VolumeName = Annotated[str, Strict(), AfterValidator(_namespace)]
+ObjectName = Annotated[str, Strict(), AfterValidator(_object_name)]
+LabelKey = Annotated[str, Strict(), AfterValidator(_label_key)]
+LabelValue = Annotated[str, Strict(), AfterValidator(_label_value), BeforeValidator(_text)]
+ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
+EnvName = Annotated[str, Strict(), AfterValidator(_env_name)]
+ImageReference = Annotated[str, Strict(), AfterValidator(_reference)]
+AbsolutePath = Annotated[str, Strict(), AfterValidator(_absolute), AfterValidator(_no_nul)]

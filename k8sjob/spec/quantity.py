@@ -111,7 +111,7 @@ def _quantity(value: Any) -> str:
         refuse(
             f"{value!r} is not a quantity; write a number with a suffix, as 500m, 4, 8Gi or 1.5T"
         )
-    if not 0 <= number <= MAX:
+    if not 0 <= number < MAX:
         refuse(f"{text!r} is {'negative' if number < 0 else 'more than any node has'}")
     return canonical(text)
 
@@ -130,7 +130,9 @@ def _memory(value: Any) -> str:
     text = _quantity(value)
     size = parse(text)
     if size % 1:
-        refuse(f"{value!r} is {size:f} bytes, since 'm' means a thousandth; write Mi or Gi")
+        refuse(
+            f"{value!r} is {size.normalize():f} bytes, since 'm' means a thousandth; write Mi or Gi"
+        )
     if 0 < size < 10**6:
         refuse(f"{value!r} is {size:f} bytes, less than 1M; add the suffix Mi or Gi")
     return text

@@ -72,7 +72,7 @@ class Resources(Part):
     ] = None
     extended: Annotated[
         FrozenMap[ResourceName, Quantity],
-        doc("Further resources by name, in whole numbers.", {"rdma/hca": 1}, unit="pieces"),
+        doc("Further resources by name, in whole numbers.", {"rdma/hca": 1}),
     ] = FROZEN_EMPTY
     requests: Annotated[
         Requests | None,

@@ -47,8 +47,8 @@ class EnvFrom(Part):
     def rules(self) -> Iterator[Broken]:
         """Exactly one source."""
         if (self.secret is None) == (self.config_map is None):
-            seen = "both" if self.secret else "neither"
-            yield Broken((), f"secret and config_map: {seen} of them is given; write exactly one")
+            seen = "both are" if self.secret else "neither is"
+            yield Broken((), f"secret and config_map: {seen} given; write exactly one")
 
 
 class Run(Part):

@@ -22,6 +22,9 @@ class _Schema(GenerateJsonSchema):
         # pydantic looks at the exact type, and a frozen mapping is a dict of our own.
         return super().encode_default(dict(dft) if isinstance(dft, dict) else dft)
 
+    def sort(self, value: Any, parent_key: str | None = None) -> Any:  # noqa: ARG002 - see above
+        return value  # the order of the fields, and of the keys in their examples, is meant
+
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a job.yaml.

@@ -28,7 +28,7 @@ def _every(value: Any) -> Any:
 
 
 class Strategy(Part):
-    """How the ranks train together."""
+    """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
         Literal["ddp"],

@@ -1,0 +1,157 @@
+"""docs/reference/errors.md is run: every row is an input, the error it gives and the exit code.
+
+A table belongs to the comment `<!-- errors: KIND -->` in front of it; RUNNERS says what an input of
+that kind is. In a cell ↵ is a line break, ⇥ a tab, \\| a bar, and ... stands for anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from k8sjob.document import parse
+from k8sjob.errors import K8sJobError
+from k8sjob.spec import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reference/errors.md"
+TABLE = re.compile(r"^<!-- errors: (?P<kind>.+?) -->\n\n?(?P<rows>(?:^\|.*\n)+)", re.MULTILINE)
+CELL = re.compile(r"(?<!\\)\|")
+
+
+class Row(NamedTuple):
+    kind: str
+    line: int
+    given: str
+    error: str
+    exit_code: int
+
+
+def rows() -> Iterator[Row]:
+    text = PAGE.read_text()
+    for table in TABLE.finditer(text):
+        first = text[: table.start("rows")].count("\n") + 1
+        for number, row in enumerate(table["rows"].splitlines()[2:], first + 2):
+            given, error, code = (plain(cell) for cell in CELL.split(row.strip())[1:-1])
+            yield Row(table["kind"], number, given, error, int(code))
+
+
+def plain(cell: str) -> str:
+    text = cell.strip().replace("\\|", "|")
+    ticks = re.fullmatch(r"(`+)(.*)\1", text)
+    if ticks:
+        padded = len(ticks[1]) > 1  # `` x `` may hold a backtick
+        text = ticks[2][1:-1] if padded else ticks[2]
+    return text.replace("↵", "\n").replace("⇥", "\t")
+
+
+def base() -> dict[str, str]:
+    """The page's job.yaml, by its top-level keys: each key's lines as they stand."""
+    block = re.search(r"^```yaml\n(name: .*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    entries = re.split(r"^(?=\w)", block[1], flags=re.MULTILINE)
+    return {entry.partition(":")[0]: entry for entry in entries}
+
+
+def fragment(given: str, folder: Path) -> str:
+    """The base with the input's keys in place of its own."""
+    keys = [line.partition(":")[0] for line in given.splitlines() if line[:1].isalpha()]
+    kept = [entry for key, entry in base().items() if key not in keys]
+    return whole("".join(kept) + given + "\n", folder)
+
+
+def whole(given: str, folder: Path) -> str:
+    (folder / "job.yaml").write_text(given)
+    return f"valid: {load(folder / 'job.yaml')!r}"
+
+
+RUNNERS: dict[str, Callable[[str, Path], str]] = {
+    "job.yaml": fragment,
+    "job.yaml, whole": whole,
+}
+"""What an input is: a function that raises the K8sJobError; else what it returns is shown."""
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.kind}-{row.line}")
+def test_every_row_says_what_happens(row, tmp_path):
+    with pytest.raises(K8sJobError) as caught:
+        pytest.fail(RUNNERS[row.kind](row.given, tmp_path))
+    assert re.search(pattern(row.error), str(caught.value)), f"{row.given}\n{caught.value}"
+    assert caught.value.exit_code == row.exit_code
+
+
+def pattern(error: str) -> str:
+    return ".*".join(re.escape(part) for part in error.split("..."))
+
+
+def test_the_base_of_the_page_is_valid(tmp_path):
+    assert "valid" in whole("".join(base().values()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in rows() if row.kind == "job.yaml"], ids=lambda row: str(row.line)
+)
+def test_an_error_names_a_line_of_the_input(row, tmp_path):
+    with pytest.raises(K8sJobError) as caught:
+        fragment(row.given, tmp_path)
+    text = (tmp_path / "job.yaml").read_text()
+    for problem in caught.value.problems:
+        assert 1 <= problem.line <= text.count("\n")
+        assert str(caught.value).startswith(str(tmp_path / "job.yaml"))
+
+
+RULES = {  # in which argument of which call a rule's message stands
+    "refuse": 0,
+    "Broken": 1,
+    "_Refused": 0,
+    "Conflict": 1,
+}
+
+
+def messages() -> Iterator[pytest.param]:
+    """The messages of all rules in the source, as patterns."""
+    files = [ROOT / "k8sjob/document.py", *sorted((ROOT / "k8sjob/spec").glob("*.py"))]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            at = RULES.get(node.func.id)
+            if at is not None and isinstance(node.args[at], ast.JoinedStr | ast.Constant):
+                yield pytest.param(literal(node.args[at]), id=f"{file.stem}-{node.lineno}")
+
+
+def literal(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return re.escape(str(node.value))
+    return "".join(
+        re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(?s:.*)"
+        for part in node.values
+    )
+
+
+@pytest.mark.parametrize("rule", list(messages()))
+def test_every_rule_has_its_row(rule):
+    shown = [row.error for row in rows()]
+    assert any(re.search(rule, error) for error in shown), f"no row in {PAGE.name} shows: {rule}"
+
+
+def test_rows_do_not_repeat_themselves():
+    seen = [(row.kind, row.given) for row in rows()]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_table_of_unknown_kind_is_a_mistake():
+    kinds = re.findall(r"<!-- errors: (.+?) -->", PAGE.read_text())
+    assert set(kinds) == {row.kind for row in rows()} <= set(RUNNERS)
+
+
+def test_inputs_are_read_as_they_are_shown():
+    assert plain("`a ↵ b \\| c`") == "a \n b | c"
+    assert plain("`` `x` ``") == "`x`"
+    assert parse("\n".join(base().values())).data["name"] == "digits"
