@@ -48,14 +48,19 @@ def run_as_main(argv: Sequence[str]) -> None:
     sys.argv = [path, *arguments]
     if not os.path.exists(path):  # noqa: PTH110 - as Python, without normalising the argument
         raise EnvError(f"there is no script {path!r} in {os.getcwd()}; check run.script")  # noqa: PTH109 - a string
-    inner = _archive_spec(path)
+    inner = _archive_spec(_absolute(path))
     if inner is not None:
         # Always first, PYTHONSAFEPATH or not: here it is the program itself.
-        sys.path[:0] = [path]
+        sys.path[:0] = [_absolute(path)]
         _run_spec(inner, package="")
     else:
         _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - as above
         _run_file(path)
+
+
+def _absolute(path: str) -> str:
+    """As Python makes the path of its program: joined, neither normalised nor resolved."""
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib would normalise
 
 
 def _set_path(first: str) -> None:
@@ -65,11 +70,12 @@ def _set_path(first: str) -> None:
 
 
 def _run_file(path: str) -> None:
-    path = os.path.abspath(path)  # noqa: PTH100 - no symbolic link is followed
+    path = _absolute(path)
     with io.open_code(path) as stream:
         code: CodeType = compile(stream.read(), path, "exec", dont_inherit=True)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    _execute(code, __file__=path, __loader__=loader, __spec__=None, __package__=None)
+    attributes = dict.fromkeys(["__cached__", "__spec__", "__package__"])
+    _execute(code, __file__=path, __loader__=loader, **attributes)
 
 
 def _run_spec(spec: ModuleSpec, package: str) -> None:
@@ -77,12 +83,19 @@ def _run_spec(spec: ModuleSpec, package: str) -> None:
     code = loader.get_code(spec.name)
     if code is None:
         raise ImportError(f"no code object for {spec.name}: it is not written in Python")
-    _execute(code, __file__=spec.origin, __loader__=loader, __spec__=spec, __package__=package)
+    _execute(
+        code,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=loader,
+        __spec__=spec,
+        __package__=package,
+    )
 
 
 def _execute(code: CodeType, **attributes: Any) -> None:
     main = ModuleType("__main__")
-    vars(main).update(attributes, __cached__=None, __builtins__=builtins)
+    vars(main).update(attributes, __builtins__=builtins)
     sys.modules["__main__"] = main
     exec(code, vars(main))  # noqa: S102 - running the user's program is the purpose
 

@@ -1,0 +1,245 @@
+"""A program in a rank's process behaves as under plain Python, and leaves a reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.boot import exit_code, reason_of
+from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.last_words import leave_reason, read_reason
+from k8sjob.runtime.peer import PeerLost
+
+LOOK = """
+import json, sys
+main = sys.modules["__main__"]
+print(json.dumps({
+    "argv": sys.argv,
+    "path": sys.path[0],
+    "name": __name__,
+    "file": __file__,
+    "package": __package__,
+    "spec": __spec__ and __spec__.name,
+    "loader": type(__loader__).__name__,
+    "main": main.__dict__ is globals(),
+    "builtins": type(__builtins__).__name__,
+    "cached": __cached__ if "__cached__" in globals() else None,
+}))
+"""
+FAIL = """
+import functools
+def inner(x):
+    return 1 / x
+def outer(x):
+    try:
+        return inner(x)
+    except ZeroDivisionError as error:
+        raise ValueError("outer") from error
+functools.reduce(lambda a, b: outer(b), [1, 0])
+"""
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """plain(*argv) -> what Python itself does with the same program."""
+
+    def run_python(*argv, **options):
+        return subprocess.run(
+            [sys.executable, *argv],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            **options,
+        )
+
+    return run_python
+
+
+def without_agent(text):
+    """What a rank wrote, without the agent's own lines."""
+    return "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith("k8sjob: ")
+    )
+
+
+class TestAsPython:
+    @pytest.fixture
+    def programs(self, tmp_path):
+        (tmp_path / "pkg" / "sub").mkdir(parents=True)
+        (tmp_path / "pkg" / "__init__.py").write_text("import sys; early = list(sys.argv)")
+        (tmp_path / "pkg" / "train.py").write_text(LOOK)
+        (tmp_path / "pkg" / "sub" / "__init__.py").touch()
+        (tmp_path / "pkg" / "sub" / "__main__.py").write_text(LOOK)
+        (tmp_path / "nested").mkdir()
+        (tmp_path / "nested" / "look.py").write_text(LOOK)
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "__main__.py").write_text(LOOK)
+        (tmp_path / "link.py").symlink_to("nested/look.py")
+        with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+            archive.writestr("__main__.py", LOOK)
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            ["nested/look.py", "--lr", "1", "-m", "x"],
+            ["./nested/../nested/look.py"],
+            ["link.py"],
+            ["-m", "pkg.train", "--epochs", "2"],
+            ["-m", "pkg.sub"],
+            ["folder", "a"],
+            ["app.zip"],
+        ],
+    )
+    def test_a_program_sees_what_python_shows_it(self, run, plain, programs, argv):
+        expected = plain(*argv)
+        assert expected.returncode == 0, expected.stderr
+        result = run("", argv=argv)
+        assert result.code == 0, result.err
+        assert json.loads(result.out) == json.loads(expected.stdout)
+
+    @pytest.mark.parametrize(
+        "script", [FAIL, "x = (\n", "raise SystemExit('no data')", "import pkg_that_is_not_there"]
+    )
+    def test_an_error_looks_as_python_prints_it(self, run, plain, tmp_path, script):
+        result = run(script)
+        expected = plain(str(tmp_path / "main.py"))
+        assert without_agent(result.err) == expected.stderr
+        assert result.code == expected.returncode
+
+    def test_an_excepthook_of_ones_own_is_used(self, run):
+        result = run("import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); 1 / 0")
+        assert result.out == "mine ZeroDivisionError\n"
+        assert result.code == 1
+
+    def test_processes_of_its_own_can_be_spawned(self, run):
+        script = """
+            import multiprocessing as mp
+            def work(x):
+                return x * x
+            if __name__ == "__main__":
+                with mp.get_context("spawn").Pool(1) as pool:
+                    print(pool.map(work, [3]))
+        """
+        result = run(script)
+        assert (result.code, result.out) == (0, "[9]\n")
+
+    @pytest.mark.parametrize(
+        ("argv", "seen"),
+        [
+            (["gone.py"], "there is no script 'gone.py'"),
+            (["-m", "gone"], "there is no module 'gone'"),
+            (["-m", "json.gone"], "there is no module 'json.gone'"),
+            (["-m", "gone.deep.er"], "there is no module 'gone.deep.er'"),
+            (["empty"], "there is no __main__.py in the folder"),
+        ],
+    )
+    def test_what_is_not_there_is_one_line(self, run, tmp_path, argv, seen):
+        (tmp_path / "empty").mkdir()
+        result = run("", argv=argv)
+        assert result.code == ExitCode.CONFIG
+        assert seen in result.reason.message
+        assert "Traceback" not in result.err
+
+
+class TestTheEnd:
+    def test_it_does_what_python_does_at_the_end(self, run):
+        """Threads are joined, idle pools released, atexit handlers run, output flushed."""
+        script = """
+            import atexit, ctypes, sys, threading, time
+            from concurrent.futures import ThreadPoolExecutor
+            ThreadPoolExecutor(2).submit(print, "pool", flush=True).result()
+            def late():
+                time.sleep(0.3)
+                print("thread", __name__, sys.modules["__main__"].__dict__ is globals())
+            threading.Thread(target=late).start()
+            atexit.register(print, "atexit", end="")
+            ctypes.CDLL(None).printf(b"from C ")
+        """
+        result = run(script)
+        assert result.code == 0
+        assert sorted(result.out.split()) == sorted(
+            ["pool", "thread", "__main__", "True", "atexit", "from", "C"]
+        )
+        assert result.out.index("thread") < result.out.index("atexit")
+
+    def test_it_never_tears_the_interpreter_down(self, run):
+        """A finaliser at teardown is where a finished gloo process aborts."""
+        script = """
+            class Noisy:
+                def __del__(self):
+                    import os
+                    os.abort()
+            keep = Noisy()
+            import builtins
+            builtins.keep = keep
+        """
+        assert run(script).code == 0
+
+    @pytest.mark.slow
+    def test_a_failed_process_does_not_wait_for_an_endless_thread(self, run):
+        script = """
+            import threading, time
+            threading.Thread(target=time.sleep, args=(120,)).start()
+            raise ValueError("over")
+        """
+        result = run(script)
+        assert (result.code, result.reason.message) == (1, "over")
+        assert result.seconds < 25
+
+    def test_a_failing_atexit_handler_changes_nothing(self, run):
+        result = run("import atexit; atexit.register(lambda: 1 / 0)")
+        assert result.code == 0
+        assert "ZeroDivisionError" in result.err
+
+
+class TestReason:
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (ValueError("x"), 1),
+            (SystemExit(), 0),
+            (SystemExit(0), 0),
+            (SystemExit(True), 1),  # noqa: FBT003 - not a flag
+            (SystemExit(300), 300 & 0xFF),
+            (SystemExit("words"), 1),
+            (KeyboardInterrupt(), 130),
+            (EnvError("x"), ExitCode.CONFIG),
+            (PeerLost("x"), ExitCode.PEER_LOST),
+            (RuntimeError("gloo/transport/tcp/pair.cc:1] Connection closed by peer"), 138),
+            (MemoryError(), 1),
+        ],
+    )
+    def test_exit_codes_of_exceptions(self, error, code):
+        assert exit_code(error) == code
+
+    def test_missing_ranks_are_culprits(self):
+        assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
+
+    def test_a_stop_is_called_one(self):
+        assert reason_of(SystemExit(143), 143).type == "Stopped"
+
+    def test_the_place_is_in_the_users_own_code(self, run, tmp_path):
+        result = run("import json\n\njson.loads('{')\n")
+        assert result.reason.type == "JSONDecodeError"
+        assert result.reason.where == f"{tmp_path}/main.py:3"
+
+    def test_a_syntax_error_is_where_it_is(self, run, tmp_path):
+        assert run("a = 1\nb = (\n").reason.where == f"{tmp_path}/main.py:2"
+
+    def test_the_first_reason_stays(self, tmp_path):
+        file = tmp_path / "reason.json"
+        leave_reason(Reason(140, type="Hang"), file)
+        leave_reason(Reason(138, type="PeerLost"), file)
+        assert read_reason(file).type == "Hang"
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_without_an_agent_nobody_is_told(self, tmp_path):
+        leave_reason(Reason(1), None)
+        leave_reason(Reason(1), tmp_path / "no" / "folder")
+        assert read_reason(tmp_path / "no" / "folder") is None
