@@ -153,6 +153,11 @@ def _state(event: Event) -> Text:
     return line.append(f": {detail}", style="not bold default") if detail else line
 
 
+def _checkpoint(event: Event) -> Text:
+    """The file's name alone: the folder is the same each time, and the summary has it."""
+    return Text(f"checkpoint {text(event.data.get('path')).rstrip('/').rpartition('/')[2]}", "dim")
+
+
 def _replica(event: Event) -> Text | None:
     """Only what is worth a line of its own: a bad end, a restart, a reason to wait."""
     phase, reason = text(event.data.get("phase")), text(event.data.get("reason"))
@@ -197,7 +202,7 @@ _PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.REPLICA: _replica,
     EventKind.STARTED: lambda event: Text(started(flat(event.data))),
     EventKind.METRICS: lambda event: Text(values(flat(event.data)), style="bold"),
-    EventKind.CHECKPOINT: lambda event: Text(f"checkpoint {text(event.data.get('path'))}", "dim"),
+    EventKind.CHECKPOINT: _checkpoint,
     EventKind.RESUMED: lambda event: Text(f"resumed from {text(event.data.get('path'))}"),
     EventKind.WARNING: lambda event: Text(f"warning: {text(event.data.get('message'))}", "yellow"),
     EventKind.STOPPING: _stopping,

@@ -49,7 +49,7 @@ def plot(
 
 
 def number(value: float) -> str:
-    """A number with four digits, in at most ten characters."""
+    """A number with four digits, in at most eleven characters."""
     if 1e3 <= abs(value) < 1e7:
         return f"{value:,.0f}"
     return f"{value:.4g}"

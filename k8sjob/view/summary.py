@@ -65,9 +65,8 @@ def curve(story: Story, *, width: int, ascii_only: bool) -> list[str]:
     lines = plot(story.curve, width=width, ascii_only=ascii_only)
     if not lines:
         return []
-    first, last = story.curve[0][0], story.curve[-1][0]
-    left, right = f"loss over epochs, from {number(first)}", f"to {number(last)}"
-    return [*lines, f"{left} {right}".rjust(len(lines[-1]))]
+    first, last = (number(round(story.curve[end][0], 1)) for end in (0, -1))
+    return [*lines, f"loss, epoch {first} to {last}".rjust(len(lines[-1]))]
 
 
 def _outcome(story: Story, seconds: float | None) -> Text:

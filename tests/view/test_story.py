@@ -1,0 +1,95 @@
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.view.story import MAX_POINTS, Story
+
+
+def told(events):
+    story = Story("x")
+    for event in events:
+        story.add(event)
+    return story
+
+
+def test_a_life_adds_up(life):
+    story = told(life)
+    assert story.state == "Succeeded"
+    assert story.exit_code == 0
+    assert list(story.replicas) == ["master-0", "worker-0"]
+    assert {replica.phase for replica in story.replicas.values()} == {"Succeeded"}
+    assert story.metrics == {"epoch": 2.0, "accuracy": 0.97}
+    assert story.checkpoint == "/checkpoints/step-40.pt"
+    assert story.curve == [(0.5, 2.0), (1.0, 1.0), (2.0, 0.25)]
+    assert story.progress.fraction == 1.0
+
+
+def test_epochs_are_counted_from_one(progress):
+    now = told([progress(epoch=0, step=5, steps=20, epochs=4)]).progress
+    assert (now.epoch, now.epochs, now.step, now.steps) == (1, 4, 5, 20)
+    assert now.fraction == 0.25 / 4
+
+
+def test_a_group_that_met_again_replaces_what_it_repeats(progress):
+    story = told(
+        progress(epoch, step, loss=loss)
+        for epoch, step, loss in ((0, 10, 5), (0, 20, 4), (1, 10, 3), (0, 20, 4.5), (1, 10, 3.5))
+    )
+    assert story.curve == [(0.5, 5.0), (1.0, 4.5), (1.5, 3.5)]
+
+
+def test_a_loss_that_is_no_number_is_not_drawn(progress):
+    story = told(
+        [progress(loss=math.nan), progress(step=11, loss=None), progress(step=12, loss="x")]
+    )
+    assert story.curve == []
+
+
+def test_a_long_training_keeps_its_ends(progress):
+    count = 3 * MAX_POINTS
+    story = told(progress(0, step, count, loss=step) for step in range(1, count + 1))
+    assert len(story.curve) <= MAX_POINTS
+    assert story.curve[0] == (1 / count, 1.0)
+    assert story.curve[-1] == (1.0, count)
+    assert story.curve == sorted(story.curve)
+
+
+def test_findings_are_kept_with_their_lines(failure):
+    (finding,) = told(failure).findings
+    assert finding.replica == "worker-0"
+    assert finding.message == "the script raised ValueError: no\nat main.py:3"
+
+
+def test_stopping_ends_with_the_next_state():
+    stopping = Event(EventKind.STOPPING, {"signal": "SIGTERM"})
+    assert told([stopping]).stopping
+    assert not told([stopping, Event(EventKind.JOB, {"state": "Stopped"})]).stopping
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+COUNTS = st.sampled_from(
+    ["epoch", "epochs", "step", "steps", "restarts", "exit_code", "world_size"]
+)
+NUMBERS = st.sampled_from(["loss", "samples_per_s", "eta_s", "accuracy"])
+TEXTS = st.sampled_from(["state", "reason", "message", "phase", "node", "path", "text", "cause"])
+ANY_EVENT = st.builds(
+    Event,
+    st.sampled_from([str(kind) for kind in EventKind]) | st.text(),
+    st.dictionaries(COUNTS | NUMBERS | TEXTS | st.text(), JSON, max_size=8),
+    st.floats(0, 2e9),
+    st.sampled_from(["", "master-0", "worker-0"]) | st.text(),
+)
+
+
+@given(st.lists(ANY_EVENT, max_size=10))
+def test_no_event_can_break_it(events):
+    story = told(events)
+    assert 0 <= (story.progress.fraction or 0) <= 1
+    assert story.curve == sorted(story.curve)
+    assert all(math.isfinite(loss) for _, loss in story.curve)

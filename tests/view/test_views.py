@@ -1,0 +1,336 @@
+"""The three views over the same events: lines, JSON, and the screen."""
+
+import io
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.view.lines import Speaker, duration, last_words
+from k8sjob.view.live import LiveView, Panel
+from k8sjob.view.plain import EVERY_S, JsonView, PlainView
+from k8sjob.view.show import ascii_only, close_with_summary, is_live, viewer
+from k8sjob.view.story import Story
+from k8sjob.view.summary import summary
+
+
+def plain(events):
+    out = io.StringIO()
+    PlainView(out, "x").show(events)
+    return out.getvalue().splitlines()
+
+
+def test_a_pipe_gets_plain_lines(life):
+    assert plain(life) == [
+        "k8sjob   | Created",
+        "k8sjob   | Running",
+        "k8sjob   | 2 processes met: ddp over gloo on cpu",
+        "worker-0 | reading data",
+        "k8sjob   | epoch 1/2  step 10/20  loss 2  1,234 samples/s  ETA 1:15",
+        "k8sjob   | epoch 1  accuracy 0.91",
+        "k8sjob   | epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15",
+        "k8sjob   | checkpoint step-40.pt",
+        "k8sjob   | epoch 2  accuracy 0.97",
+        "k8sjob   | Succeeded",
+    ]
+
+
+def test_a_bad_end_of_a_replica_is_told(failure):
+    assert plain(failure) == [
+        "worker-0 | Failed, exit code 1: ValueError: no",
+        "k8sjob   | Failed: worker-0 failed",
+    ]
+
+
+def test_progress_is_told_now_and_then_in_a_pipe(progress):
+    lines = plain([progress(step=1 + i, time=float(i)) for i in range(25)])
+    assert len(lines) == 1 + 24 // EVERY_S
+
+
+def test_the_same_state_is_told_once():
+    running = Event(EventKind.JOB, {"state": "Running", "reason": "a"})
+    assert plain([running, Event(EventKind.JOB, {"state": "Running", "reason": "b"})]) == [
+        "k8sjob   | Running"
+    ]
+
+
+def test_a_termination_message_made_of_a_log_shows_its_last_words():
+    message = "\n".join(["one", "two", Event("progress", {"step": 1}).encode(), ""])
+    assert last_words(message) == "two"
+
+
+def test_json_lines_carry_everything(life):
+    out = io.StringIO()
+    JsonView(out).show(life)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["kind"] for line in lines] == [str(event.kind) for event in life]
+    assert lines[7] == {
+        "kind": "log",
+        "data": {"text": "reading data", "attempt": 0},
+        "time": 0.0,
+        "replica": "worker-0",
+    }
+
+
+def test_json_has_no_word_for_nan():
+    out = io.StringIO()
+    JsonView(out).show([Event("metrics", {"loss": math.nan, "all": [math.inf, {"x": -math.inf}]})])
+    line = json.loads(out.getvalue(), parse_constant=pytest.fail)
+    assert line["data"] == {"loss": None, "all": [None, {"x": None}]}
+
+
+def screen(events, width=100, height=24, **options):
+    story = Story("digits")
+    for event in events:
+        story.add(event)
+    panel = Panel(story, 0.0, **options)
+    return [line.plain for line in panel.lines(width, height)]
+
+
+def test_the_panel_shows_where_the_training_stands(life):
+    title, bar, *replicas = screen(life[:-4])
+    assert title.startswith("digits  Running  ")
+    assert title.endswith("2 processes met: ddp over gloo on cpu")
+    assert bar.endswith(" 100%  epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15")
+    assert replicas == ["master-0  Running    here", "worker-0  Running    here"]
+
+
+def test_the_bar_fills_as_the_epochs_go(progress):
+    for epoch, step, filled in ((0, 0, 0), (0, 10, 10), (1, 0, 20), (1, 20, 40)):
+        bar = screen([progress(epoch, step)], width=200, ascii_only=True)[1]
+        assert bar.startswith("#" * filled + "." * (40 - filled) + " ")
+
+
+def test_a_narrow_terminal_gets_two_lines_of_progress(life):
+    lines = screen(life[:-4], width=40)
+    assert lines[1].endswith(" 100%")
+    assert lines[2] == "epoch 2/2  step 20/20  loss 0.25"
+
+
+def test_many_replicas_become_counts():
+    events = [Event("replica", {"phase": "Running"}, 0, f"worker-{i}") for i in range(100)]
+    events[42] = Event("replica", {"phase": "Pending", "reason": "Unschedulable"}, 0, "worker-42")
+    assert screen(events)[1:] == ["worker-42  Pending    Unschedulable", "and 99 Running"]
+
+
+def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
+    assert all(line.isascii() for line in screen(life, width=30, ascii_only=True))
+
+
+ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=300)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.sampled_from(list(EventKind)), ANY_TEXT, ANY_TEXT), max_size=6),
+    st.integers(1, 150),
+    st.integers(1, 40),
+)
+def test_the_panel_never_outgrows_the_terminal(said, width, height):
+    keys = ("text", "state", "phase", "message", "reason", "path", "node", "strategy")
+    events = [Event(kind, dict.fromkeys(keys, text), 0, who) for kind, text, who in said]
+    lines = screen(events, width, height)
+    assert len(lines) <= max(height - 3, 1)
+    assert all(cell_len(line) < max(width, 2) for line in lines)
+    assert all("\n" not in line for line in lines)
+
+
+@settings(max_examples=50)
+@given(ANY_TEXT, ANY_TEXT)
+def test_a_line_of_a_job_is_one_line_and_never_markup(name, said):
+    line = Speaker().line(Event(EventKind.LOG, {"text": said}, 0, name))
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    console.print(line, soft_wrap=True)
+    assert line.plain.count("\n") == 0
+    assert "\x1b" not in line.plain
+
+
+def test_rich_markup_and_emoji_codes_are_text(console, terminal):
+    view = LiveView(console(), "x")
+    said = "[bold red]no[/] :smile: [link=http://x]x[/link]"
+    view.show([Event(EventKind.LOG, {"text": said}, 0, "master-0")])
+    assert f"master-0 | {said}\n" in terminal.getvalue()
+
+
+def test_a_very_long_line_is_cut_on_a_screen_and_whole_in_a_pipe(console, terminal):
+    event = Event(EventKind.LOG, {"text": "x" * 1_000_000}, 0, "master-0")
+    LiveView(console(), "x").show([event])
+    assert len(terminal.getvalue()) < 10_000
+    assert "more characters)" in terminal.getvalue()
+    assert len(plain([event])[0]) > 1_000_000
+
+
+class Screen:
+    """The lines of a terminal: it understands what Region writes."""
+
+    def __init__(self):
+        self.lines, self.row = [""], 0
+
+    def write(self, text):
+        import re
+
+        for part in re.split(r"(\x1b\[\??\d*[A-Za-z]|\n|\r)", text):
+            if part == "\n":
+                self.row += 1
+                if self.row == len(self.lines):
+                    self.lines.append("")
+                self.column = 0
+            elif part == "\r":
+                self.column = 0
+            elif match := re.fullmatch(r"\x1b\[(\d+)A", part):
+                self.row = max(self.row - int(match[1]), 0)
+            elif part == "\x1b[J":
+                del self.lines[self.row + 1 :]
+                self.lines[self.row] = ""
+            elif part == "\x1b[K":
+                self.lines[self.row] = self.lines[self.row][: self.column]
+            elif part and not part.startswith("\x1b"):
+                line = self.lines[self.row]
+                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
+                self.column += len(part)
+
+    column = 0
+
+
+def test_lines_scroll_by_above_the_panel_and_stay(life, console, terminal):
+    view = LiveView(console(120), "digits")
+    seen = Screen()
+
+    def show(events):
+        terminal.seek(0)
+        terminal.truncate()
+        view.show(events)
+        seen.write(terminal.getvalue())
+
+    seen.write(terminal.getvalue())
+    for event in life:
+        show([event])
+        show([])
+    assert seen.lines[-4:-1][0].startswith("━━━━━━━━━━")
+    above = [line for line in seen.lines if "|" in line]
+    terminal.seek(0)
+    terminal.truncate()
+    view.close()
+    seen.write(terminal.getvalue())
+    assert [line for line in seen.lines if line] == above
+    assert above == [line for line in plain(life) if "samples/s" not in line]
+
+
+def test_nothing_is_written_when_nothing_changed(life, console, terminal, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    view = LiveView(console(), "digits", since=990.0)
+    view.show(life)
+    before = terminal.getvalue()
+    for _ in range(10):
+        view.show([])
+    assert terminal.getvalue() == before
+
+
+def test_the_cursor_comes_back_when_something_breaks(terminal, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def use():
+        with viewer(job="x", out=terminal):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        use()
+    assert terminal.getvalue().endswith("\x1b[?25h")
+
+
+def shown(story_events, **options):
+    story = Story("digits")
+    for event in story_events:
+        story.add(event)
+    return Text("\n").join(summary(story, **options)).plain
+
+
+def test_the_summary_says_what_was_reached(life):
+    text = shown(life, seconds=34.0, more={"logs": "k8sjob logs digits"})
+    assert "loss, epoch 0.5 to 2" in text
+    assert text.endswith(
+        "\n"
+        "digits Succeeded after 0:34\n"
+        "  accuracy    0.97\n"
+        "  checkpoint  /checkpoints/step-40.pt\n"
+        "  logs        k8sjob logs digits"
+    )
+
+
+def test_the_summary_of_a_failure_says_why(failure):
+    assert shown(failure) == (
+        "digits Failed\n"
+        "why: worker-0: the script raised ValueError: no\n"
+        "     at main.py:3\n"
+        "next: correct main.py:3 and run it again"
+    )
+
+
+def test_the_summary_is_ascii_where_it_must_be(life):
+    assert shown(life, width=40, ascii_only=True).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (754, "12:34"), (11045, "3:04:05"), (-1, "?"), (math.nan, "?")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("variables", "live"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "CI": "true"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_a_live_screen_is_for_people(variables, live, terminal, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_live(terminal) is live
+    assert not is_live(io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("variables", "encoding", "ascii_alone"),
+    [
+        ({"LANG": "ko_KR.UTF-8"}, "utf-8", False),
+        ({}, "utf-8", False),
+        ({"LANG": "C"}, "utf-8", True),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"}, "utf-8", True),
+        ({"LANG": "en_US.UTF-8"}, "iso-8859-1", True),
+    ],
+)
+def test_what_a_terminal_can_show(variables, encoding, ascii_alone, monkeypatch):
+    for name in ("LANG", "LC_ALL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ascii_only(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is ascii_alone
+
+
+def test_json_gets_no_summary(life):
+    out = io.StringIO()
+    with viewer("json", out=out) as view:
+        view.show(life)
+        close_with_summary(view, out=out)
+    assert len(out.getvalue().splitlines()) == len(life)
+
+
+def test_a_pipe_gets_the_summary_below_its_lines(life):
+    out = io.StringIO()
+    with viewer(job="digits", out=out) as view:
+        view.show(life)
+        close_with_summary(view, seconds=1.0, out=out)
+    assert "digits Succeeded after 0:01" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
