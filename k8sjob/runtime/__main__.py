@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             reason = _run(argv, environ, inbox)
         except (EnvError, PeerLost) as error:
-            reason = _refused(type(error).__name__, str(error), error.exit_code)
+            reason = _refused(error)
         except OSError as error:
-            reason = _refused("EnvError", f"cannot start {argv[0]!r}: {error}", ExitCode.CONFIG)
+            reason = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
     if reason is None:
         return ExitCode.DONE
     say(describe(reason))
@@ -148,8 +148,14 @@ def _reserve_port(stack: ExitStack) -> int:
     return port
 
 
-def _refused(kind: str, message: str, code: int) -> Reason:
-    return Reason(exit_code=int(code), type=kind, message=message, time=time.time())
+def _refused(error: EnvError | PeerLost) -> Reason:
+    return Reason(
+        exit_code=int(error.exit_code),
+        type=type(error).__name__,
+        message=str(error),
+        time=time.time(),
+        culprits=error.culprits if isinstance(error, PeerLost) else (),
+    )
 
 
 def _write_last_words(reason: Reason) -> None:

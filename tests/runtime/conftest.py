@@ -94,7 +94,7 @@ def start(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "k8sjob.runtime", *(argv or ["main.py"]), *arguments],
             cwd=tmp_path,
-            env=environ,
+            env={name: value for name, value in environ.items() if value is not None},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,0 +1,129 @@
+"""When to signal and whom to blame: the two decisions, without a process."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.generation import (
+    DUMP_GRACE,
+    KILL_GRACE,
+    PEER_GRACE,
+    Record,
+    deadlines,
+    verdict,
+)
+from k8sjob.runtime.group import Exit
+
+NEVER = math.inf
+
+
+def ended(code, moment, number=0):
+    return Exit(code, number, moment, moment)
+
+
+def killed(number, moment):
+    return ended(128 + number, moment, number)
+
+
+class TestDeadlines:
+    def test_nothing_is_due_while_all_is_well(self):
+        assert deadlines(Record(exits={0: ended(0, 1.0)}), 45) == (NEVER, NEVER)
+
+    def test_a_stop_has_the_pods_grace(self):
+        assert deadlines(Record(stop_time=10), 45) == (10, 55)
+
+    def test_a_failure_gives_the_others_time_for_their_reasons(self):
+        assert deadlines(Record(exits={0: ended(1, 10)}), 45) == (
+            10 + PEER_GRACE,
+            10 + PEER_GRACE + KILL_GRACE,
+        )
+
+    def test_an_orphan_does_not_wait_for_the_stop_it_was_in(self):
+        assert deadlines(Record(stop_time=10, orphan_time=12), 45) == (10, 12 + KILL_GRACE)
+
+    def test_who_hangs_has_time_to_write_its_stacks(self):
+        assert deadlines(Record(hang_time=10), 45) == (NEVER, 10 + DUMP_GRACE)
+
+    def test_an_exit_that_was_asked_for_is_no_failure(self):
+        record = Record(
+            exits={0: killed(15, 11), 1: ended(143, 12), 2: killed(9, 60)},
+            stop_time=10,
+            sent={signal.SIGTERM: 10, signal.SIGKILL: 55},
+        )
+        assert record.failures == {}
+
+    def test_a_kill_by_somebody_else_is_one(self):
+        assert Record(exits={0: killed(9, 11)}, sent={signal.SIGTERM: 10}).failures
+
+
+class TestVerdict:
+    def test_all_well(self):
+        assert verdict(Record(exits={0: ended(0, 1), 1: ended(0, 2)}), None) is None
+
+    def test_the_time_that_a_process_gave_counts_before_that_of_its_exit(self):
+        record = Record(
+            exits={0: ended(1, 5), 1: ended(1, 6)},
+            reasons={0: Reason(1, message="second", time=4), 1: Reason(1, message="first", time=3)},
+        )
+        assert verdict(record, None).message == "first"
+
+    def test_a_lost_peer_is_blamed_last(self):
+        record = Record(exits={0: ended(138, 1), 1: killed(9, 2)}, reasons={0: Reason(138, time=1)})
+        assert verdict(record, None).exit_code == 137
+
+    def test_the_watchdogs_word_stands_over_the_exit_code(self):
+        """The main thread may meet the broken connection while the watchdog takes its leave."""
+        record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
+        assert verdict(record, None).exit_code == ExitCode.HUNG
+
+    def test_a_signal_of_another_system_has_a_number(self):
+        assert "signal 64" in verdict(Record(exits={0: killed(64, 1)}), None).message or (
+            "SIGRTMAX" in verdict(Record(exits={0: killed(64, 1)}), None).message
+        )
+
+    def test_a_stop_before_the_first_start(self):
+        reason = verdict(Record(stop_time=3), signal.SIGTERM)
+        assert (reason.exit_code, reason.type) == (143, "Stopped")
+
+    def test_a_failure_while_stopping_is_told_in_the_stop(self):
+        record = Record(
+            exits={0: ended(1, 12)},
+            reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
+            stop_time=10,
+            sent={signal.SIGTERM: 10},
+        )
+        reason = verdict(record, signal.SIGTERM)
+        assert reason.exit_code == 143
+        assert "OSError: disk full" in reason.message
+
+    def test_the_parents_end(self):
+        record = Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2})
+        assert "parent" in verdict(record, None).message
+
+    @given(
+        st.dictionaries(
+            st.integers(0, 7),
+            st.tuples(st.sampled_from([0, 1, 2, 3, 137, 138, 140, 143]), st.floats(0, 100)),
+            min_size=1,
+        )
+    )
+    def test_without_a_stop_the_code_is_one_that_was_seen(self, ends):
+        """0 only if all were 0; a lost peer only if nothing else happened."""
+        record = Record(
+            exits={
+                rank: killed(9, at) if code == 137 else ended(code, at)
+                for rank, (code, at) in ends.items()
+            }
+        )
+        reason = verdict(record, None)
+        codes = {code for code, _ in ends.values()} - {0}
+        if not codes:
+            assert reason is None
+        else:
+            assert reason.exit_code in codes
+            assert (reason.exit_code == 138) == (codes == {138})

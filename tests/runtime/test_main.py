@@ -1,0 +1,140 @@
+"""The container's entrypoint: what it says, refuses and waits for before the first process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from k8sjob import contract
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.env import NodeEnv
+from k8sjob.runtime.master import must_wait
+
+NODE_1 = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "PET_NNODES": "2",
+    # An empty label: refused by the encoder, so no question leaves this machine.
+    "MASTER_ADDR": "digits..master-0",
+    "MASTER_PORT": "23456",
+}
+
+
+class TestBanner:
+    def test_it_comes_first_and_says_who_this_is(self, run):
+        result = run("import sys; sys.stderr.write('script')", nproc=2, job="digits")
+        first = result.err.splitlines()[0]
+        version = ".".join(map(str, sys.version_info[:3]))
+        assert first.startswith("k8sjob: ")
+        for part in ("job digits", "node 0 of 1", "2 processes of 2", f"Python {version}"):
+            assert part in first
+        assert "OMP_NUM_THREADS" not in result.err, "it was set"
+
+    def test_the_master_is_named_where_there_are_nodes_to_meet(self, run):
+        environ = {**NODE_1, "MASTER_ADDR": "127.0.0.1"}
+        result = run("", environ=environ)
+        assert "node 1 of 2" in result.err
+        assert "master 127.0.0.1:23456" in result.err
+
+    def test_one_thread_for_each_of_several_processes(self, run):
+        script = "import os; print(os.environ['OMP_NUM_THREADS'])"
+        result = run(script, nproc=2, environ={"OMP_NUM_THREADS": None})
+        assert result.out.split() == ["1", "1"]
+        assert "OMP_NUM_THREADS is set to 1" in result.err
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("argv", "environ", "seen"),
+        [
+            (["main.py"], {"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is not below"),
+            (["main.py"], {"LOCAL_RANK": "0"}, "another launcher"),
+            (["main.py"], {contract.CONFIG_ENV: "{"}, "K8SJOB_CONFIG is not JSON"),
+            (["no.py"], {}, "there is no script 'no.py'"),
+            (["--exec"], {}, "nothing to run"),
+            (["-m"], {}, "nothing to run"),
+            (["--help"], {}, "usage: python -m k8sjob.runtime"),
+            (["--exec", "no-such-program"], {}, "cannot start 'no-such-program'"),
+        ],
+    )
+    def test_one_line_and_the_code_for_it(self, run, argv, environ, seen):
+        result = run("", argv=argv, environ=environ)
+        assert result.code == ExitCode.CONFIG
+        assert seen in result.err
+        assert "Traceback" not in result.err
+        assert result.reason.exit_code == ExitCode.CONFIG
+
+    @pytest.mark.parametrize(
+        ("version", "code", "seen"),
+        [
+            ("2.5.1", 2, "torch 2.5.1 is too old; install torch >= 2.6"),
+            ("1.13.1+cu117", 2, "too old"),
+            ("2.6.0a0+ecf3bae40a.nv25.01", 0, ""),
+            ("2.10.0", 0, ""),
+        ],
+    )
+    def test_torch_by_its_metadata(self, run, tmp_path, version, code, seen):
+        info = tmp_path / "site" / f"torch-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        result = run("", environ={"PYTHONPATH": str(tmp_path / "site")})
+        assert result.code == code
+        assert seen in result.err
+
+
+class TestMastersName:
+    def test_it_waits_with_a_deadline_and_says_for_what(self, run):
+        result = run("print('never')", environ=NODE_1, rendezvous_timeout=0.5)
+        assert result.code == ExitCode.PEER_LOST
+        assert result.reason.culprits == (0,)
+        assert "digits..master-0 did not resolve within 0.5 s" in result.reason.message
+        assert result.out == ""
+
+    def test_a_stop_ends_the_wait(self, start):
+        node = start("print('never')", environ=NODE_1, rendezvous_timeout=60)
+        node.process.stderr.readline()
+        node.send(signal.SIGTERM)
+        result = node.finish(10)
+        assert (result.code, result.reason.type) == (143, "Stopped")
+        assert result.out == ""
+
+    def test_a_name_that_resolves_is_enough(self, run):
+        assert run("", environ={**NODE_1, "MASTER_ADDR": "LocalHost"}).code == 0
+
+    @pytest.mark.parametrize(
+        ("rank", "addr", "wait"),
+        [
+            (0, "job-master-0", False),
+            (1, "job-master-0", True),
+            (1, "127.0.0.1", False),
+            (1, "::1", False),
+            (1, "localhost", False),
+        ],
+    )
+    def test_only_another_pods_name_is_waited_for(self, rank, addr, wait):
+        assert must_wait(NodeEnv(rank, 2, 1, addr, 1)) is wait
+
+
+class TestExec:
+    def test_a_command_runs_with_its_environment_untouched(self, run):
+        result = run(
+            argv=["--exec", "sh", "-c", "echo $RANK/$WORLD_SIZE/$K8SJOB_LIFELINE_FD."],
+            environ={"RANK": "9", "WORLD_SIZE": "2"},
+        )
+        assert (result.code, result.out) == (0, "9/2/.\n")
+        assert result.err == ""
+
+    def test_its_exit_code_is_the_containers(self, run):
+        result = run(argv=["--exec", "sh", "-c", "exit 7"], max_restarts=3)
+        assert (result.code, result.reason.exit_code) == (7, 7)
+
+    def test_it_is_not_started_anew(self, run, tmp_path):
+        result = run(argv=["--exec", "sh", "-c", "echo x >> starts; kill -9 $$"], max_restarts=3)
+        assert result.code == 137
+        assert (tmp_path / "starts").read_text() == "x\n"
+
+    def test_a_broken_pipe_ends_it_as_usual(self, run):
+        """Python ignores SIGPIPE, and a program that it becomes must not."""
+        assert run(argv=["--exec", "sh", "-c", "kill -PIPE $$; echo alive"]).code == 141

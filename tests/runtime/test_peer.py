@@ -1,0 +1,102 @@
+"""What torch says when a peer is gone, and what it says otherwise.
+
+The texts were written down from torch 2.15; tests/dist/test_agent_dist.py provokes them anew.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from k8sjob.runtime.peer import PeerLost, is_peer_loss
+
+PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
+LOST = [
+    RuntimeError(f"{PAIR}Read error [127.0.0.1]:11446: Connection reset by peer. This is typical"),
+    RuntimeError(f"{PAIR}Connection closed by peer [127.0.0.1]:48773. This is typically caused by"),
+    RuntimeError(f"{PAIR}writev [10.0.0.1]:1: Broken pipe"),
+    RuntimeError(
+        "[x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation "
+        "to complete"
+    ),
+    RuntimeError("Gloo connectFullMesh failed with [x] Connection reset"),
+    RuntimeError(
+        "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception"
+    ),
+    dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed. Did the"),
+    dist.DistNetworkError("The client socket has timed out after 3000ms while trying to connect"),
+    dist.DistStoreError("wait timeout after 4000ms, keys: /default_pg/0//nokey"),
+    dist.DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
+    dist.DistBackendError(
+        "NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
+        "ncclRemoteError: A call failed possibly due to a network error"
+    ),
+    PeerLost("rank 2 never came", (2,)),
+]
+OWN = [
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    RuntimeError("Connection closed by peer"),  # of a data source of the user's own
+    RuntimeError(f"{PAIR}op.preamble.length <= op.nbytes. 16 vs 8"),  # shapes that differ
+    ConnectionResetError("Connection reset by peer"),
+    TimeoutError("timed out"),
+    ValueError(f"{PAIR}Connection closed by peer"),
+    dist.DistNetworkError(
+        "The server socket has failed to listen on any local network address. port: 29500, "
+        "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    ),
+    dist.DistBackendError("NCCL error: ncclInvalidUsage: invalid device ordinal"),
+    SystemExit(1),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=str)
+def test_a_lost_peer(error):
+    assert is_peer_loss(error)
+
+
+@pytest.mark.parametrize("error", OWN, ids=str)
+def test_a_fault_of_its_own(error):
+    assert not is_peer_loss(error)
+
+
+def raised(make):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any: its chain is looked at
+        make()
+    return caught.value
+
+
+def test_what_a_script_makes_of_it_is_still_a_lost_peer():
+    def wrap():
+        try:
+            raise LOST[0]
+        except RuntimeError as error:
+            raise ValueError("training failed") from error
+
+    def stumble():
+        try:
+            raise LOST[0]
+        except RuntimeError:
+            {}["cleanup"]
+
+    def hide():
+        try:
+            raise LOST[0]
+        except RuntimeError:
+            raise ValueError("my own") from None
+
+    assert is_peer_loss(raised(wrap))
+    assert is_peer_loss(raised(stumble))
+    assert not is_peer_loss(raised(hide))
+
+
+def test_a_subclass_of_the_users_speaks_for_itself():
+    class MineError(RuntimeError):
+        pass
+
+    assert not is_peer_loss(MineError(f"{PAIR}Connection closed by peer"))
+
+
+def test_a_cycle_of_causes_ends():
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__, two.__cause__ = two, one
+    assert not is_peer_loss(one)
