@@ -99,8 +99,14 @@ def _type(field: dict[str, Any]) -> str:
         return f"list of {_type(field['items'])}"
     if field.get("type") == "object":
         return "mapping"
-    plain = {"string": "text", "integer": "whole number", "boolean": "true or false"}
-    return plain.get(str(field.get("type")), str(field.get("type")))
+    plain = {
+        "string": "text",
+        "integer": "whole number",
+        "boolean": "true or false",
+        "number": "number",
+    }
+    kind = field["type"]
+    return plain[kind if isinstance(kind, str) else kind[0]]
 
 
 def _code(value: Any) -> str:

@@ -104,6 +104,16 @@ class Part(BaseModel):
         revalidate_instances="never",
     )
 
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What differs from the defaults, for a repr that fits a notebook's line."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if field.is_required() or value != field.default:
+                yield name, value
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def rules(self) -> Iterator[Broken]:
         """What the fields must hold together; each broken rule with the field to change."""
         yield from ()

@@ -152,13 +152,13 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     here = [field for part in _parts(root, loc[:-1]) for field in part.model_fields]
+    elsewhere = [path for path in _paths(root) if path[-1] == snake]
+    if elsewhere and snake not in here:
+        places = " or ".join(field_path(path) for path in elsewhere[:3])
+        return f"no such field here; it belongs to {places}"
     close = get_close_matches(snake, here, n=1, cutoff=0.7)
     if close:
         return f"no such field; did you mean {close[0]!r}?"
-    elsewhere = [path for path in _paths(root) if path[-1] == snake]
-    if elsewhere:
-        places = " or ".join(field_path(path) for path in elsewhere[:3])
-        return f"no such field here; it belongs to {places}"
     return f"no such field; there is {', '.join(here)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Strict
+from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
 
 from k8sjob.spec.base import refuse
 
@@ -165,14 +165,18 @@ def _absolute(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-Text = Annotated[str, Strict(), AfterValidator(_no_nul), BeforeValidator(_text)]
+_WRITTEN: Final = WithJsonSchema({"type": ["string", "number"]})  # numbers become their text
+
+Text = Annotated[str, Strict(), AfterValidator(_no_nul), BeforeValidator(_text), _WRITTEN]
 """Any text; numbers become theirs, booleans are refused."""
 JobName = Annotated[str, Strict(), AfterValidator(_job_name)]
 NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace)]
 VolumeName = Annotated[str, Strict(), AfterValidator(_namespace)]
 ObjectName = Annotated[str, Strict(), AfterValidator(_object_name)]
 LabelKey = Annotated[str, Strict(), AfterValidator(_label_key)]
-LabelValue = Annotated[str, Strict(), AfterValidator(_label_value), BeforeValidator(_text)]
+LabelValue = Annotated[
+    str, Strict(), AfterValidator(_label_value), BeforeValidator(_text), _WRITTEN
+]
 ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
 EnvName = Annotated[str, Strict(), AfterValidator(_env_name)]
 ImageReference = Annotated[str, Strict(), AfterValidator(_reference)]

@@ -1,0 +1,91 @@
+import io
+import sys
+
+import pytest
+
+from k8sjob.errors import SpecError
+from k8sjob.spec import JobSpec, load
+
+TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"
+BAD = """\
+name: Bad
+run:
+  script: main.py
+  env:
+    RANK: 1
+    OK: fine
+image: x
+replica: {workers: 2}
+resources:
+  cpu: lots
+volumes:
+  - {name: a, mount: a, pvc: b}
+"""
+
+
+def problems(text):
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml(text, source="job.yaml")
+    return caught.value
+
+
+def test_a_file_a_folder_and_standard_input(tmp_path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(TEXT)
+    spec = JobSpec.from_yaml(TEXT)
+    assert load(tmp_path / "job.yaml") == load(str(tmp_path)) == spec
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert load("-") == spec
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"none\.yaml: no such file; .*k8sjob init"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "x" / "job.yaml").mkdir(parents=True)
+    with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+        load(tmp_path / "x")
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file():
+    error = problems(BAD)
+    assert [(p.line, p.column, p.field) for p in error.problems] == [
+        (1, 7, "name"),
+        (5, 11, "run.env.RANK"),
+        (8, 1, "replica"),
+        (10, 8, "resources.cpu"),
+        (12, 22, "volumes[0].mount"),
+    ]
+    assert str(error).splitlines()[2] == (
+        "job.yaml:8:1: replica: no such field; did you mean 'replicas'?"
+    )
+
+
+def test_what_is_missing_is_named_where_it_should_stand():
+    error = problems("# comment\nname: x\nrun: {script: a.py}\nvolumes:\n- name: a\n  pvc: b\n")
+    assert [(p.line, p.field) for p in error.problems] == [(2, "image"), (5, "volumes[0].mount")]
+
+
+def test_problems_of_a_spec_from_python_have_no_line():
+    with pytest.raises(SpecError) as caught:
+        JobSpec(name="x", image="x", run={"script": "a.py"}, replicas={"workers": -1})
+    assert str(caught.value) == "replicas.workers: -1 is too small; at least 0"
+
+
+def test_values_seen_are_cut_and_printable():
+    error = problems(f'name: x\nimage: x\nrun: {{script: x}}\nreplicas: "\\e[31m{"x" * 500}"\n')
+    assert len(str(error)) < 250
+    assert "\x1b" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("Replicas", "did you mean 'replicas'"),
+        ("nodeSelector", "did you mean 'node_selector'"),
+        ("cpu", "belongs to resources.cpu"),
+        ("script", "belongs to run.script"),
+        ("ttl-after-finished", "belongs to policy.ttl_after_finished"),
+        ("zzz", "there is name, image, run"),
+    ],
+)
+def test_unknown_keys_are_told_where_to_go(key, advice):
+    assert advice in str(problems(TEXT + f"{key}: 1\n"))

@@ -1,0 +1,101 @@
+import json
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from strategies import job_specs
+
+from k8sjob.document import parse
+from k8sjob.errors import SpecError
+from k8sjob.spec import JobSpec, schema
+
+MINIMAL = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}}
+
+
+def properties():
+    """Every property at every depth, by the part it belongs to."""
+    whole = schema()
+    return [
+        (part, name, field)
+        for part, described in [("JobSpec", whole), *whole["$defs"].items()]
+        for name, field in described["properties"].items()
+    ]
+
+
+def validator():
+    return jsonschema.Draft202012Validator(schema())
+
+
+@pytest.mark.parametrize(("part", "name", "field"), properties())
+def test_every_field_has_a_description_and_an_example(part, name, field):
+    assert len(field["description"]) > 4
+    assert field["description"].endswith(".")
+    assert field["examples"]
+
+
+@pytest.mark.parametrize(("part", "name", "field"), properties())
+def test_every_number_says_what_it_counts(part, name, field):
+    kinds = [option.get("type") for option in (field, *field.get("anyOf", ()))]
+    if "integer" in kinds or "number" in kinds:
+        assert field["unit"]
+
+
+@pytest.mark.parametrize(("part", "name", "field"), properties())
+def test_every_example_is_valid(part, name, field):
+    whole = schema()
+    for example in field["examples"]:
+        jsonschema.validate(example, {**field, "$defs": whole["$defs"]})
+
+
+@pytest.mark.parametrize("name", list(schema()["properties"]))
+def test_every_example_of_the_job_is_a_job(name):
+    for example in schema()["properties"][name]["examples"]:
+        changed = {**MINIMAL, name: example}
+        if name == "gang":
+            changed["replicas"] = {"workers": 3}
+        assert JobSpec(**changed)
+
+
+def test_no_part_takes_unknown_keys():
+    whole = schema()
+    for part in (whole, *whole["$defs"].values()):
+        assert part["additionalProperties"] is False
+
+
+def test_the_schema_is_one_and_names_no_host_but_its_dialect():
+    whole = schema()
+    jsonschema.Draft202012Validator.check_schema(whole)
+    assert whole.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
+    assert "$id" not in whole
+    text = json.dumps(whole).replace("https://packages.internal/simple", "")
+    assert "://" not in text
+
+
+def test_defaults_are_written_as_in_a_job_yaml():
+    whole = schema()
+    assert whole["$defs"]["Policy"]["properties"]["termination_grace"]["default"] == "1m"
+    assert whole["properties"]["policy"]["default"]["termination_grace"] == "1m"
+    assert list(whole["properties"])[:3] == ["name", "image", "run"]
+
+
+@given(job_specs())
+@settings(max_examples=40, deadline=None)
+def test_the_schema_takes_every_spec_that_k8sjob_takes(spec):
+    data = parse(spec.to_yaml()).data
+    assert not list(validator().iter_errors(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replica": {}}, {"name": 1}, {"replicas": {"workers": "3"}}, {"replicas": {"workers": -1}},
+        {"security": "strict"}, {"run": {"args": "x"}}, {"run": {"env": {"A": True}}},
+        {"image": 3}, {"volumes": [{"mount": "/x"}]}, {"policy": {"active_deadline": "soon"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_editor_sees_what_k8sjob_refuses(change):
+    data = {**MINIMAL, **change}
+    with pytest.raises(SpecError):
+        JobSpec(**data)
+    assert list(validator().iter_errors(data))
