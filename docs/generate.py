@@ -30,6 +30,14 @@ a file, `k8sjob schema` prints the JSON Schema for editors; what each error says
 - **null** means that nothing is set, as leaving the key out does.
 """
 
+WORDS = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "object": "mapping",
+    "string": "text",
+}
+
 
 def page() -> str:
     """The whole page."""
@@ -89,24 +97,14 @@ def _default(field: dict[str, Any]) -> str:
 def _type(field: dict[str, Any]) -> str:
     options = field.get("anyOf") or field.get("oneOf")
     if options:
-        names = [_type(option) for option in options]
-        return " or ".join(dict.fromkeys(name for name in names if name != "null"))
-    if "$ref" in field:
-        return "mapping"
+        names = [_type(option) for option in options if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(names))
     if "const" in field or "enum" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
-    if field.get("type") == "array":
+    kind = "object" if "$ref" in field else field["type"]
+    if kind == "array":
         return f"list of {_type(field['items'])}"
-    if field.get("type") == "object":
-        return "mapping"
-    plain = {
-        "string": "text",
-        "integer": "whole number",
-        "boolean": "true or false",
-        "number": "number",
-    }
-    kind = field["type"]
-    return plain[kind if isinstance(kind, str) else kind[0]]
+    return WORDS[kind if isinstance(kind, str) else kind[0]]  # several: text that may be a number
 
 
 def _code(value: Any) -> str:
