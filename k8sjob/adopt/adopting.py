@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.fields import AGENT, NO_COMMAND, fields, trainer
-from k8sjob.adopt.meaning import SAME, difference, same_meaning
+from k8sjob.adopt.meaning import SAME, combined, difference, same_meaning
 from k8sjob.adopt.normal import Json, config_of, normal, pods
 from k8sjob.adopt.reading import read
 from k8sjob.errors import Problem, SpecError, field_path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Adopted", "adopt"]
 
 _STEP: Final = re.compile(r'\.?([\w-]+)|\[(\d+)\]|\["([^"]*)"\]')
+_PASSES: Final = 3  # a default may follow from a field that the overlay has just changed
 _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -51,14 +52,15 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
     original, notes = read(text, source)
     config = config_of(original) is not None
     wanted = normal(original, config=config)
-    bare = _accepted(fields(wanted), source)
-    rendered = normal(manifest(bare), config=config)
-    overlay = difference(rendered, wanted)
-    spec = bare
-    if overlay is not SAME:
-        spec = _accepted(
-            {**bare.model_dump(exclude_defaults=True), "overlay": _plain(overlay)}, source
-        )
+    spec = bare = _accepted(fields(wanted), source)
+    overlay: Json = {}
+    for _ in range(_PASSES):
+        change = difference(normal(manifest(spec), config=config), wanted)
+        if change is SAME:
+            break
+        overlay = combined(overlay, change)
+        fields_alone = bare.model_dump(exclude_defaults=True)
+        spec = _accepted({**fields_alone, "overlay": _plain(overlay)}, source)
     _prove(spec, original, source)
     return Adopted(spec, (*notes, *_notes(spec, wanted)))
 
@@ -90,6 +92,8 @@ def _take_out(data: Any, field: str) -> bool:
             return False
         if _item(holder, path[-1]) is not None:
             del holder[path[-1]]
+            if path[0] == "run" and path[1] in ("command", "script", "module"):
+                data["run"] |= {"command": NO_COMMAND, "args": []}
             return True
         path.pop()
     return False
@@ -148,8 +152,9 @@ def _notes(spec: JobSpec, wanted: Json) -> Iterator[str]:
     words = " ".join([*command, *spec.run.args])
     if command == NO_COMMAND:
         yield (
-            "the manifest has no command, so the image's own entrypoint runs; `k8sjob run` cannot "
-            "know it: write it into run.command and take `command: null` out of the overlay"
+            "the manifest has no command that run.command can hold (an image's entrypoint, for "
+            "example), so `k8sjob run` cannot know it: write it into run.command and take "
+            "`command` out of the overlay"
         )
     elif any(launcher in words for launcher in _LAUNCHERS):
         yield (

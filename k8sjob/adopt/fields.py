@@ -25,7 +25,7 @@ AGENT: Final = ["python", "-m", "k8sjob.runtime"]
 NO_COMMAND: Final = [
     "sh",
     "-c",
-    "echo 'the entrypoint of the image runs here; write it into run.command' >&2; exit 2",
+    "echo 'what runs here only the image or the overlay knows; see run.command' >&2; exit 2",
 ]
 """What stands for an entrypoint that only the image knows; the overlay takes it out again."""
 _ISTIO: Final = "sidecar.istio.io/inject"

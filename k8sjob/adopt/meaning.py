@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from k8sjob.adopt.normal import Json, config_of, normal
 
-__all__ = ["SAME", "difference", "same", "same_meaning"]
+__all__ = ["SAME", "combined", "difference", "same", "same_meaning"]
 
 SAME: Final = object()
 """What `difference` gives for two values that mean the same."""
@@ -47,6 +47,21 @@ def difference(base: Any, wanted: Any, name: str = "") -> Any:
     return SAME if same else wanted
 
 
+def combined(first: Any, second: Any) -> Any:
+    """One overlay that changes what two change one after the other."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        added = {k: combined(first[k], v) if k in first else v for k, v in second.items()}
+        return {**first, **added}
+    if isinstance(first, list) and isinstance(second, list):
+        key = _key_of(first, second)
+        if key is not None:
+            items = {item[key]: item for item in first}
+            for item in second:
+                items[item[key]] = combined(items.get(item[key], {}), item)
+            return list(items.values())
+    return second
+
+
 def _mappings_differ(base: Json, wanted: Json) -> Any:
     patch: Json = {key: None for key in base if key not in wanted}
     for key, value in wanted.items():
@@ -60,7 +75,7 @@ def _lists_differ(base: list[Any], wanted: list[Any], name: str) -> Any:
     pairs = zip(base, wanted, strict=False)
     if len(base) == len(wanted) and all(difference(*pair) is SAME for pair in pairs):
         return SAME
-    key = next((key for key in _LIST_KEYS if _keyed(base, key) and _keyed(wanted, key)), None)
+    key = _key_of(base, wanted)
     if key is None or name in _ORDERED or not base or not wanted:
         return wanted
     items = {item[key]: item for item in base}
@@ -71,6 +86,11 @@ def _lists_differ(base: list[Any], wanted: list[Any], name: str) -> Any:
         if change is not SAME:
             patch.append({key: item[key], **change})
     return patch or SAME
+
+
+def _key_of(*lists: list[Any]) -> str | None:
+    """The key by which lists merge; as rendering's overlay, mount paths before names."""
+    return next((key for key in _LIST_KEYS if all(_keyed(items, key) for items in lists)), None)
 
 
 def _keyed(items: list[Any], key: str) -> bool:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Check", "Finding", "Hit", "Rule", "Severity", "Subject", "findings", "rule"]
+__all__ = [
+    "UNKNOWN_IGNORE",
+    "Check",
+    "Finding",
+    "Hit",
+    "Rule",
+    "Severity",
+    "Subject",
+    "findings",
+    "rule",
+]
 
 T = TypeVar("T")
 
@@ -71,6 +81,14 @@ class Check:
     why: str
 
 
+UNKNOWN_IGNORE: Final = Check(
+    "unknown-ignore",
+    Severity.WARNING,
+    "script",
+    "A comment that names no check of its file silences nothing.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """Where a rule struck: line and column from 1, and the finding's message."""
@@ -118,7 +136,7 @@ def findings(
         for hit in rule.hits(read)
         if rule.check.id not in silenced.get(hit.line, ())
     ]
-    found += _unknown_silences(silenced, frozenset(known), source)
+    found += _unknown_silences(silenced, frozenset(known) | {UNKNOWN_IGNORE.id}, source)
     return sorted(set(found), key=lambda finding: (finding.line, finding.column, finding.id))
 
 
@@ -141,4 +159,4 @@ def _unknown_silences(
             message = (
                 f"ignore[{name}]: there is no check of that name, so nothing is silenced; {step}"
             )
-            yield Finding("unknown-ignore", Severity.WARNING, message, source, line)
+            yield Finding(UNKNOWN_IGNORE.id, UNKNOWN_IGNORE.severity, message, source, line)

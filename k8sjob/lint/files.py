@@ -1,0 +1,190 @@
+"""Lint of a file, whatever it is: a manifest, a script, or a job.yaml with all that it names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.document import Document, parse, parse_all
+from k8sjob.errors import Problem, SpecError
+from k8sjob.lint.finding import Check, Finding, Severity, findings
+from k8sjob.lint.manifest import CHECKS as MANIFEST_CHECKS
+from k8sjob.lint.manifest import RULES, invalid, jobs_in, lint_manifest
+from k8sjob.lint.manifest_facts import Job, launcher_of
+from k8sjob.lint.script import lint_script
+from k8sjob.lint.script_facts import Setting
+
+if TYPE_CHECKING:
+    from k8sjob.spec import Image, JobSpec
+
+__all__ = ["CHECKS", "lint"]
+
+_MISSING: Final = Check(
+    "script-missing",
+    Severity.ERROR,
+    "manifest",
+    "An image that is built from the context has what lies in the context, and no more.",
+)
+CHECKS: Final = {_MISSING.id: _MISSING}
+
+_Path = tuple[str | int, ...]
+_POD: Final = ("template", "spec")
+_FIELDS: Final[dict[str, _Path]] = {
+    "cleanPodPolicy": ("policy", "clean_pod_policy"),
+    "backoffLimit": ("policy", "max_restarts"),
+    "restartPolicy": ("policy", "restart_policy"),
+    "minReplicas": ("replicas", "elastic"),
+    "maxReplicas": ("replicas", "elastic"),
+    "nprocPerNode": ("replicas", "nproc_per_node"),
+    "name": ("name",),
+    "image": ("image",),
+    "imagePullPolicy": ("image", "pull_policy"),
+    "command": ("run",),
+    "args": ("run", "args"),
+    "env": ("run", "env"),
+    "resources": ("resources",),
+    "volumeMounts": ("resources", "shm"),
+    "annotations": ("annotations",),
+}
+"""Fields of the job spec that a field of the rendered manifest comes from."""
+
+
+def lint(path: str | Path) -> list[Finding]:
+    """What will hang, be rejected or go wrong silently.
+
+    Args:
+        path: a PyTorchJob manifest, a job.yaml (its script is read too), a Python script, a folder
+            with a job.yaml, or "-" for any of these on standard input.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    if str(path) == "-":
+        return _lint_text(_decoded(sys.stdin.buffer.read(), "<stdin>"), "<stdin>", Path())
+    file = Path(path)
+    if file.is_dir():
+        file /= "job.yaml"
+    return _lint_text(_read(file), str(file), file.parent)
+
+
+def _read(file: Path) -> str:
+    try:
+        return _decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        step = "name a PyTorchJob manifest, a job.yaml or a script"
+        message = f"cannot be read: {error.strerror or error}; {step}"
+        raise SpecError([Problem("", message)], str(file)) from None
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise SpecError([Problem("", message)], source) from None
+
+
+def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
+    if source.endswith((".py", ".pyw")):
+        return lint_script(text, source)
+    try:
+        documents = parse_all(text, source)
+    except SpecError as error:
+        looks_like_python = not source.endswith((".yaml", ".yml", ".json"))
+        return lint_script(text, source) if looks_like_python else invalid(error, source)
+    first: Any = documents[0].data if documents else None
+    if isinstance(first, dict) and "kind" not in first and {"run", "image"} & first.keys():
+        return _lint_job(text, source, folder)
+    if not isinstance(first, dict) and not source.endswith((".yaml", ".yml", ".json")):
+        return lint_script(text, source)
+    return lint_manifest(text, source)
+
+
+def _lint_job(text: str, source: str, folder: Path) -> list[Finding]:
+    """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
+    from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
+    from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
+
+    document = parse(text, source)
+    try:
+        spec = JobSpec.from_yaml(text, source)
+        rendered = render(spec)
+    except SpecError as error:
+        return invalid(error, source)
+    job = next(iter(jobs_in([parse(rendered)])))
+    job.place = lambda path: _place(document, path)
+    known = MANIFEST_CHECKS.keys() | CHECKS.keys()
+    return [
+        *findings(RULES, job, text, source, known),
+        *_lint_its_script(spec, job, document, folder),
+    ]
+
+
+def _place(document: Document, path: _Path) -> tuple[int, int]:
+    """The place in the job.yaml that a field of the manifest comes from: its field, or overlay."""
+    overlaid = _below(document.data.get("overlay"), path)
+    if overlaid:
+        return document.place(("overlay", *path[:overlaid]), key=True)
+    for step in reversed(path):
+        if step in _FIELDS:
+            own = path[path.index("env") + 2 :] if step == "env" else ()
+            return document.place((*_FIELDS[str(step)], *own), key=True)
+    return document.place(("policy",), key=True)
+
+
+def _below(overlay: Any, path: _Path) -> int:
+    """How many steps of a path the overlay has, if it has all of the keys; lists end it."""
+    for depth, step in enumerate(path):
+        if isinstance(overlay, list) and isinstance(step, int):
+            return depth
+        if not isinstance(overlay, dict) or step not in overlay:
+            return 0
+        overlay = overlay[step]
+    return len(path)
+
+
+def _lint_its_script(spec: JobSpec, job: Job, document: Document, folder: Path) -> list[Finding]:
+    run = spec.run
+    launcher = "k8sjob" if spec.uses_agent else launcher_of(next(job.trainers())[1])
+    name = run.script or _module_file(run.module) or _first_script(run.command)
+    if not name:
+        return []
+    context = folder / (_context(spec.image) or ".")
+    file = context / name.removeprefix("/app/")
+    if run.module is not None and not file.is_file():
+        file = context / run.module.replace(".", "/") / "__main__.py"
+    if not file.is_file():
+        return (
+            _missing(spec, name, document) if spec.builds_image and not name.startswith("/") else []
+        )
+    setting = Setting(
+        nodes=spec.nnodes,
+        processes=spec.world_size,
+        gpus=spec.resources.gpus,
+        launcher=launcher or None,
+        local_rank_arg=run.local_rank_arg,
+    )
+    return lint_script(_read(file), str(file), setting)
+
+
+def _context(image: str | Image) -> str | None:
+    return None if isinstance(image, str) else image.context
+
+
+def _module_file(module: str | None) -> str:
+    return f"{module.replace('.', '/')}.py" if module else ""
+
+
+def _first_script(command: tuple[str, ...] | None) -> str:
+    return next((word for word in command or () if word.endswith(".py")), "")
+
+
+def _missing(spec: JobSpec, name: str, document: Document) -> list[Finding]:
+    line, column = document.place(("run",), key=True)
+    message = (
+        f"{name} is not in the context {_context(spec.image)!r} that the image is built from: "
+        "every replica ends at once; correct run, or image.context"
+    )
+    source = document.source
+    return [Finding(_MISSING.id, _MISSING.severity, message, source, line, column)]

@@ -1,0 +1,228 @@
+"""What the checks ask about a PyTorchJob of any shape: what is not there counts as absent."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.lint.finding import Hit
+from k8sjob.rendering.webhook import webhook_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from k8sjob.errors import Problem
+
+__all__ = ["Container", "Job", "Json", "Path", "Replica", "get", "launcher_flags", "launcher_of"]
+
+Json = dict[str, Any]
+Path = tuple[str | int, ...]
+
+_SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "env"})
+_PYTHON: Final = re.compile(r"(pypy|python)\d*(\.\d+)?")
+_LAUNCHERS: Final = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|k8sjob|horovodrun|mpirun|mpiexec"
+    r"|colossalai|composer|torchx|ray\b|lightning"
+)
+_FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", "--run-path"})
+
+
+def get(value: Any, *path: str | int) -> Any:
+    """What stands at a path, or None."""
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container and where it stands."""
+
+    path: Path
+    data: Json
+
+    @property
+    def name(self) -> str:
+        """Its name, or empty."""
+        return str(self.data.get("name") or "")
+
+    @property
+    def command(self) -> list[str]:
+        """Its own command; empty where the image's entrypoint runs."""
+        return _words(self.data.get("command"))
+
+    @property
+    def argv(self) -> list[str]:
+        """Command and arguments; without a command the arguments of an unknown program."""
+        return [*self.command, *_words(self.data.get("args"))]
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether a shell reads the arguments."""
+        return any(PurePosixPath(word).name in _SHELLS for word in self.command[:3])
+
+    @property
+    def gpus(self) -> list[str]:
+        """The resources among its limits and requests that count GPUs."""
+        resources = self.data.get("resources")
+        names = {n for group in ("limits", "requests") for n in get(resources, group) or ()}
+        return sorted(name for name in names if "/" in name and "gpu" in name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The replicas of one role."""
+
+    role: str
+    path: Path
+    data: Json
+
+    @property
+    def count(self) -> int:
+        """How many; 1 where it is not said."""
+        count = self.data.get("replicas")
+        return count if isinstance(count, int) else 1
+
+    @property
+    def restart_policy(self) -> Any:
+        """The restart policy as the operator takes it."""
+        return self.data.get("restartPolicy") or "OnFailure"
+
+    @property
+    def pod_path(self) -> Path:
+        """Where its pod spec stands."""
+        return (*self.path, "template", "spec")
+
+    @property
+    def pod(self) -> Json:
+        """Its pod spec."""
+        pod = get(self.data, "template", "spec")
+        return pod if isinstance(pod, dict) else {}
+
+    def containers(self, kind: str = "containers") -> list[Container]:
+        """Its containers, or its `initContainers`."""
+        found = self.pod.get(kind)
+        return [
+            Container((*self.pod_path, kind, index), item)
+            for index, item in enumerate(found if isinstance(found, list) else ())
+            if isinstance(item, dict)
+        ]
+
+    @property
+    def trainer(self) -> Container | None:
+        """The container that trains."""
+        return next((c for c in self.containers() if c.name == CONTAINER_NAME), None)
+
+
+class Job:
+    """A PyTorchJob.
+
+    Attributes:
+        data: the object.
+        place: line and column of a path in it, in the file that the user edits.
+    """
+
+    def __init__(self, data: Json, place: Callable[[Path], tuple[int, int]]) -> None:
+        self.data = data
+        self.place = place
+
+    def at(self, path: Path, message: str) -> Hit:
+        """A hit at a field, or at the nearest thing around it."""
+        return Hit(*self.place(path), message)
+
+    def get(self, *path: str | int) -> Any:
+        """What stands at a path, or None."""
+        return get(self.data, *path)
+
+    @cached_property
+    def refusals(self) -> Sequence[Problem]:
+        """Why the operator's webhook would refuse it."""
+        return webhook_problems(self.data)
+
+    @property
+    def name(self) -> str:
+        """The job's name, or empty."""
+        return str(self.get("metadata", "name") or "")
+
+    @cached_property
+    def replicas(self) -> Sequence[Replica]:
+        """The replicas of each role that has any, in the order of the file."""
+        roles = self.get("spec", "pytorchReplicaSpecs")
+        return [
+            Replica(role, ("spec", "pytorchReplicaSpecs", role), data)
+            for role, data in (roles.items() if isinstance(roles, dict) else ())
+            if isinstance(data, dict)
+        ]
+
+    def replica(self, role: Role) -> Replica | None:
+        """The replicas of a role."""
+        return next((replica for replica in self.replicas if replica.role == role), None)
+
+    @property
+    def nodes(self) -> int:
+        """Pods of the job."""
+        return sum(replica.count for replica in self.replicas)
+
+    @property
+    def elastic(self) -> Json | None:
+        """The elastic policy, if there is one."""
+        policy = self.get("spec", "elasticPolicy")
+        return policy if isinstance(policy, dict) else None
+
+    def trainers(self) -> Iterator[tuple[Replica, Container]]:
+        """The container that trains, of each role."""
+        for replica in self.replicas:
+            if replica.trainer is not None:
+                yield replica, replica.trainer
+
+
+def launcher_of(container: Container) -> str:
+    """What starts the processes: "other", a launcher; "none", a plain python; "" not known."""
+    argv = container.argv
+    if not container.command:
+        return ""
+    if _LAUNCHERS.search(" ".join(argv)):
+        return "other"
+    if _PYTHON.fullmatch(PurePosixPath(argv[0]).name):
+        return "none"
+    if container.is_shell and re.search(r"(^|[;&\n]|exec)\s*python[\d.]*\s", argv[-1]):
+        several = re.search(r"\bfor\b|\bwhile\b|[^&]&\s*$|\.sh\b", argv[-1])
+        return "" if several else "none"
+    return ""
+
+
+def launcher_flags(container: Container) -> dict[str, str]:
+    """What torchrun is told on its command line, by the names with underscores."""
+    words = container.argv
+    if container.is_shell:
+        try:
+            words = [part for word in words for part in shlex.split(word)]
+        except ValueError:
+            return {}
+    starts = [
+        i for i, word in enumerate(words) if re.search(r"torchrun$|torch\.distributed\.", word)
+    ]
+    rest = iter(words[starts[0] + 1 :] if starts else ())
+    flags: dict[str, str] = {}
+    for word in rest:
+        if not word.startswith("-"):
+            break
+        name, equals, value = word.partition("=")
+        if not equals and name not in _FLAG_ONLY:
+            value = next(rest, "")
+        flags[name.lstrip("-").replace("-", "_")] = value
+    return flags
+
+
+def _words(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else []
