@@ -1,16 +1,13 @@
-"""YAML in, with the place of every field, and YAML out that any reader takes for what was put in.
+"""YAML in, with the place of every field: the safe subset that Kubernetes' tools agree on.
 
-In: the safe subset that Kubernetes' tools agree on. Duplicate keys, unknown tags, deep nesting and
-aliases that multiply are refused; numbers that YAML 1.1 and 1.2 read differently (010, 1_000,
-12:30, 0x1F), dates and .nan stay text: a field that wants a number refuses them with their line.
-Booleans are those of YAML 1.1 (on, yes), since kubectl reads them so.
-
-Out: a string stays bare only where every version of YAML agrees that it is one.
+Duplicate keys, unknown tags, deep nesting and aliases that multiply are refused. Numbers that YAML
+1.1 and 1.2 read differently (010, 1_000, 12:30, 0x1F), dates and .nan stay text: a field that wants
+a number refuses them with their line. Booleans are those of YAML 1.1 (on, yes), since kubectl reads
+them so.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -18,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
-from k8sjob.errors import Problem, RenderError, SpecError, field_path
+from k8sjob.errors import Problem, SpecError, field_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Document", "WrittenFloat", "dump", "flow", "parse", "parse_all", "scalar"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "parse", "parse_all"]
 
 MAX_BYTES: Final = 2**20
 """Largest text that is read; an apiserver takes no larger object either."""
@@ -88,9 +85,6 @@ class Document:
         return SpecError([Problem(field_path(path), message, line, column)], self.source)
 
 
-# --- in -----------------------------------------------------------------------------------------
-
-
 class _Refused(yaml.MarkedYAMLError):
     """What this module refuses beyond YAML's own rules."""
 
@@ -119,8 +113,8 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            message = f"nested more than {MAX_DEPTH} deep, which no job needs"
-            raise _Refused(message, self.get_mark())
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
+            raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -164,24 +158,26 @@ class _Builder:
                 self.values[*path, index] = _place(item.start_mark)
             return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
-            self.values.setdefault(path, _place(node.start_mark))
+            self.values[path] = _place(node.start_mark)
             return _scalar_value(node)
         raise _Refused(f"the tag {node.tag!r} is not known here; leave it out", node.start_mark)
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         made: dict[str, Any] = {}
         merged: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if key_node.tag == _TAG + "merge":
-                for source in self._merged(value_node):
-                    merged = {**self.build(source, path), **merged}
+        # Merged mappings first, wherever they stand: the mapping's own keys and places win.
+        for key_node, value_node in sorted(node.value, key=lambda pair: not _merges(pair[0])):
+            if _merges(key_node):
+                for source in reversed(self._merged(value_node)):  # the first of them wins
+                    merged |= self.build(source, path)
                 continue
             key = _key(key_node)
             at = (*path, key)
             if key in made:
                 line = self.keys[at][0]
                 raise _Refused(f"{key!r} is there twice, first in line {line}", key_node.start_mark)
-            self._forget(at)
+            if at in self.keys:
+                self._forget(at)
             self.keys[at] = _place(key_node.start_mark)
             made[key] = self.build(value_node, at)
         return {**merged, **made} if merged else made
@@ -189,7 +185,7 @@ class _Builder:
     def _forget(self, path: Path) -> None:
         """Drop the places of a merged value that a later key of the mapping replaces."""
         for known in (self.keys, self.values):
-            for old in [p for p in known if p[: len(path)] == path] if path in self.keys else ():
+            for old in [place for place in known if place[: len(path)] == path]:
                 del known[old]
 
     @staticmethod
@@ -199,6 +195,10 @@ class _Builder:
             if not isinstance(source, yaml.MappingNode):
                 raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
         return list(sources)
+
+
+def _merges(key: yaml.Node) -> bool:
+    return bool(key.tag == _TAG + "merge")
 
 
 def _place(mark: yaml.Mark) -> Place:
@@ -337,109 +337,3 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
         if problem.startswith(begin):
             return words
     return f"not YAML: {problem}"
-
-
-# --- out ----------------------------------------------------------------------------------------
-
-_BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS: Final = frozenset(
-    ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]
-)
-_ESCAPED: Final = re.compile(r"[^\x20-\x7e]")
-_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters; longer ones need `? key`
-
-
-def scalar(value: Any) -> str:
-    """A string, number, boolean or None as YAML that every reader takes for exactly that.
-
-    Raises:
-        RenderError: half a surrogate pair, nan, infinity, or no scalar at all.
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        return _float(value)
-    if not isinstance(value, str):
-        raise RenderError(f"{value!r} is a {type(value).__name__}, which YAML has no scalar for")
-    if _BARE.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    return _ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
-
-
-def _float(value: float) -> str:
-    if not math.isfinite(value):
-        raise RenderError(f"{value!r} is no number that JSON and Kubernetes can carry")
-    text = repr(float(value))
-    mantissa, exponent, power = text.partition("e")
-    # YAML 1.1 takes 1e+16 for text: it wants the dot.
-    return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xD800 <= code <= 0xDFFF:
-        raise RenderError(f"{match.string!a} has half a surrogate pair, which is no text")
-    if code > 0xFFFF:
-        return f"\\U{code:08x}"
-    return f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
-
-
-def dump(data: Any) -> str:
-    """JSON data as block-style YAML, keys in their order; ends with a newline.
-
-    Raises:
-        RenderError: see scalar; or a key that is not a string.
-    """
-    return "\n".join(_lines(data)) + "\n"
-
-
-def flow(data: Any) -> str:
-    """JSON data as YAML in one line, for examples in messages and pages.
-
-    Raises:
-        RenderError: see dump.
-    """
-    if isinstance(data, dict):
-        return "{" + ", ".join(f"{scalar(key)}: {flow(value)}" for key, value in data.items()) + "}"
-    if isinstance(data, list | tuple):
-        return "[" + ", ".join(flow(item) for item in data) + "]"
-    return scalar(data)
-
-
-def _lines(data: Any) -> Iterator[str]:
-    if isinstance(data, dict) and data:
-        for key, value in data.items():
-            yield from _entry(key, value)
-    elif isinstance(data, list | tuple) and data:
-        for item in data:
-            first, *rest = _lines(item)
-            yield f"- {first}"
-            yield from (f"  {line}" for line in rest)
-    elif isinstance(data, dict):
-        yield "{}"
-    elif isinstance(data, list | tuple):
-        yield "[]"
-    else:
-        yield scalar(data)
-
-
-def _entry(key: Any, value: Any) -> Iterator[str]:
-    if not isinstance(key, str):
-        raise RenderError(f"the key {key!r} is not text")
-    name = scalar(key)
-    nested = isinstance(value, dict | list | tuple) and bool(value)
-    if len(name) > _MAX_KEY:
-        yield f"? {name}"
-        first, *rest = _lines(value)
-        yield f": {first}"
-    elif not nested:
-        yield f"{name}: {next(_lines(value))}"
-        return
-    else:
-        yield f"{name}:"
-        rest = list(_lines(value))
-    yield from (f"  {line}" for line in rest)
