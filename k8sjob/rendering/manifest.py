@@ -160,7 +160,7 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         # A claim belongs to root when it is new: without the group a non-root user cannot write.
         "fs_group": IMAGE_UID if restricted or spec.builds_image else None,
         "pull_policy": image_part.pull_policy if image_part else None,
-        "pull_secrets": image_part.pull_secrets if image_part else (),
+        "pull_secrets": list(dict.fromkeys(image_part.pull_secrets)) if image_part else [],
         "node_selector": _node_selector(spec, image_part.platform if image_part else None),
         "shm_volume": _SHM_VOLUME,
     }

@@ -1,5 +1,6 @@
 """Whatever a valid spec says, hostile text included, arrives: in YAML and in a Dockerfile."""
 
+import copy
 import json
 import re
 import shlex
@@ -7,11 +8,13 @@ import shlex
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from strategies import job_specs
+from hypothesis import strategies as st
+from strategies import job_specs, json_values
 
-from k8sjob.errors import RenderError
+from k8sjob.errors import RenderError, SpecError
 from k8sjob.rendering import container_argv, container_env, dockerfile, render, webhook_problems
 from k8sjob.rendering.manifest import literal
+from k8sjob.spec import JobSpec
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -94,3 +97,44 @@ def instructions(text):
     lines = [line for line in text.split("\n") if not re.match(r"\s*(#|$)", line)]
     joined = re.sub(r"\\[ \t]*\n", "", "\n".join(lines))
     return [tuple(line.split(" ", 1)) for line in joined.split("\n")]
+
+
+def overlays():
+    """Overlays that hit the manifest's own fields, with whatever values."""
+    keys = st.sampled_from(
+        [
+            *("metadata", "annotations", "name", "spec", "runPolicy", "pytorchReplicaSpecs"),
+            *("Master", "Worker", "replicas", "template", "containers", "env", "$patch"),
+        ]
+    )
+    return st.dictionaries(
+        keys,
+        st.recursive(
+            json_values(3),
+            lambda inner: st.dictionaries(keys, inner, max_size=3) | st.lists(inner, max_size=3),
+            max_leaves=8,
+        ),
+        max_size=3,
+    )
+
+
+@given(overlay=overlays())
+@SLOW
+def test_an_overlay_is_merged_or_refused(overlay):
+    spec = JobSpec(name="a", image="b", run={"script": "c.py"}, replicas={"workers": 1})
+    before = copy.deepcopy(overlay)
+    text, problems = attempt(spec.model_copy(update={"overlay": overlay}))
+    assert overlay == before
+    assert bool(text) != bool(problems)
+    assert all(problem.field.startswith("overlay") for problem in problems)
+    if text:
+        manifest = yaml.load(text, Loader=yaml.CSafeLoader)
+        assert webhook_problems(manifest) == []
+        assert manifest["metadata"]["name"] == "a"
+
+
+def attempt(spec):
+    try:
+        return render(spec), []
+    except SpecError as error:
+        return "", error.problems

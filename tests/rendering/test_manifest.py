@@ -85,7 +85,7 @@ def test_the_image_of_a_build(built):
 
 
 def test_image_settings(built, crd_problems):
-    image = {"pull_secrets": ["a", "b"], "pull_policy": "Always", "platform": "linux/arm64"}
+    image = {"pull_secrets": ["a", "b", "a"], "pull_policy": "Always", "platform": "linux/arm64"}
     rendered = manifest(built(image=image))
     assert container(rendered)["imagePullPolicy"] == "Always"
     assert pod(rendered)["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
