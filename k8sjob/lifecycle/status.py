@@ -216,9 +216,10 @@ def _container(status: Json) -> Json:
 
 
 def _words(message: str) -> str:
-    """A termination message as a person reads it."""
+    """A termination message in one line: that of the runtime's Reason, or the last one there is."""
     reason = Reason.decode(message)
-    return reason.message if reason else message
+    lines = (reason.message if reason else message).strip().splitlines()
+    return (lines[0] if reason else lines[-1]) if lines else ""
 
 
 def _time(stamp: str | None) -> datetime | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalBackend"]
 
 POLL_SECONDS: Final = 0.05
-CLEAN_UP_SECONDS: Final = 2.0
+CLEAN_UP_SECONDS: Final = 6.0
 """How long replicas may take to end by themselves after their job."""
 ANSWER_SECONDS: Final = 10.0
 """How long a supervisor is given to take up a request, beyond the grace of the replicas."""
@@ -43,8 +43,9 @@ ANSWER_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A supervisor that this process has started, and the end of its lifeline."""
+    """A job of this process: its supervisor, and the end of the lifeline that it hangs on."""
 
+    ref: JobRef
     process: subprocess.Popen[bytes]
     lifeline: int
 
@@ -146,7 +147,7 @@ class LocalBackend:
                 )
         finally:
             os.close(inner)
-        self._kept[ref.uid] = _Kept(process, lifeline)
+        self._kept[ref.uid] = _Kept(ref, process, lifeline)
         folder.keep(process.pid)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -296,6 +297,11 @@ class LocalBackend:
         os.close(kept.lifeline)
         kept.process.wait()
 
+    def close(self) -> None:
+        """Finish all jobs that this process has made: see finish."""
+        for kept in list(self._kept.values()):
+            self.finish(kept.ref)
+
     def delete(self, ref: JobRef) -> None:
         """Stop the job and remove it, with its output and the checkpoints in the state folder.
 
@@ -316,6 +322,7 @@ class LocalBackend:
                 )
         folder.remove()
         self._store.prune_checkpoints(ref.name)
+        self.finish(ref)
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -163,7 +163,9 @@ class Container:
         if not self._launch.has_agent and Reason.decode(message):
             message = ""
         if not message and code and self._launch.fallback_to_logs:
-            message = last_lines(self._folder / "logs", self._attempt, lines=80, size=2048)
+            keeper = "" if self._launch.has_agent else "k8sjob: "
+            logs = self._folder / "logs"
+            message = last_lines(logs, self._attempt, lines=80, size=2048, without=keeper)
         reason = "Completed" if code == 0 else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"

@@ -118,6 +118,9 @@ class Kubelet:
             if slot.container:
                 end = slot.container.poll()
                 if end:
+                    # Its output is closed: the next container may be given the same number.
+                    if slot.container.output in self._selector.get_map():
+                        self._selector.unregister(slot.container.output)
                     self._ended(slot, end)
             elif slot.pod["metadata"].get("deletionTimestamp"):
                 del self._slots[name]
@@ -131,7 +134,7 @@ class Kubelet:
             return
         for key, _ in self._selector.select(seconds):
             container: Container = key.data
-            if container.end or not container.read():
+            if not container.read():
                 self._selector.unregister(key.fileobj)
 
     def _start(self, slot: _Slot) -> None:

@@ -7,6 +7,8 @@ the job wrote stays as it was, byte for byte: whoever shows it strips control se
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
@@ -63,7 +65,8 @@ def attempts(folder: Path) -> list[int]:
 
 def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
     """All whole lines of one start; nothing where there is no file."""
-    return _Follower(folder, replica, attempt).lines()
+    with closing(_Reader(folder, replica, attempt)) as reader:
+        yield from reader.lines()
 
 
 def follow(
@@ -77,32 +80,43 @@ def follow(
         ended: whether nothing more will be written; looked at before the last read.
         stopped: whether to end now.
     """
-    attempt = 0
-    reader = _Follower(folder, replica, attempt)
-    while not stopped():
-        over, newer = ended(), (folder / f"{attempt + 1}.log").exists()
-        yield from reader.lines()
-        if newer:
-            attempt += 1
-            reader = _Follower(folder, replica, attempt)
-        elif over:
-            return
-        else:
-            time.sleep(0.05)
+    reader = _Reader(folder, replica, 0)
+    try:
+        while not stopped():
+            over, newer = ended(), (folder / f"{reader.attempt + 1}.log").exists()
+            yield from reader.lines()
+            if newer:
+                reader.close()
+                reader = _Reader(folder, replica, reader.attempt + 1)
+            elif over:
+                return
+            else:
+                time.sleep(0.05)
+    finally:
+        reader.close()
 
 
-def last_lines(folder: Path, attempt: int, *, lines: int, size: int) -> str:
-    """The end of one start's output, at most `lines` lines and `size` bytes of text."""
-    texts = [line.text for line in read(folder, "", attempt)][-lines:]
+def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: str) -> str:
+    """The end of one start's output, at most `lines` lines and `size` bytes of text.
+
+    Args:
+        folder: of the log files.
+        attempt: which start.
+        lines: how many.
+        size: of the whole, in bytes.
+        without: lines that begin so are left out; empty: none.
+    """
+    whole = (line.text for line in read(folder, "", attempt))
+    texts = deque((t for t in whole if not (without and t.startswith(without))), maxlen=lines)
     return "\n".join(texts).encode()[-size:].decode(errors="ignore")
 
 
-class _Follower:
+class _Reader:
     """Reads one file from where it stopped the last time, whole lines only."""
 
     def __init__(self, folder: Path, replica: str, attempt: int) -> None:
-        self._path = folder / f"{attempt}.log"
-        self._replica, self._attempt = replica, attempt
+        self.attempt = attempt
+        self._path, self._replica = folder / f"{attempt}.log", replica
         self._file: BinaryIO | None = None
         self._cut, self._part = b"", b""
 
@@ -119,7 +133,11 @@ class _Follower:
                 self._part += text
                 if tag != b"P":
                     whole, self._part = self._part.decode(errors="replace"), b""
-                    yield LogLine(self._replica, self._attempt, timestamp.decode(), whole)
+                    yield LogLine(self._replica, self.attempt, timestamp.decode(), whole)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
 
 
 def _timestamp() -> str:

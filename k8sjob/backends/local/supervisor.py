@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 TICK_SECONDS: Final = 0.05
-CLEAN_UP_DELAY: Final = 1.0
-"""Seconds between a job's end and the deletion of what still runs: replicas end one after another,
-and a cluster needs its second as well."""
+CLEAN_UP_DELAY: Final = 5.0
+"""Seconds that the other replicas have to end by themselves when the Master has succeeded."""
 ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
 MOST_EVENTS: Final = 500
@@ -133,7 +132,7 @@ class Supervisor:
         if trouble and not finished(status):
             look = operator.reconcile(self._job, self._kubelet.pods, now, trouble=trouble)
             status, actions = look
-        if self._stopping and not finished(status):
+        if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
             message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
             status = fail(self._status, "PyTorchJobStopped", message, now)
         self._job["status"] = status

@@ -1,0 +1,98 @@
+"""Jobs of plain Python scripts: no torch, so that each runs in a second."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from k8sjob.backends.local import LocalBackend
+from k8sjob.launch import plan
+from k8sjob.lifecycle.status import job_status
+from k8sjob.spec import JobSpec
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def backend(state):
+    """A back end whose jobs are all gone afterwards."""
+    made = LocalBackend(state)
+    yield made
+    for snapshot in made.jobs():
+        made.stop(job_status(snapshot).ref, now=True)
+    made.close()
+
+
+@pytest.fixture
+def make_plan(tmp_path):
+    """A plan for a job whose replicas run a script; fields of the spec by name."""
+
+    def make(script, name="job", workers=1, **fields):
+        folder = tmp_path / f"context-{name}"
+        folder.mkdir(exist_ok=True)
+        (folder / "main.py").write_text(script)
+        fields.setdefault("policy", {"max_restarts": 0, "termination_grace": 2})
+        fields.setdefault("run", {"command": ["python", "main.py"]})
+        spec = JobSpec(name=name, image="example/image:1", replicas={"workers": workers}, **fields)
+        return plan(spec, folder)
+
+    return make
+
+
+class Waiter:
+    """Waits for what a job comes to, with a deadline that fails the test."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def until(self, condition, seconds=20):
+        deadline = time.monotonic() + seconds
+        while not (result := condition()):
+            assert time.monotonic() < deadline, "nothing of the kind within the time"
+            time.sleep(0.02)
+        return result
+
+    def end(self, ref, seconds=20):
+        """The status of the job when it has ended."""
+
+        def ended():
+            status = job_status(self.backend.snapshot(ref))
+            return status if status.state.finished else None
+
+        return self.until(ended, seconds)
+
+    def state(self, ref, state, seconds=20):
+        self.until(lambda: job_status(self.backend.snapshot(ref)).state == state, seconds)
+
+    def text(self, ref, text, replica="master-0", seconds=20):
+        """Until a replica has written a line with this text."""
+        self.until(lambda: any(text in line for line in self.lines(ref, replica)), seconds)
+
+    def lines(self, ref, replica="master-0"):
+        return [line.text for line in self.backend.logs(ref, replica)]
+
+
+@pytest.fixture
+def wait(backend):
+    return Waiter(backend)
+
+
+@pytest.fixture
+def alive():
+    """Whether a pid belongs to a process that runs (a zombie does not)."""
+
+    def look(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            try:
+                os.kill(pid, 0)
+            except OSError:
+                return False
+            return not Path("/proc/self").exists()
+
+    return look

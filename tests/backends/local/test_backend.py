@@ -1,0 +1,551 @@
+"""Local jobs, for real: processes, signals, files."""
+
+import json
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from k8sjob.backends.local import LocalBackend
+from k8sjob.contract import PATHS_ENV
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.lifecycle.status import JobState, job_status
+
+TELL_ENV = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
+FOR_EVER = "import time; print('here', flush=True); time.sleep(100)"
+
+WORKER_FAILS = """
+import os, sys, time
+print(os.getpid(), flush=True)
+if os.environ["RANK"] == "1": sys.exit(1)
+"""
+
+
+def pods(backend, ref):
+    return {p["metadata"]["name"]: p for p in backend.snapshot(ref).pods}
+
+
+def test_a_job_runs_to_its_end_with_the_environment_of_the_operator(backend, wait, make_plan):
+    ref = backend.create(make_plan(TELL_ENV, workers=2))
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    backend.finish(ref)
+    status = job_status(backend.snapshot(ref))
+    assert status.exit_code == 0
+    assert [r.name for r in status.replicas] == ["master-0", "worker-0", "worker-1"]
+    assert {r.exit_code for r in status.replicas} == {0}
+    seen = [json.loads(wait.lines(ref, r.name)[0]) for r in status.replicas]
+    assert [env["RANK"] for env in seen] == ["0", "1", "2"]
+    assert {env["WORLD_SIZE"] for env in seen} == {"3"}
+    assert {env["MASTER_ADDR"] for env in seen} == {"127.0.0.1"}
+    ports = {env["MASTER_PORT"] for env in seen} | {env["PET_MASTER_PORT"] for env in seen}
+    assert len(ports) == 1
+    assert ports != {"23456"}
+    assert "LOCAL_RANK" not in seen[0]
+    assert len({env["PWD"] for env in seen if "PWD" in env}) <= 1
+
+
+def test_the_environment_of_another_group_is_not_inherited(backend, wait, make_plan, monkeypatch):
+    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "K8SJOB_ERROR_FILE"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("MINE", "kept")
+    ref = backend.create(make_plan(TELL_ENV, workers=0))
+    wait.end(ref)
+    env = json.loads(wait.lines(ref)[0])
+    assert env["MINE"] == "kept"
+    assert "7" not in [v for k, v in env.items() if k.startswith(("LOCAL_", "TORCHE", "PET_R"))]
+    assert env.get("K8SJOB_ERROR_FILE") != "7"
+
+
+def test_python_is_the_one_that_runs_k8sjob_and_each_replica_has_its_own_folder(
+    backend, wait, make_plan
+):
+    script = "import os, sys; print(sys.executable, os.getcwd()); open('own', 'x').close()"
+    ref = backend.create(make_plan(script, workers=1))
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    backend.finish(ref)
+    seen = [wait.lines(ref, r)[0].split() for r in ("master-0", "worker-0")]
+    assert {os.path.realpath(python) for python, _ in seen} == {os.path.realpath(sys.executable)}
+    assert len({folder for _, folder in seen}) == 2
+
+
+def test_two_jobs_at_once_do_not_meet(backend, wait, make_plan):
+    script = "import os, time; print(os.environ['MASTER_PORT'], flush=True); time.sleep(1)"
+    refs = [backend.create(make_plan(script, name=name)) for name in ("one", "two")]
+    assert [wait.end(ref).state for ref in refs] == [JobState.SUCCEEDED] * 2
+    lines = [[*wait.lines(ref), *wait.lines(ref, "worker-0")] for ref in refs]
+    assert [len(set(of_one)) for of_one in lines] == [1, 1]
+    assert lines[0][0] != lines[1][0]
+
+
+def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
+    script = """
+    import os, socket
+    port = int(os.environ["MASTER_PORT"])
+    taken = socket.socket()
+    try:
+        taken.bind(("127.0.0.1", port))
+    except OSError:
+        print("reserved", flush=True)
+    listener = socket.create_server(("127.0.0.1", port))  # sets SO_REUSEADDR
+    socket.create_connection(("127.0.0.1", port))
+    print("listens", flush=True)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    assert wait.lines(ref) == ["reserved", "listens"]
+
+
+def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
+    ref = backend.create(make_plan(FOR_EVER))
+    with pytest.raises(JobExists, match="local/job is there already"):
+        backend.create(make_plan(FOR_EVER))
+    backend.stop(ref, now=True)
+    wait.end(ref)
+    again = backend.create(make_plan("pass"))
+    assert again.uid != ref.uid
+    wait.end(again)
+    assert backend.find("job") == again  # the newest
+    assert len(backend.jobs()) == 2
+
+
+def test_a_failed_replica_is_started_again_in_its_pod(backend, wait, make_plan):
+    script = """
+    import pathlib, sys
+    mark = pathlib.Path("was-here")
+    if not mark.exists():
+        mark.touch(); print("first"); sys.exit(3)
+    print("second")
+    """
+    plan = make_plan(
+        textwrap.dedent(script), workers=0, policy={"max_restarts": 1, "termination_grace": 2}
+    )
+    ref = backend.create(plan)
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    (pod,) = backend.snapshot(ref).pods
+    container = pod["status"]["containerStatuses"][0]
+    assert container["restartCount"] == 1
+    assert container["lastState"]["terminated"]["exitCode"] == 3
+    assert container["state"]["terminated"]["exitCode"] == 0
+    first = next(backend.logs(ref, "master-0"))
+    assert (first.attempt, first.text) == (0, "first")
+    assert wait.lines(ref)[-1] == "second"
+    previous = [line.text for line in backend.logs(ref, "master-0", previous=True)]
+    assert previous[0] == "first"
+    assert "second" not in previous
+
+
+def test_the_exit_code_policy_makes_the_pod_anew(backend, wait, make_plan):
+    script = """
+    import os, pathlib, signal
+    mark = pathlib.Path("was-here")
+    if not mark.exists():
+        mark.touch(); os.kill(os.getpid(), signal.SIGKILL)
+    """
+    policy = {"restart_policy": "ExitCode", "max_restarts": 1, "termination_grace": 2}
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0, policy=policy))
+    wait.until(lambda: backend.snapshot(ref).pods)
+    first = backend.snapshot(ref).pods[0]["metadata"]["uid"]
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    (pod,) = backend.snapshot(ref).pods
+    assert pod["metadata"]["uid"] != first
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    messages = [event["message"] for event in backend.snapshot(ref).events]
+    assert "job job is restarting because Master replica(s) failed." in messages
+    assert "Pod: local.job-master-0 exited with code 137" in messages
+
+
+@pytest.mark.parametrize(("restarts", "starts"), [(0, 1), (1, 2)])
+def test_max_restarts_ends_a_job_that_fails_again_and_again(
+    backend, wait, make_plan, restarts, starts
+):
+    script = WORKER_FAILS + "else: time.sleep(99)"
+    policy = {"max_restarts": restarts, "termination_grace": 2}
+    ref = backend.create(make_plan(script, policy=policy))
+    status = wait.end(ref)
+    assert (status.state, status.exit_code) == (JobState.FAILED, 100)
+    assert len(wait.lines(ref, "worker-0")) == 2 * starts  # its keeper adds a line
+    backend.finish(ref)
+    assert not pods(backend, ref)  # cleanPodPolicy Running, and a crashing pod runs
+
+
+def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_pod_policy_none(
+    backend, wait, make_plan, alive
+):
+    script = WORKER_FAILS + "else: time.sleep(99)"
+    policy = {"restart_policy": "Never", "clean_pod_policy": "None", "termination_grace": 2}
+    ref = backend.create(make_plan(script, policy=policy))
+    assert wait.end(ref).state is JobState.FAILED
+    wait.text(ref, "")
+    pid = int(wait.lines(ref)[0])
+    time.sleep(0.5)
+    assert alive(pid)
+    assert pods(backend, ref)["job-master-0"]["status"]["phase"] == "Running"
+    backend.finish(ref)
+    assert not alive(pid)
+
+
+def test_deadline(backend, wait, make_plan):
+    policy = {"active_deadline": 2, "termination_grace": 2, "max_restarts": 3}
+    ref = backend.create(make_plan(FOR_EVER, policy=policy))
+    status = wait.end(ref)
+    assert "longer than specified deadline" in status.message
+    assert (status.finished - status.started).total_seconds() >= 2
+
+
+def test_suspend_and_resume(backend, wait, make_plan):
+    script = """
+    import signal, sys, time
+    def stop(*_): print("saved", flush=True); sys.exit(143)
+    signal.signal(signal.SIGTERM, stop)
+    print("here", flush=True); time.sleep(100)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script)))
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "here", replica)
+    started = job_status(backend.snapshot(ref)).started
+    backend.suspend(ref, value=True)
+    wait.until(lambda: not backend.snapshot(ref).pods)
+    assert job_status(backend.snapshot(ref)).state is JobState.SUSPENDED
+    assert "saved" in wait.lines(ref)
+    time.sleep(1)
+    backend.suspend(ref, value=False)
+    wait.until(lambda: wait.lines(ref).count("here") == 2)
+    status = job_status(backend.snapshot(ref))
+    assert status.state is JobState.RUNNING
+    assert status.started > started
+    conditions = backend.snapshot(ref).job["status"]["conditions"]
+    assert [(c["type"], c["status"]) for c in conditions if c["type"] == "Suspended"] == [
+        ("Suspended", "False")
+    ]
+    backend.stop(ref, now=True)
+    wait.end(ref)
+    with pytest.raises(BackendError, match="has ended and cannot be resumed"):
+        backend.suspend(ref, value=False)
+
+
+def test_stop_gives_the_replicas_their_grace_and_tells_the_truth(backend, wait, make_plan):
+    script = """
+    import signal, sys, time
+    def stop(*_): time.sleep(0.5); print("saved", flush=True); sys.exit(143)
+    signal.signal(signal.SIGTERM, stop)
+    print("here", flush=True); time.sleep(100)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script)))
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "here", replica)
+    backend.stop(ref, message="Ctrl-C")
+    status = wait.end(ref)
+    assert (status.state, status.exit_code) == (JobState.STOPPED, 103)
+    assert status.reason == "PyTorchJobStopped"
+    assert status.message == "PyTorchJob job was stopped: Ctrl-C."
+    assert [r.exit_code for r in status.replicas] == [143, 143]
+    assert "saved" in wait.lines(ref)
+    assert "saved" in wait.lines(ref, "worker-0")
+
+
+def test_what_ignores_sigterm_is_killed_at_the_end_of_its_grace_or_at_once(
+    backend, wait, make_plan
+):
+    script = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("here", flush=True); time.sleep(100)
+    """
+    plan = make_plan(textwrap.dedent(script), workers=0)
+    ref = backend.create(plan)
+    wait.text(ref, "here")
+    backend.stop(ref)
+    status = wait.end(ref, seconds=8)
+    assert status.state is JobState.STOPPED
+    again = backend.create(plan)
+    wait.text(again, "here")
+    began = time.monotonic()
+    backend.stop(again, now=True)
+    assert wait.end(again).replicas[0].exit_code == 137
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_stop_that_comes_too_late_leaves_a_success(backend, wait, make_plan):
+    script = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    print("here", flush=True); time.sleep(0.7)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
+    wait.text(ref, "here")
+    backend.stop(ref)
+    # The keeper of a command reports the stop; the operator sees the Pod's phase alone.
+    status = wait.end(ref)
+    code = status.replicas[0].exit_code
+    assert status.state is (JobState.SUCCEEDED if code == 0 else JobState.STOPPED)
+
+
+def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, state, alive):
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+    ref = backend.create(make_plan(script, checkpoint={"dir": "/checkpoints"}))
+    wait.text(ref, "")
+    pid = int(wait.lines(ref)[0])
+    LocalBackend(state).delete(ref)  # from another terminal
+    assert not alive(pid)
+    with pytest.raises(JobNotFound):
+        backend.snapshot(ref)
+    with pytest.raises(JobNotFound):
+        backend.find("job")
+    assert not list((state / "jobs").iterdir())
+    assert not list((state / "checkpoints" / "job").iterdir())
+
+
+def test_what_a_container_leaves_behind_is_killed_with_it(backend, wait, make_plan, alive):
+    script = """
+    import os, subprocess, sys
+    code = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(100)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    print(child.stdout.readline(), flush=True)
+    os._exit(0)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    assert not alive(int(wait.lines(ref)[0]))
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from k8sjob.backends.local import LocalBackend
+from k8sjob.launch import plan
+from k8sjob.spec import JobSpec
+spec = JobSpec(name="job", image="i:1", replicas={"workers": 1},
+               run={"command": ["python", "main.py"]})
+ref = LocalBackend(Path(sys.argv[1])).create(plan(spec, sys.argv[2]))
+print(ref.uid, flush=True)
+time.sleep(100)
+"""
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True); time.sleep(100)
+"""
+
+
+@pytest.fixture
+def parent(state, tmp_path, make_plan):
+    """A process that runs a job of stubborn replicas, as `k8sjob run` does."""
+    folder = make_plan(STUBBORN).folder
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(state), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().strip()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_when_the_parent_is_killed_nothing_outlives_it(backend, wait, parent, alive):
+    ref = backend.find("job")
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "", replica)
+    pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
+    parent.kill()
+    wait.until(lambda: not any(map(alive, pids)), seconds=5)
+    status = wait.end(ref, seconds=2)
+    assert status.state is JobState.STOPPED
+    assert "the process that ran the job is gone" in status.message
+
+
+def test_when_the_supervisor_is_killed_the_state_says_so_and_nothing_outlives_it(
+    backend, wait, parent, alive, state
+):
+    ref = backend.find("job")
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "", replica)
+    pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
+    keeper = backend.folder(ref).keeper()
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait.until(lambda: not any(map(alive, pids)), seconds=5)
+    status = job_status(LocalBackend(state).snapshot(ref))
+    assert (status.state, status.reason) == (JobState.FAILED, "PyTorchJobSupervisorGone")
+    assert [r.reason for r in status.replicas] == ["ContainerStatusUnknown"] * 2
+    assert status.finished is not None
+    backend.delete(ref)
+    assert not backend.jobs()
+
+
+def test_the_state_folder_is_the_users_own(backend, make_plan, wait, state):
+    wait.end(backend.create(make_plan("pass", workers=0)))
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((state / "jobs").stat().st_mode) == 0o700
+
+
+def test_secrets_come_from_variables_of_their_names_and_are_written_nowhere(
+    backend, wait, make_plan, monkeypatch, state
+):
+    reference = {"valueFrom": {"secretKeyRef": {"name": "wandb", "key": "token"}}}
+    container = {"name": "pytorch", "env": [{"name": "WANDB_API_KEY", **reference}]}
+    template = {"spec": {"containers": [container]}}
+    overlay = {"spec": {"pytorchReplicaSpecs": {"Master": {"template": template}}}}
+    script = "import os; print(len(os.environ['WANDB_API_KEY']))"
+    plan = make_plan(script, workers=0, overlay=overlay)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(BackendError, match="export WANDB_API_KEY="):
+        backend.create(plan)
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2-is-secret")
+    ref = backend.create(plan)
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    assert wait.lines(ref) == ["17"]
+    files = [path for path in state.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
+
+
+def test_volumes_checkpoints_and_paths_are_mapped(backend, wait, make_plan, tmp_path):
+    data = tmp_path / "context-job" / "data"
+    script = """
+    import json, os, pathlib, sys
+    here = json.loads(os.environ["K8SJOB_PATHS"])
+    checkpoints = os.environ["K8SJOB_CHECKPOINT_DIR"]
+    print(json.dumps([sys.argv[1:], os.environ["WHERE"], checkpoints, here]))
+    pathlib.Path(here["/claim"], "kept").touch()
+    """
+    plan = make_plan(
+        textwrap.dedent(script),
+        workers=0,
+        run={
+            "command": ["python", "main.py", "/data/x", "--in=/data", "/database", "/app/main.py"],
+            "env": {"WHERE": "/scratch/a", "PRICE": "$(HOME) $$"},
+        },
+        checkpoint={"dir": "/claim/checkpoints"},
+        volumes=[
+            {"name": "data", "mount": "/data", "pvc": "data", "local": "data"},
+            {"name": "claim", "mount": "/claim", "pvc": "my-claim"},
+            {"name": "scratch", "mount": "/scratch", "empty_dir": {}},
+        ],
+    )
+    with pytest.raises(BackendError, match=r"volumes\[0\].local: .*data is not there"):
+        backend.create(plan)
+    data.mkdir()
+    ref = backend.create(plan)
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    arguments, where, checkpoints, here = json.loads(wait.lines(ref)[0])
+    assert arguments[:3] == [f"{data}/x", f"--in={data}", "/database"]
+    assert arguments[3] == here["/app"] + "/main.py"
+    assert where == here["/scratch"] + "/a"
+    assert checkpoints == here["/claim"] + "/checkpoints"
+    said = [e["message"] for e in backend.snapshot(ref).events if e["reason"] == "PathMapped"]
+    assert f"/data/x is {data}/x on this machine" in said
+    kept = backend.folder(ref).path.parents[1] / "claims" / "my-claim" / "kept"
+    backend.delete(ref)
+    assert kept.exists()  # as a claim outlives the job
+
+
+@pytest.mark.parametrize(
+    ("first", "fresh", "same"),
+    [("pass", False, False), ("exit(1)", False, True), ("exit(1)", True, False)],
+)
+def test_a_new_run_goes_on_from_the_checkpoints_of_one_that_did_not_succeed(  # noqa: PLR0917 - fixtures
+    backend, wait, make_plan, state, first, fresh, same
+):
+    save = "import os, pathlib; d = pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR']); print(d)\n"
+    options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
+    one = backend.create(make_plan(save + "(d / 'saved').touch()\n" + first, **options))
+    wait.end(one)
+    other = LocalBackend(state, fresh=fresh)
+    two = other.create(make_plan(save + "print((d / 'saved').exists())", **options))
+    wait.end(two)
+    assert wait.lines(two)[1] == str(same)
+    said = [e["reason"] for e in backend.snapshot(two).events]
+    assert ("Resumes" in said) is same
+    other.finish(two)
+    backend.delete(one)
+    assert [str(path) for path in (state / "checkpoints/job").iterdir()] == wait.lines(two)[:1]
+
+
+def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
+    backend, wait, make_plan, alive
+):
+    script = (
+        "import os, time\nprint(os.getpid(), flush=True)\nfor i in range(900): print('x' * 4000)"
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        ref = backend.create(make_plan(script, workers=0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    status = wait.end(ref)
+    assert status.state is JobState.FAILED
+    assert "File too large" in status.message
+    wait.until(lambda: not alive(int(wait.lines(ref)[0])), seconds=5)
+
+
+def test_a_damaged_state_is_one_clear_error(backend, wait, make_plan):
+    ref = backend.create(make_plan("pass", workers=0))
+    wait.end(ref)
+    backend.finish(ref)
+    file = backend.folder(ref).state
+    for damage in ("", "{", "[]", '{"job": 3}', '{"job": {}, "pods": 1, "events": []}'):
+        file.write_text(damage)
+        with pytest.raises(BackendError, match=r"state\.json is damaged"):
+            backend.snapshot(ref)
+    file.unlink()
+
+
+def test_unknown_jobs(backend):
+    with pytest.raises(JobNotFound, match="no job 'nothing' on this machine"):
+        backend.find("nothing")
+    assert backend.jobs() == []
+
+
+def test_watch_ends_when_it_is_told_to_and_when_the_job_is_gone(backend, wait, make_plan):
+    ref = backend.create(make_plan(FOR_EVER, workers=0))
+    stop = threading.Event()
+    snapshots = backend.watch(ref, stop=stop)
+    next(snapshots)
+    stop.set()
+    assert list(snapshots) == []
+    later = backend.watch(ref)
+    next(later)
+    backend.delete(ref)
+    assert all(snapshot.job["metadata"]["uid"] == ref.uid for snapshot in later)
+
+
+def test_logs_follow_over_all_attempts_to_the_end(backend, wait, make_plan):
+    script = """
+    import pathlib, sys, time
+    mark = pathlib.Path("was-here")
+    for i in range(3): print("line", i, flush=True); time.sleep(0.1)
+    if not mark.exists(): mark.touch(); sys.exit(1)
+    """
+    plan = make_plan(
+        textwrap.dedent(script), workers=0, policy={"max_restarts": 1, "termination_grace": 2}
+    )
+    ref = backend.create(plan)
+    lines = [one for one in backend.logs(ref, "master-0", follow=True) if "line" in one.text]
+    assert [(one.attempt, one.text) for one in lines] == [
+        (attempt, f"line {i}") for attempt in (0, 1) for i in range(3)
+    ]
+    assert wait.end(ref).state is JobState.SUCCEEDED
+
+
+def test_expired_jobs_go_when_somebody_looks(backend, wait, make_plan):
+    policy = {"ttl_after_finished": 1, "termination_grace": 2}
+    ref = backend.create(make_plan("pass", workers=0, policy=policy))
+    wait.end(ref)
+    assert len(backend.jobs()) == 1
+    backend.finish(ref)
+    wait.until(lambda: not backend.jobs(), seconds=5)
+    with pytest.raises(JobNotFound):
+        backend.snapshot(ref)
+
+
+def test_a_suspended_job_of_kueue_starts_here(backend, wait, make_plan):
+    ref = backend.create(make_plan("print('ran')", workers=0, kueue_queue="queue"))
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    assert PATHS_ENV not in os.environ
