@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from k8sjob.adopt import adopt
 from k8sjob.cli.failure import say
 from k8sjob.cli.output import document, format_option, text
-from k8sjob.lint import Severity, lint_manifest, lint_script
+from k8sjob.lint import Severity, lint
 from k8sjob.view.safe import safe_line
-
-if TYPE_CHECKING:
-    from k8sjob.lint import Finding
 
 __all__ = ["adopt_command", "lint_command"]
 
@@ -29,23 +25,24 @@ def adopt_command(file: Path) -> None:
     What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
     standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
     """
-    adopted = adopt(_read(file), _name(file))
+    adopted = adopt(_read(file), "<stdin>" if str(file) == "-" else str(file))
     text(adopted.spec.to_yaml())
     for note in adopted.notes:
         say(f"note: {note}")
 
 
 @click.command("lint")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @format_option("table", "json", "yaml")
 def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     """Find what will hang, be rejected by the operator or go wrong silently in FILES.
 
-    *.py are training scripts, the others PyTorchJob manifests (- is one on standard input). The
-    exit code is 1 if there is an error among the findings.
+    A file is a PyTorchJob manifest, a training script, or a job.yaml (the default), whose script
+    is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
+    there is an error among the findings.
     """
-    found = [finding for file in files for finding in _lint(file)]
+    found = [finding for file in files or (Path("job.yaml"),) for finding in lint(file)]
     if output != "table":
         document([asdict(finding) for finding in found], output)
     else:
@@ -56,14 +53,5 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))
 
 
-def _lint(file: Path) -> list[Finding]:
-    check = lint_script if file.suffix == ".py" else lint_manifest
-    return check(_read(file).decode("utf-8", "replace"), _name(file))
-
-
 def _read(file: Path) -> bytes:
     return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-
-
-def _name(file: Path) -> str:
-    return "<stdin>" if str(file) == "-" else str(file)

@@ -29,6 +29,7 @@ class Region:
         self._lines: list[Text] = []
         self._frame = ""
         self._width = console.width
+        self._open = True
         self._write(_HIDE_CURSOR)
 
     def draw(self, lines: Sequence[Text], above: Text | None = None) -> None:
@@ -53,9 +54,10 @@ class Region:
         self._write(f"{_BEGIN}{back}{body}{_END}")
 
     def close(self) -> None:
-        """Erase the region and show the cursor again."""
-        self._write(f"{self._back(self._console.width)}{_ERASE_BELOW}{_SHOW_CURSOR}")
-        self._lines, self._frame = [], ""
+        """Erase the region and show the cursor again; once."""
+        if self._open:
+            self._write(f"{self._back(self._console.width)}{_ERASE_BELOW}{_SHOW_CURSOR}")
+            self._open = False
 
     def _back(self, width: int) -> str:
         """Moves the cursor to the region's first column and line, as the terminal holds it now."""

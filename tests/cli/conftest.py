@@ -1,0 +1,71 @@
+import io
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from k8sjob.cli import main
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def k8sjob(capfd, monkeypatch):
+    """Runs a command line in this process."""
+    monkeypatch.setattr("sys.argv", ["k8sjob"])
+
+    def call(*args, stdin=""):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(arg) for arg in args])
+        sys.stdout.flush()
+        out, err = capfd.readouterr()
+        return Done(end.value.code or 0, out, err)
+
+    return call
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Starts a command line as a process of its own."""
+    started = []
+
+    def start(*args, env=None, **options):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "k8sjob", *map(str, args)],
+            env=os.environ | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    """Writes a small valid job.yaml, with further lines."""
+
+    def write(*lines, name="tiny"):
+        file = tmp_path / "job.yaml"
+        text = [f"name: {name}", "image: team/tiny:1", "run: {script: main.py}", *lines]
+        file.write_text("\n".join(text) + "\n")
+        return file
+
+    return write

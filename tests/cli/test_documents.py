@@ -1,0 +1,118 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from k8sjob.rendering import dockerfile, render
+from k8sjob.spec import load, schema
+
+BUILT = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"
+
+
+def test_a_valid_job_says_what_it_is(k8sjob, job_file):
+    file = job_file("replicas: {workers: 3}")
+    done = k8sjob("validate", file)
+    assert done == (0, f"{file}: valid: tiny, 4 pods, 4 processes\n", "")
+    assert k8sjob("validate", file.parent).code == 0
+
+
+def test_every_problem_of_every_file_is_said(k8sjob, job_file, tmp_path):
+    file = job_file("replicas: {worker: 3}", "nmae: x")
+    missing = tmp_path / "nothing.yaml"
+    done = k8sjob("validate", file, missing)
+    assert done.code == 1
+    assert done.out == ""
+    first, second, third = done.err.splitlines()
+    assert first.startswith(f"error: {file}:4:12: replicas.worker: ")
+    assert second.startswith(f"error: {file}:5:1: nmae: ")
+    assert third.startswith(f"error: {missing}: no such file; ")
+
+
+def test_standard_input_is_a_file(k8sjob, job_file):
+    text = job_file().read_text()
+    assert k8sjob("validate", "-", stdin=text).out.startswith("-: valid: tiny, 1 pod")
+    assert k8sjob("validate", "-", stdin="name: [").err.startswith("error: <stdin>:")
+    done = k8sjob("render", "-", stdin=text)
+    assert yaml.safe_load(done.out)["metadata"]["name"] == "tiny"
+
+
+def test_the_file_is_job_yaml_by_default(k8sjob, job_file, monkeypatch):
+    monkeypatch.chdir(job_file().parent)
+    assert k8sjob("validate").code == 0
+    assert k8sjob("render").code == 0
+
+
+def test_validate_as_json(k8sjob, job_file):
+    bad = job_file("replicas: {worker: 3}")
+    done = k8sjob("validate", bad, "-o", "json")
+    assert done.code == 1
+    assert done.err == ""
+    (result,) = json.loads(done.out)
+    assert result["valid"] is False
+    assert result["job"] is None
+    assert result["problems"][0]["field"] == "replicas.worker"
+    assert result["problems"][0]["line"] == 4
+    (result,) = json.loads(k8sjob("validate", job_file(), "-o", "json").out)
+    assert result["job"] == {"name": "tiny", "nodes": 1, "processes": 1}
+
+
+def test_schema(k8sjob):
+    assert json.loads(k8sjob("schema").out) == schema()
+
+
+def test_render_prints_the_manifest_alone(k8sjob, job_file):
+    file = job_file()
+    assert k8sjob("render", file) == (0, render(load(file)), "")
+    image = "team/tiny@sha256:" + "a" * 64
+    assert k8sjob("render", file, "--image", image).out == render(load(file), image)
+    done = k8sjob("render", file, "-n", "blue")
+    assert yaml.safe_load(done.out)["metadata"]["namespace"] == "blue"
+
+
+def test_render_prints_the_dockerfile(k8sjob, job_file):
+    file = job_file()
+    file.write_text(file.read_text().replace("image: team/tiny:1", BUILT))
+    assert k8sjob("render", "--dockerfile", file).out == dockerfile(load(file))
+
+
+def test_render_writes_a_folder(k8sjob, job_file, tmp_path):
+    file = job_file()
+    file.write_text(file.read_text().replace("image: team/tiny:1", BUILT))
+    (tmp_path / "main.py").write_text("print()")
+    done = k8sjob("render", file, "-d", tmp_path / "out")
+    assert done.out == ""
+    written = {line.removeprefix("wrote ") for line in done.err.splitlines()}
+    assert written == {
+        str(tmp_path / "out" / name) for name in ("pytorchjob.yaml", "Dockerfile", ".dockerignore")
+    }
+    assert (tmp_path / "out/main.py").exists()
+    assert (tmp_path / "out/pytorchjob.yaml").read_text() == render(load(file))
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--dockerfile", "--image", "x"], 2, "--dockerfile goes with none of"),
+        (["--dockerfile"], 1, "is used as it is, so there is nothing to build"),
+        (["-n", "Not_one"], 1, "namespace: 'Not_one' is not a DNS-1123 label"),
+    ],
+)
+def test_render_refuses(args, code, said, k8sjob, job_file):
+    done = k8sjob("render", job_file(), *args)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+
+
+def test_a_manifest_is_utf_8_whatever_the_terminal(job_file):
+    file = job_file("labels: {}", "annotations: {note: 한글 🚀}")
+    out = subprocess.run(
+        [sys.executable, "-m", "k8sjob", "render", file],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        capture_output=True,
+        check=True,
+    ).stdout
+    pods = yaml.safe_load(out.decode())["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    assert pods["metadata"]["annotations"]["note"] == "한글 🚀"

@@ -1,0 +1,75 @@
+import subprocess
+import sys
+
+import click
+import pytest
+
+from k8sjob.cli.failure import Failures
+from k8sjob.errors import JobFailed, JobNotFound, K8sJobError, Problem, SpecError
+
+
+def told(error, capsys, **options):
+    with pytest.raises(SystemExit) as end, Failures(**options).told():
+        raise error
+    out, err = capsys.readouterr()
+    assert out == ""
+    return end.value.code, err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (K8sJobError("no"), 1, "error: no\n"),
+        (JobNotFound("gone"), 102, "error: gone\n"),
+        (JobFailed("bad"), 100, "error: bad\n"),
+        (click.UsageError("what?"), 2, "error: what?\n"),
+        (click.ClickException("hm"), 1, "error: hm\n"),
+        (FileNotFoundError(2, "No such file", "x.py"), 1, "error: No such file: x.py\n"),
+        (OSError("disk on fire"), 1, "error: disk on fire\n"),
+        (K8sJobError("a \x1b[31m\u202ered"), 1, "error: a red\n"),
+        (
+            SpecError([Problem("a", "no", 1, 2), Problem("b", "nor that", 3, 4)], "job.yaml"),
+            1,
+            "error: job.yaml:1:2: a: no\nerror: job.yaml:3:4: b: nor that\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+    ],
+)
+def test_an_error_is_a_line_and_an_exit_code(error, code, line, capsys):
+    assert told(error, capsys) == (code, line)
+
+
+def test_a_bug_says_so_without_a_traceback(capsys):
+    code, err = told(ZeroDivisionError("division by zero"), capsys)
+    assert code == 1
+    first, second = err.splitlines()
+    assert first.startswith(
+        "error: this is a bug in k8sjob: ZeroDivisionError: division by zero in "
+    )
+    assert "K8SJOB_TRACEBACK=1" in second
+
+
+def test_the_traceback_is_there_for_who_asks(capsys, monkeypatch):
+    assert "Traceback" in told(K8sJobError("no"), capsys, traceback=True)[1]
+    monkeypatch.setenv("K8SJOB_TRACEBACK", "1")
+    assert "Traceback" in told(K8sJobError("no"), capsys)[1]
+    monkeypatch.setenv("K8SJOB_TRACEBACK", "0")
+    assert "Traceback" not in told(K8sJobError("no"), capsys)[1]
+
+
+def test_the_option_shows_it(k8sjob):
+    assert "Traceback" in k8sjob("--traceback", "validate", "nowhere.yaml", "-o", "xml").err
+    assert "Traceback" not in k8sjob("validate", "nowhere.yaml", "-o", "xml").err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    schema = subprocess.Popen(
+        [sys.executable, "-m", "k8sjob", "schema"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    schema.stdout.close()
+    _, err = schema.communicate(timeout=30)
+    assert err == b""
+    assert schema.returncode == 1

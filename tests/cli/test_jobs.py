@@ -1,0 +1,219 @@
+"""Commands on jobs of this machine: real ones, small enough to be over in a second."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from k8sjob.contract import Event, EventKind
+
+# What the jobs run: the container's agent is not part of these tests, so it is a mere command.
+PROGRAM = f"""\
+import os, signal, sys, time
+rank, mode = os.environ["RANK"], sys.argv[1]
+def stopped(*_):
+    print("saved", flush=True)
+    os._exit(143)
+signal.signal(signal.SIGTERM, stopped)
+print(f"rank {{rank}} [bold]here[/bold] \\x1b[31mred\\x1b]0;title\\x07", flush=True)
+if rank == "0":
+    print({Event(EventKind.PROGRESS, {"epoch": 0, "epochs": 2, "step": 5, "steps": 10,
+                                      "loss": 0.5}).encode()!r}, flush=True)
+if mode == "fail":
+    raise SystemExit(3)
+if mode == "wait":
+    for _ in range(600):
+        time.sleep(0.1)
+"""  # fmt: skip
+
+
+@pytest.fixture
+def job(job_file, tmp_path, monkeypatch):
+    """Writes the job.yaml of a job that ends well, fails, or waits."""
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def write(mode, *lines, name="tiny"):
+        file = job_file(*lines, name=name)
+        command = f"{{command: [python, program.py, {mode}]}}"
+        file.write_text(file.read_text().replace("{script: main.py}", command))
+        return file
+
+    return write
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not (seen := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return seen
+
+
+def test_a_job_that_ends_well(job, k8sjob):
+    file = job("end", "replicas: {workers: 1}")
+    done = k8sjob("run", file)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert "worker-0 | rank 1 [bold]here[/bold] red\n" in done.out
+    assert "k8sjob   | epoch 1/2  step 5/10  loss 0.5\n" in done.out
+    assert re.search(r"^tiny Succeeded after \d:\d\d$", done.out, re.MULTILINE)
+    assert "\x1b" not in done.out
+
+    listed = k8sjob("list")
+    header, row = listed.out.splitlines()
+    assert header.split() == ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
+    assert row.split()[:4] == ["local/tiny", "Succeeded", "2", "Succeeded"]
+    assert k8sjob("list", "-o", "name").out == "local/tiny\n"
+    assert "UID" in k8sjob("list", "-o", "wide").out
+
+    status = json.loads(k8sjob("status", "local/tiny", "-o", "json").out)
+    assert status["state"] == "Succeeded"
+    assert [replica["name"] for replica in status["replicas"]] == ["master-0", "worker-0"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["finished"])
+    assert json.loads(k8sjob("list", "-o", "json").out) == [status]
+    assert "REPLICA" in k8sjob("status", "tiny").out
+    assert k8sjob("status", "tiny", "--exit-code").code == 0
+
+    assert k8sjob("logs", "tiny", "-r", "worker").out == "rank 1 [bold]here[/bold] red\n"
+    assert k8sjob("logs", "tiny", "--rank", "0").out == (
+        "rank 0 [bold]here[/bold] red\nepoch 1/2  step 5/10  loss 0.5\n"
+    )
+    assert set(k8sjob("logs", "tiny", "--tail", "1").out.splitlines()) == {
+        "master-0 | epoch 1/2  step 5/10  loss 0.5",
+        "worker-0 | rank 1 [bold]here[/bold] red",
+    }
+    (raw,) = k8sjob("logs", "tiny", "-r", "worker", "-o", "json").out.splitlines()
+    assert json.loads(raw)["text"] == "rank 1 [bold]here[/bold] \x1b[31mred\x1b]0;title\x07"
+    timed = k8sjob("logs", "tiny", "-r", "worker", "--timestamps").out
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z rank 1", timed)
+    assert k8sjob("logs", "tiny", "-f").out.count("\n") == 3
+    assert k8sjob("logs", "tiny", "--since", "1d").out.count("\n") == 3
+
+    assert k8sjob("why", "tiny").out == "local/tiny ended well; there is nothing to explain\n"
+    watched = k8sjob("watch", "tiny", "-o", "plain")
+    assert watched.code == 0
+    assert "worker-0 | rank 1 [bold]here[/bold] red\n" in watched.out
+
+    assert k8sjob("delete", "tiny").out == "local/tiny deleted\n"
+    assert k8sjob("list") == (0, "", "no jobs on this machine; start one with k8sjob run\n")
+    gone = k8sjob("status", "tiny")
+    assert gone.code == 102
+    assert gone.err.startswith("error: no job 'tiny' on this machine")
+
+
+def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
+    file = job("fail", "policy: {restart_policy: Never}")
+    done = k8sjob("run", file)
+    assert done.code == 100
+    assert re.search(r"^tiny Failed after", done.out, re.MULTILINE)
+    assert re.search(r"^why: ", done.out, re.MULTILINE)
+    assert "next: " in done.out
+    assert k8sjob("status", "tiny", "--exit-code").code == 100
+    (finding, *_) = json.loads(k8sjob("why", "tiny", "-o", "json").out)
+    assert finding["replica"] == "master-0"
+    assert k8sjob("why", "tiny").out.startswith("why: ")
+
+
+def test_json_events_are_all_there_is_on_stdout(job, k8sjob):
+    done = k8sjob("run", job("end"), "-o", "json")
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert {"job", "replica", "log", "progress"} <= {event["kind"] for event in events}
+    assert events[-1]["data"] == events[-1]["data"] | {"state": "Succeeded", "exit_code": 0}
+
+
+def test_another_terminal(job, k8sjob, process):
+    running = process("run", job("wait"), "-o", "json")
+
+    def state():
+        done = k8sjob("status", "tiny", "-o", "json")
+        return json.loads(done.out)["state"] if done.code == 0 else ""
+
+    wait_for(lambda: state() == "Running" and "rank 0" in k8sjob("logs", "tiny").out)
+    assert k8sjob("status", "tiny", "--exit-code").code == 101
+    again = k8sjob("run", job("wait"))
+    assert again.code == 1
+    assert "local/tiny is there already and has not ended" in again.err
+
+    watching = process("watch", "tiny")
+    wait_for(lambda: "rank 0" in watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert err == "the job goes on; again: k8sjob watch tiny\n"
+    following = process("logs", "-f", "tiny")
+    wait_for(lambda: "rank 0" in following.stdout.readline())
+    following.send_signal(signal.SIGINT)
+    assert "the job goes on; again: k8sjob logs -f tiny" in following.communicate(timeout=20)[1]
+    assert following.returncode == 130
+    assert state() == "Running"
+
+    assert k8sjob("suspend", "tiny").out == "local/tiny is being suspended\n"
+    wait_for(lambda: state() == "Suspended")
+    assert k8sjob("resume", "tiny").out == "local/tiny is being resumed\n"
+    wait_for(lambda: state() == "Running")
+
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=30)
+    assert running.returncode == 130
+    states = [
+        event["data"]["state"] for event in map(json.loads, out.splitlines())
+        if event["kind"] == "job"
+    ]  # fmt: skip
+    assert states[-1] == "Stopped"
+    assert "Suspended" in states
+    assert "saved" in k8sjob("logs", "tiny").out
+
+
+def test_a_second_interrupt_ends_a_job_that_does_not_stop(job, k8sjob, process, tmp_path):
+    file = job("wait")
+    program = tmp_path / "program.py"
+    program.write_text(program.read_text().replace("os._exit(143)", "time.sleep(60)"))
+    running = process("run", file)
+    wait_for(lambda: "rank 0" in running.stdout.readline())
+    running.send_signal(signal.SIGINT)
+    wait_for(lambda: "Ctrl-C again" in running.stdout.readline())
+    before = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert time.monotonic() - before < 10
+    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["state"] == "Stopped"
+
+
+def test_the_live_screen_on_a_terminal(job, tmp_path):
+    import os
+    import pty
+    import subprocess
+    import sys
+
+    keeper, terminal = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "CI"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "k8sjob", "run", job("end", "replicas: {workers: 1}")],
+        env=environment | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(keeper, 65536)
+        except OSError:  # Linux' way of saying that the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(keeper)
+    assert child.wait(timeout=20) == 0
+    text = seen.decode()
+    assert "\x1b[?2026h" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
+    assert "rank 1 [bold]here[/bold] red" in plain
+    assert "tiny Succeeded after" in plain
+    assert "\x1b]0;title" not in text

@@ -1,0 +1,101 @@
+import subprocess
+import sys
+
+import click
+import pytest
+
+from k8sjob import __version__
+from k8sjob.cli.program import COMMANDS, program
+
+
+def test_help_names_every_command_in_its_section(k8sjob):
+    done = k8sjob("--help")
+    assert done.code == 0
+    for command in COMMANDS.values():
+        assert command.summary in " ".join(done.out.split())
+        section = done.out.index(f"\n{command.section}:")
+        assert section < done.out.index(f"\n  {command.name} ", section)
+
+
+def test_no_arguments_are_a_call_for_help(k8sjob):
+    assert k8sjob() == k8sjob("--help")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name, k8sjob):
+    done = k8sjob(name, "-h")
+    assert done.code == 0
+    assert done.out.startswith(f"Usage: k8sjob {name} ")
+    command = program.get_command(click.Context(program), name)
+    assert command.name == name
+    assert command.help
+    assert all(p.help for p in command.params if isinstance(p, click.Option))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["rendr"], "no command 'rendr'; did you mean 'render'?"),
+        (["submarine"], "no command 'submarine'; there are init, adopt, "),
+        (["render", "--dockerfil"], "--dockerfil"),
+        (["list", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml', 'name'"),
+        (["status"], "Missing argument 'NAME'"),
+        (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+        (["logs", "x", "--since", "soon"], "'soon' is not a duration; write 90s, 5m, 2h or 1d"),
+        (["status", "cluster/x"], "'cluster/x': jobs of this machine are named x or local/x"),
+    ],
+)
+def test_wrong_usage(args, said, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
+    done = k8sjob(*args)
+    assert done.code == 2
+    assert done.out == ""
+    first, second = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert said in first
+    assert second.startswith("try 'k8sjob")
+    assert second.endswith("--help'")
+
+
+def test_version(k8sjob):
+    assert k8sjob("--version").out == f"k8sjob {__version__}\n"
+    assert k8sjob("version").out.splitlines()[0] == f"k8sjob {__version__}"
+    assert f'"k8sjob": "{__version__}"' in k8sjob("version", "-o", "json").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, k8sjob):
+    script = k8sjob("completion", shell).out
+    assert f"_K8SJOB_COMPLETE={shell}_complete" in script
+
+
+def test_a_shell_completes_commands_and_job_names(tmp_path):
+    def complete(words):
+        return subprocess.run(
+            [sys.executable, "-c", "from k8sjob.cli import main; main()"],
+            env={
+                "_K8SJOB_COMPLETE": "bash_complete",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(words.count(" ")),
+                "K8SJOB_STATE": str(tmp_path),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.split()
+
+    assert complete("k8sjob re") == ["plain,render", "plain,resume"]
+    assert complete("k8sjob status ") == []
+
+
+@pytest.mark.parametrize(
+    ("argv0", "name"),
+    [
+        ("/usr/bin/k8sjob", "k8sjob"),
+        ("/usr/bin/kubectl-k8sjob", "kubectl k8sjob"),
+        ("/x/k8sjob/__main__.py", "python -m k8sjob"),
+    ],
+)
+def test_usage_speaks_of_what_was_typed(argv0, name, k8sjob, monkeypatch):
+    monkeypatch.setattr("sys.argv", [argv0])
+    assert k8sjob("--help").out.startswith(f"Usage: {name} [OPTIONS] COMMAND")

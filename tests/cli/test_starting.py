@@ -1,0 +1,104 @@
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from k8sjob.spec import load, schema
+
+FILES = {"job.yaml", "main.py", "requirements.txt", ".job.schema.json"}
+
+
+def test_init_writes_a_job_that_is_valid(k8sjob, tmp_path):
+    folder = tmp_path / "my-first-job"
+    done = k8sjob("init", folder)
+    assert done.code == 0
+    assert done.out == ""
+    assert f"k8sjob run {folder}/job.yaml" in done.err
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert load(folder).name == "my-first-job"
+    compile((folder / "main.py").read_text(), "main.py", "exec")
+
+
+def test_editors_find_the_schema(k8sjob, tmp_path):
+    k8sjob("init", tmp_path / "x")
+    first = (tmp_path / "x/job.yaml").read_text().splitlines()[0]
+    assert first == "# yaml-language-server: $schema=.job.schema.json"
+    assert json.loads((tmp_path / "x/.job.schema.json").read_text()) == schema()
+
+
+def test_what_init_writes_is_clean(k8sjob, tmp_path):
+    k8sjob("init", tmp_path / "x")
+    assert k8sjob("lint", tmp_path / "x/main.py") == (0, "", "nothing found\n")
+
+
+def test_init_in_a_folder_that_is_there(k8sjob, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    monkeypatch.chdir(folder)
+    assert k8sjob("init", ".").code == 0
+    assert load(folder).name == "here"
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("there", sorted(FILES))
+def test_nothing_is_overwritten(there, k8sjob, tmp_path):
+    (tmp_path / there).write_text("mine")
+    done = k8sjob("init", tmp_path, "--name", "x")
+    assert done.code == 1
+    assert f"{tmp_path / there}: there already" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("folder", "suggestion"),
+    [("My_Job", "'my-job' would do"), ("9lives", "'lives' would do"), ("a\nb", "would do")],
+)
+def test_a_folder_whose_name_is_no_jobs_name(folder, suggestion, k8sjob, tmp_path):
+    done = k8sjob("init", tmp_path / folder)
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert suggestion in done.err
+    assert "give the job a name with --name" in done.err
+    assert not (tmp_path / folder).exists()
+    assert k8sjob("init", tmp_path / folder, "--name", "fine").code == 0
+    assert load(tmp_path / folder).name == "fine"
+
+
+@pytest.mark.parametrize("name", ["on", "null", "e10"])
+def test_names_that_yaml_reads_as_something_else(name, k8sjob, tmp_path):
+    assert k8sjob("init", tmp_path / name).code == 0
+    assert load(tmp_path / name).name == name
+
+
+def test_nothing_half_written_stays(tmp_path):
+    def small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "k8sjob", "init", "x"],
+        cwd=tmp_path,
+        preexec_fn=small_disk,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.dist
+def test_it_runs_as_it_is(k8sjob, tmp_path, monkeypatch):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+    k8sjob("init", tmp_path / "digits")
+    done = k8sjob("run", tmp_path / "digits", "-o", "json")
+    assert done.code == 0, done.err
+    events = [json.loads(line) for line in done.out.splitlines()]
+    metrics = [event["data"] for event in events if event["kind"] == "metrics"]
+    assert len(metrics) == 10
+    assert metrics[-1]["eval_accuracy"] >= 0.9
+    assert events[-1]["data"]["state"] == "Succeeded"
