@@ -28,10 +28,10 @@ __all__ = [
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType({"nccl": "GPUs", "gloo": "CPUs"})
 """Backends of a process group that torch's packages are built with, and what each is for."""
 
-_GONE: Final = {
-    "mpi": "is not built into torch's packages",
-    "tcp": "is gone from torch",
-}
+GONE: Final[Mapping[str, str]] = MappingProxyType(
+    {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
+)
+"""Backends that tutorials still name, and why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is no strategy here{_meant(kind, STRATEGIES)}; there is"
-        return [Conflict("strategy.kind", f"{message} {', '.join(STRATEGIES)}")]
+        message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES)}"
+        return [Conflict("strategy.kind", message)]
     found = [*_of_options(row, options), *_of_shape(row, shape)]
     if backend is not None:
         found += _of_backend(backend, shape)
@@ -129,9 +129,7 @@ def _of_options(row: Strategy, options: Mapping[str, Any]) -> Iterator[Conflict]
         at = f"strategy.{name}"
         default = row.options.get(name)
         if default is None:
-            known = ", ".join(row.options)
-            message = f"no such setting{_meant(name, row.options)}; there is {known}"
-            yield Conflict(at, message)
+            yield Conflict(at, f"no such setting; {_meant(name, row.options)}")
         elif type(value) is not type(default):
             wanted = "true or false" if isinstance(default, bool) else "a whole number"
             yield Conflict(at, f"{value!r} is not {wanted}; leave it out for {default!r}")
@@ -158,11 +156,11 @@ def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:
 
 
 def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
-    if backend in _GONE:
-        message = f"{backend!r} {_GONE[backend]}; use gloo on CPUs or nccl on GPUs"
+    if backend in GONE:
+        message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
         yield Conflict("strategy.backend", message)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is no backend here{_meant(backend, BACKENDS)}; use gloo or nccl"
+        message = f"{backend!r} is no backend here; {_meant(backend, BACKENDS)}"
         yield Conflict("strategy.backend", message)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(
@@ -174,4 +172,4 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
 
 def _meant(word: str, known: Mapping[str, Any]) -> str:
     close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"

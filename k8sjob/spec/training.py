@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from k8sjob.compat import GONE
 from k8sjob.spec.base import Count, Flag, Part, doc, refuse
 from k8sjob.spec.names import AbsolutePath
 
@@ -13,10 +14,8 @@ __all__ = ["Checkpoint", "Strategy"]
 
 
 def _backend(value: Any) -> Any:
-    if value == "mpi":
-        refuse("'mpi' is not built into torch's packages; use gloo on CPUs or nccl on GPUs")
-    if value == "tcp":
-        refuse("'tcp' is gone from torch; use gloo on CPUs or nccl on GPUs")
+    if isinstance(value, str) and value in GONE:
+        refuse(f"{value!r} {GONE[value]}; use gloo on CPUs or nccl on GPUs")
     return value
 
 

@@ -1,0 +1,76 @@
+import pytest
+
+from k8sjob.compat import BACKENDS, STRATEGIES, Shape, conflicts, default_backend
+from k8sjob.spec import JobSpec, Strategy
+
+
+def fields(*args, **kwargs):
+    return [found.field for found in conflicts(*args, **kwargs)]
+
+
+def test_a_plain_job_has_no_conflicts():
+    shape = Shape(nnodes=4, nproc_per_node=2, gpus=2)
+    assert conflicts("ddp", {"accumulate": 2, "sync_batchnorm": True}, shape) == []
+    assert conflicts("ddp", {}, shape, backend="nccl") == []
+    assert conflicts("ddp", {}, Shape(1, 1), backend="gloo") == []
+    assert shape.world_size == 8
+    assert str(shape) == "4 nodes x 2 processes = 8 ranks"
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "backend", "field", "said"),
+    [
+        ({"acumulate": 2}, Shape(1, 1), None, "strategy.acumulate", "did you mean 'accumulate'"),
+        ({"accumulate": 0}, Shape(1, 1), None, "strategy.accumulate", "0 is less than 1"),
+        ({"accumulate": True}, Shape(1, 1), None, "strategy.accumulate", "True is not a whole"),
+        ({"sync_batchnorm": 1}, Shape(1, 1), None, "strategy.sync_batchnorm", "true or false"),
+        ({}, Shape(0, 1), None, "replicas", "0 nodes x 1 processes = 0 ranks"),
+        ({}, Shape(1, 2, gpus=4), None, "replicas.nproc_per_node", "set it to 4"),
+        ({}, Shape(1, 4, 4, master_gpus=0), None, "resources.master.gpus", "0 GPUs on the Master"),
+        ({}, Shape(1, 2, gpus=0), "nccl", "strategy.backend", "there are 0 for 2"),
+        ({}, Shape(1, 1), "mpi", "strategy.backend", "not built into torch"),
+        ({}, Shape(1, 1), "tcp", "strategy.backend", "gone from torch"),
+        ({}, Shape(1, 1), "glo", "strategy.backend", "did you mean 'gloo'"),
+    ],
+)
+def test_what_does_not_go_together(options, shape, backend, field, said):
+    (found,) = conflicts("ddp", options, shape, backend=backend)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_an_unknown_strategy_is_named_with_those_there_are():
+    (close,) = conflicts("DPP", {}, Shape(1, 1))
+    (far,) = conflicts("horovod", {}, Shape(1, 1))
+    assert close.message == "'DPP' is no strategy here; did you mean 'ddp'?"
+    assert far.message == "'horovod' is no strategy here; there is ddp"
+
+
+def test_everything_is_told_at_once():
+    shape = Shape(1, 2, gpus=4, master_gpus=1)
+    assert fields("ddp", {"accumulate": 0}, shape, backend="mpi") == [
+        "strategy.accumulate",
+        "replicas.nproc_per_node",
+        "resources.master.gpus",
+        "strategy.backend",
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "nccl"), (8, "nccl")])
+def test_the_backend_follows_the_device(gpus, backend):
+    assert default_backend(gpus) == backend
+    assert backend in BACKENDS
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+def test_the_spec_has_the_tables_settings_and_defaults(kind):
+    spec = Strategy(kind=kind)
+    settings = spec.model_dump(exclude={"kind", "backend"})
+    assert settings == dict(STRATEGIES[kind].options)
+
+
+def test_the_runtime_gets_settings_that_go_together():
+    spec = JobSpec(name="x", image="x", run={"script": "a"}, replicas={"workers": 3})
+    config = spec.runtime_config
+    shape = Shape(spec.nnodes, spec.nproc_per_node)
+    assert conflicts(config.strategy, config.options, shape, backend=config.backend) == []
