@@ -14,7 +14,7 @@ from k8sjob.spec import load
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(ROOT.glob("manifests/*/job.yaml"))
-DOCKERFILES = {"cpu": "digits-ddp", "cuda": "fashion-ddp"}
+DOCKERFILES = {"cpu": "own-script", "cuda": "fashion-ddp"}
 
 
 @pytest.fixture
