@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["Heartbeat", "Pulse"]
+__all__ = ["Heartbeat", "Pulse", "settle"]
 
-_PATIENCE: Final = 1.5
-"""The agent waits this many timeouts: the rank's own watchdog knows more and goes first."""
+_PATIENCE: Final = 5
+"""The agent lets so many settling times pass: the rank's own watchdog knows more and goes first."""
+
+
+def settle(timeout: float) -> float:
+    """Seconds that a group takes to hear an alarm, and again to write about it."""
+    return max(0.2, min(2.0, timeout / 5))
 
 
 class Heartbeat:
@@ -67,7 +72,7 @@ class Pulse:
             timeout: seconds without a beat after which the rank itself acts; 0: never.
         """
         self._files = files
-        self._limit = timeout * _PATIENCE
+        self._limit = timeout + _PATIENCE * settle(timeout) if timeout else 0.0
         self._seen: dict[int, tuple[int, float]] = {}
 
     @property

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.heartbeat import Heartbeat
+from k8sjob.runtime.heartbeat import Heartbeat, settle
 from k8sjob.runtime.last_words import leave_reason
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ __all__ = ["SYNC", "Beat", "Watchdog", "culprits", "explain"]
 SYNC: Final = "sync"
 """The phase of a rank that waits for the others in a collective."""
 _ALARM: Final = "watchdog/alarm"
-_SETTLE: Final = 2.0
-"""Seconds between the alarm and the reading of the beats, and again between that and the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class Watchdog:
         self._informed = threading.Event()
         self._beats: dict[int, Beat | None] = {}
         self._period = max(0.02, min(1.0, timeout / 20))
-        self._settle = max(0.2, min(_SETTLE, timeout / 5))
+        self._settle = settle(timeout)
         self._threads = [self._watch_clock, *([self._watch_store] if self._store else [])]
         if timeout > 0:
             self._heartbeat.beat(self._last[2])
@@ -251,8 +249,10 @@ def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
 def _state(beat: Beat | None) -> str:
     if beat is None:
         return "never came so far"
-    doing = f"is at step {beat.step} in {beat.phase}"
-    return doing if beat.answered else f"does not answer (stopped, or in C code); it {doing}"
+    place = f"at step {beat.step} in {beat.phase}"
+    if beat.answered:
+        return f"is {place}"
+    return f"does not answer (it is stopped, or in C code), last heard of {place}"
 
 
 def _key(rank: int) -> str:

@@ -1,0 +1,208 @@
+"""The agent, the watchdog and torch together: ranks that die, fail or hang, over gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from k8sjob import contract
+from k8sjob.contract import ExitCode, Reason
+
+pytestmark = pytest.mark.dist
+
+MEET = """
+    import ctypes, os, pathlib, signal, sys, time
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    from k8sjob.runtime import config
+    from k8sjob.runtime.env import dist_env
+    from k8sjob.runtime.watchdog import SYNC, Watchdog
+
+    env = dist_env(os.environ)
+    pathlib.Path(f"start-{env.restart}-{env.rank}").touch()
+    limit = float(os.environ.get("LIMIT", "60"))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
+
+    def watch(timeout):
+        store = dist.TCPStore(env.master_addr, env.master_port, is_master=False)
+        return Watchdog(dist.PrefixStore("dog", store), env, timeout=timeout,
+                        agent_file=config.heartbeat_file(), error_file=config.error_file())
+
+    def together():
+        dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.fixture
+def port():
+    """A port that stays ours for the test: bound, never listened on."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+@pytest.fixture
+def nodes(tmp_path, port):
+    """nodes(script, nnodes, nproc=1, **settings) -> [(code, stderr, reason)], one for each node."""
+    running = []
+
+    def run(script, nnodes, nproc=1, limit=60, **settings):
+        (tmp_path / "main.py").write_text(textwrap.dedent(MEET) + textwrap.dedent(script))
+        settings = {"max_restarts": 0, "hang_timeout": 0.0, **settings}
+        for rank in range(nnodes):
+            environ = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "LIMIT": str(limit),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "WORLD_SIZE": str(nnodes * nproc),
+                "RANK": str(rank),
+                "PET_NNODES": str(nnodes),
+                "PET_NPROC_PER_NODE": str(nproc),
+                contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
+                contract.TERMINATION_LOG_ENV: str(tmp_path / f"words-{rank}"),
+            }
+            with (tmp_path / f"err-{rank}").open("w") as log:
+                running.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "k8sjob.runtime", "main.py"],
+                        cwd=tmp_path,
+                        env=environ,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                    )
+                )
+        end = time.monotonic() + 150
+        codes = [process.wait(max(1, end - time.monotonic())) for process in running]
+        return [(code, *_left(tmp_path, rank)) for rank, code in enumerate(codes)]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def _left(folder, rank):
+    words = folder / f"words-{rank}"
+    reason = Reason.decode(words.read_text()) if words.exists() else None
+    return (folder / f"err-{rank}").read_text(), reason
+
+
+def test_a_finished_group_ends_well(nodes):
+    assert [code for code, _, _ in nodes("together()", 2, nproc=2)] == [0, 0]
+
+
+def test_a_killed_rank_is_told_from_its_peer(nodes):
+    script = """
+        together()
+        if env.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(1000):
+            together()
+            time.sleep(0.01)
+    """
+    (lost, err, why), (killed, _, _) = nodes(script, 2)
+    assert (lost, killed) == (ExitCode.PEER_LOST, 137), err
+    assert why.type == "RuntimeError"
+
+
+def test_a_host_of_the_store_that_dies_is_a_lost_peer(nodes):
+    script = """
+        together()
+        if env.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        dist.distributed_c10d._get_default_store().get("never")
+    """
+    (killed, _, _), (lost, err, _) = nodes(script, 2)
+    assert (killed, lost) == (137, ExitCode.PEER_LOST), err
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_group_meets_again_after_a_kill(nodes, tmp_path, victim):
+    """Both agents start their rank anew, in place; rank 0 brings the store back."""
+    script = f"""
+        for step in range(60):
+            if env.restart == 0 and env.rank == {victim} and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            together()
+            time.sleep(0.02)
+    """
+    results = nodes(script, 2, max_restarts=3)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert {path.name for path in tmp_path.glob("start-*")} >= {"start-1-0", "start-1-1"}
+
+
+def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
+    script = """
+        together()
+        if env.rank == 1:
+            raise ValueError("no such class: 11")
+        together()
+    """
+    (lost, err, _), (failed, _, why) = nodes(script, 2, limit=3, max_restarts=2)
+    assert (lost, failed) == (ExitCode.PEER_LOST, 1), err
+    assert "restart 2 of 2" in err
+    assert (why.type, why.message) == ("ValueError", "no such class: 11")
+
+
+@pytest.mark.parametrize(
+    "hang",
+    ["time.sleep(100)", "ctypes.PyDLL(None).sleep(100)", "os.kill(os.getpid(), signal.SIGSTOP)"],
+    ids=["asleep", "holds the lock", "stopped"],
+)
+def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
+    script = f"""
+        dog = watch(3)
+        for step in range(100000):
+            dog.beat(step)
+            time.sleep(0.01)
+            if step == 20 and env.rank == 1:
+                {hang}
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 3, hang_timeout=3.0)
+    assert [code for code, _, _ in results] == [ExitCode.HUNG] * 3, results
+    for rank, (_, err, reason) in enumerate(results):
+        assert reason.culprits == (1,)
+        assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
+    assert results[0][2].message.startswith("no progress for ")
+    assert "rank 1 " in results[0][2].message
+
+
+def test_ranks_in_different_collectives_are_seen(nodes):
+    script = """
+        dog = watch(3)
+        together()
+        dog.beat(7, SYNC)
+        if env.rank == 1:
+            dist.broadcast(torch.ones(1), 0)
+            dist.recv(torch.ones(1), 0)
+        else:
+            dist.recv(torch.ones(1), 1)
+    """
+    results = nodes(script, 2, hang_timeout=3.0)
+    assert [code for code, _, _ in results] == [ExitCode.HUNG] * 2, results
+    assert "different ones" in results[0][2].message
+
+
+def test_a_module_level_model_does_not_abort_at_the_end(nodes):
+    """The set-up in which a torn-down interpreter aborts now and then: see boot.py."""
+    script = """
+        from torch.nn.parallel import DistributedDataParallel
+        model = DistributedDataParallel(torch.nn.Linear(64, 64))
+        for _ in range(5):
+            model(torch.randn(8, 64)).sum().backward()
+    """
+    assert [code for code, _, _ in nodes(script, 1, nproc=3)] == [0]

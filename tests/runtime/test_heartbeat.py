@@ -1,0 +1,60 @@
+"""A file that is touched, and one who watches its age."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from k8sjob.runtime.heartbeat import Heartbeat, Pulse
+
+
+def test_a_beat_renews_the_file_and_is_cheap(tmp_path):
+    file = tmp_path / "beat"
+    heartbeat = Heartbeat(file, timeout=600)
+    heartbeat.beat(100.0)
+    os.utime(file, (1, 1))
+    heartbeat.beat(100.5)
+    assert file.stat().st_mtime == 1, "more than once a second"
+    heartbeat.beat(101.1)
+    assert file.stat().st_mtime > 1
+    heartbeat.close()
+    assert not file.exists()
+    heartbeat.beat(200.0)
+    assert not file.exists(), "closed"
+
+
+def test_without_an_agent_there_is_no_file():
+    heartbeat = Heartbeat(None, timeout=1)
+    heartbeat.beat(1.0)
+    heartbeat.close()
+
+
+def test_only_a_file_that_stops_changing_is_stale(tmp_path):
+    files = [tmp_path / name for name in ("alive", "dead", "none")]
+    files[0].touch()
+    files[1].touch()
+    pulse = Pulse(files, timeout=0.1)
+    end = time.monotonic() + 1.5
+    stale = ()
+    while time.monotonic() < end:
+        files[0].touch()
+        stale = pulse.stale([0, 1, 2])
+        time.sleep(0.01)
+    assert stale == (1,)
+    assert pulse.stale([0]) == (), "only the living are looked at"
+    files[1].unlink()
+    assert pulse.stale([0, 1]) == (), "closed"
+
+
+def test_a_step_of_the_wall_clock_ends_no_job(tmp_path):
+    file = tmp_path / "beat"
+    file.touch()
+    os.utime(file, (0, 0))
+    pulse = Pulse([file], timeout=5)
+    assert pulse.stale([0]) == ()
+
+
+def test_nobody_watches_without_a_timeout(tmp_path):
+    pulse = Pulse([tmp_path / "beat", None], timeout=0)
+    assert pulse.interval == float("inf")
+    assert pulse.stale([0, 1]) == ()

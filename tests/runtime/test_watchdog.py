@@ -1,0 +1,100 @@
+"""A group that makes no progress: who is named, and how each rank ends."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.env import dist_env
+from k8sjob.runtime.watchdog import SYNC, Beat, Watchdog, culprits, explain
+
+ALONE = dist_env({})
+
+
+def beat(step, phase, *, answered=True):
+    return Beat(step, phase, 5.0, answered)
+
+
+class TestCulprits:
+    @pytest.mark.parametrize(
+        ("beats", "guilty", "words"),
+        [
+            ([beat(30, SYNC), beat(30, "compute")], (1,), "rank 1 is at step 30 in compute"),
+            ([beat(30, "compute"), beat(29, "data")], (1,), "step 29 in data"),
+            ([beat(31, SYNC), beat(31, SYNC)], (), "different ones"),
+            ([beat(31, SYNC), beat(30, SYNC)], (), "at steps 30, 31"),
+            (
+                [beat(30, SYNC), beat(30, SYNC, answered=False), beat(30, "compute")],
+                (1,),
+                "rank 1 does not answer (it is stopped, or in C code), last heard of at step 30",
+            ),
+            ([beat(1, SYNC), None], (1,), "never came so far"),
+            ([beat(0, "start"), beat(1, SYNC)], (0,), "in start"),
+        ],
+    )
+    def test_who_is_waited_for(self, beats, guilty, words):
+        named = dict(enumerate(beats))
+        assert culprits(named) == guilty
+        assert words in explain(named, guilty)
+
+    @given(
+        st.lists(
+            st.builds(
+                Beat,
+                st.integers(0, 9),
+                st.sampled_from(["compute", SYNC]),
+                st.just(1.0),
+                st.just(value=True),
+            ),
+            min_size=1,
+        ),
+        st.data(),
+    )
+    def test_one_that_is_behind_alone_is_found(self, beats, data):
+        rank = data.draw(st.integers(0, len(beats)))
+        behind = beat(-1, "compute")
+        assert culprits(dict(enumerate([*beats[:rank], behind, *beats[rank:]]))) == (rank,)
+
+    @given(st.builds(Beat, st.integers(0), st.text(), st.integers(0, 10**6), st.booleans()))
+    def test_a_beat_survives_the_store(self, one):
+        assert Beat.decode(one.encode().encode()) == one
+
+
+class TestOneRank:
+    HANG = """
+        import os, pathlib, sys, time
+        from k8sjob.runtime import config
+        from k8sjob.runtime.env import dist_env
+        from k8sjob.runtime.watchdog import Watchdog
+        dog = Watchdog(None, dist_env(os.environ), timeout=0.5,
+                       agent_file=config.heartbeat_file(), error_file=config.error_file())
+        for step in range(4):
+            dog.beat(step)
+            time.sleep(0.2)
+        def asleep():
+            time.sleep(60)
+    """
+
+    def test_it_ends_itself_and_shows_where_it_was(self, run, tmp_path):
+        result = run([self.HANG, "asleep()"])
+        assert result.code == ExitCode.HUNG
+        assert (result.reason.type, result.reason.culprits) == ("Hang", (0,))
+        assert "rank 0 is at step 3 in compute" in result.reason.message
+        assert re.search(rf'\[rank 0\]   File "{tmp_path}/main.py", line \d+ in asleep', result.err)
+        assert result.seconds < 8
+
+    def test_a_closed_one_is_silent(self, run, tmp_path):
+        result = run([self.HANG, "dog.close(); time.sleep(1.5)"], hang_timeout=0.5)
+        assert result.code == 0
+
+    def test_zero_watches_nothing(self):
+        before = threading.active_count()
+        dog = Watchdog(None, ALONE, timeout=0)
+        dog.beat(1)
+        assert threading.active_count() == before
+        dog.close()
