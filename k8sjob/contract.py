@@ -100,7 +100,8 @@ class EventKind(StrEnum):
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
     PROGRESS = "progress"
-    """epoch, epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; once a second."""
+    """epoch (from 0), epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; once a second
+    and at each epoch's last step, then with epoch_loss, the mean over the whole epoch."""
     METRICS = "metrics"
     """What the user's `job.log(...)` was given."""
     CHECKPOINT = "checkpoint"

@@ -66,6 +66,7 @@ class Lookout:
         self._lock = threading.Lock()
         self._agreed = threading.Event()
         self.closed = threading.Event()
+        self._lost: PeerLost | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -146,6 +147,8 @@ class Lookout:
     def _linger(self, keys: list[str], seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not (done := self._there(*keys)) and time.monotonic() < until:
+            if self._lost is not None:
+                raise self._lost
             time.sleep(0.02)
         return done
 
@@ -160,7 +163,7 @@ class Lookout:
         except RuntimeError as error:
             if not self.closed.is_set():
                 said = str(error).splitlines()[0]
-                self._on_loss(PeerLost(f"rank 0 is gone, and the store with it: {said}", (0,)))
+                self._lose(PeerLost(f"rank 0 is gone, and the store with it: {said}", (0,)))
 
     def _look_until_closed(self, store: Store) -> None:
         asked = False
@@ -173,13 +176,17 @@ class Lookout:
                 continue
             next_look = time.monotonic() + _LOOK
             if store.check([NOTE]):
-                self._on_loss(PeerLost(store.get(NOTE).decode()))
+                self._lose(PeerLost(store.get(NOTE).decode()))
                 return
             if not self._held and store.check([_STOP]):
                 self._hold(store)
             if self._held and self._last is None:
                 next_look = 0.0
                 self._agree(store)
+
+    def _lose(self, lost: PeerLost) -> None:
+        self._lost = lost  # where the main thread waits in here, it need not be ended
+        self._on_loss(lost)
 
     def _hold(self, store: Store) -> None:
         """From now on this rank passes no further point without an agreement."""

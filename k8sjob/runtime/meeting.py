@@ -36,6 +36,9 @@ NOTE: Final = "note"
 """Key under which one says that the group of this store has lost a rank."""
 _GO: Final = "go"
 _PAUSE: Final = 0.05
+_CONNECT: Final = timedelta(seconds=5)
+"""Someone listens there; who does not answer now is leaving, and torch would wait for it."""
+_ANSWER: Final = timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,44 +111,46 @@ def meet(
         EnvError: two processes call themselves the same rank, or they count differently.
     """
     began = time.monotonic()
-    place = _Place(env, launcher_hosts=launcher_hosts, deadline=began + timeout)
-    last = ""
+    deadline = began + timeout
+    place = _Place(env, launcher_hosts=launcher_hosts)
     while True:
         try:
-            store = place.store()
-            word = _roll_call(store, env, hello, choose, place.deadline)
+            store = place.store(deadline)
+            backend, remark = _roll_call(store, env, hello, choose, deadline)
             break
-        except (_TryAgainError, dist.DistNetworkError) as error:
-            last = str(error).splitlines()[0]
-        if time.monotonic() > place.deadline:
-            raise PeerLost(
-                f"rank {env.rank} did not meet the others at {place} within {timeout:g} s; "
-                f"last seen: {last}",
-                (0,),
-            )
+        except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"rank {env.rank} did not meet the others at {place} within {timeout:g} s; "
+                    f"last seen: {str(error).splitlines()[0]}",
+                    (0,),
+                ) from error
         time.sleep(4 * _PAUSE)
-    return Meeting(store, place.client, word[0], word[1], time.monotonic() - began)
+    return Meeting(store, place.again, backend, remark, time.monotonic() - began)
 
 
 class _Place:
     """Where a store is, and how to host it or to reach it."""
 
-    def __init__(self, env: DistEnv, *, launcher_hosts: bool, deadline: float) -> None:
+    def __init__(self, env: DistEnv, *, launcher_hosts: bool) -> None:
         self._addr, self._port = env.master_addr, env.master_port
         self._hosts = env.rank == 0 and not launcher_hosts
         # A launcher's store outlives the restarts of its ranks; ours is a new one each time.
         self._prefix = f"k8sjob/{env.restart}" if launcher_hosts else "k8sjob"
-        self.deadline = deadline
 
     def __str__(self) -> str:
         return f"{self._addr}:{self._port}"
 
-    def store(self) -> Store:
-        return self._prefixed(self._host()) if self._hosts else self.client()
+    def store(self, deadline: float) -> Store:
+        """The store that rank 0 hosts; for the others a connection to it."""
+        return self._prefixed(self._host()) if self._hosts else self._client(deadline)
 
-    def client(self) -> Store:
-        """A connection to the store, as soon as someone listens there."""
-        self._await_listener()
+    def again(self) -> Store:
+        """Another connection to the store of a meeting that took place."""
+        return self._client(time.monotonic() + 30)
+
+    def _client(self, deadline: float) -> Store:
+        self._await_listener(deadline)
         return self._prefixed(_tcp_store(self._addr, self._port, is_master=False))
 
     def _prefixed(self, store: Store) -> Store:
@@ -178,10 +183,10 @@ class _Place:
             raise
         return listener
 
-    def _await_listener(self) -> None:
+    def _await_listener(self, deadline: float) -> None:
         """Knock until someone answers: torch's own client is slow to try again, and loud."""
         why = ""
-        while time.monotonic() < self.deadline:
+        while time.monotonic() < deadline:
             try:
                 socket.create_connection((self._addr, self._port), timeout=5).close()
             except OSError as error:
@@ -202,14 +207,16 @@ def _tcp_store(
     def make(**more: Any) -> Store:
         if listener is not None:
             more["master_listen_fd"] = os.dup(listener.fileno())
-        return dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
             addr,
             port,
             is_master=is_master,
-            timeout=timedelta(seconds=300),
+            timeout=_CONNECT,
             wait_for_workers=False,
             **more,
         )
+        store.set_timeout(_ANSWER)
+        return store
 
     try:
         return make()

@@ -110,5 +110,7 @@ class Saves:
                 "random numbers (dropout, augmentation) do not"
             )
             return
-        mine = {name: values[self._group.rank] for name, values in state["random"].items()}
+        # Cloned: torch.set_rng_state crashes on a tensor that begins in the middle of its storage.
+        random = state["random"]
+        mine = {name: values[self._group.rank].clone() for name, values in random.items()}
         rng.restore(mine, self._group.device)

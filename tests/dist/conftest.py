@@ -1,0 +1,197 @@
+"""Real ranks: processes with torchrun's variables, meeting on loopback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from k8sjob.contract import Event, RuntimeConfig
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_S = 120
+
+
+@dataclass
+class Outcome:
+    codes: list[int]
+    outputs: list[str]
+    errors: list[str]
+    reasons: list[dict]
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def result(self):
+        """What the program printed after RESULT, on rank 0."""
+        found = [text for text in self.outputs[0].splitlines() if text.startswith("RESULT ")]
+        assert found, self.errors[0] or self.outputs[0]
+        return json.loads(found[-1].removeprefix("RESULT "))
+
+    def told(self, kind):
+        return [event.data for event in self.events if event.kind == kind]
+
+
+class Process:
+    """One rank, forked from the zygote."""
+
+    def __init__(self, zygote, argv, env, folder, mark):
+        self.paths = {end: folder / f"{end}-{mark}" for end in ("out", "err", "reason", "code")}
+        for end in ("out", "err"):
+            self.paths[end].touch()
+        request = {
+            "argv": argv,
+            "env": {**env, "K8SJOB_ERROR_FILE": str(self.paths["reason"])},
+            **{end: str(self.paths[end]) for end in ("out", "err", "code")},
+        }
+        zygote.stdin.write(json.dumps(request) + "\n")
+        zygote.stdin.flush()
+        self.pid = int(zygote.stdout.readline())
+
+    @property
+    def code(self):
+        """The exit code, -N for a signal; None while it runs."""
+        return int(self.paths["code"].read_text()) if self.paths["code"].exists() else None
+
+    def read(self, end):
+        return self.paths[end].read_text() if self.paths[end].exists() else ""
+
+    def wait(self, timeout):
+        until = time.monotonic() + timeout
+        while self.code is None:
+            if time.monotonic() > until:
+                raise TimeoutError(f"pid {self.pid} still runs: {self.read('err')}")
+            time.sleep(0.01)
+
+
+class Ranks:
+    """A group of processes that runs; the port is held for it as the supervisor holds it."""
+
+    def __init__(
+        self, zygote, folder, program, options, *, world, config, env, missing=(), restart=0
+    ):
+        self.folder, self.program, self._zygote = folder, program, zygote
+        self._options, self._world, self._config, self._env = options, world, config, env
+        self._holder = socket.socket()
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", 0))
+        self.port = self._holder.getsockname()[1]
+        self.processes = {
+            rank: self.start(rank, restart) for rank in range(world) if rank not in missing
+        }
+
+    def start(self, rank, restart=0):
+        env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("K8SJOB_")},
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._world),
+            "LOCAL_WORLD_SIZE": str(self._world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(restart),
+            "K8SJOB_CONFIG": RuntimeConfig(**self._config).encode(),
+            **self._env,
+        }
+        argv = [str(PROGRAMS / self.program), json.dumps(self._options)]
+        mark = f"{rank}-{time.monotonic_ns()}"
+        return Process(self._zygote, argv, env, self.folder, mark)
+
+    def await_text(self, rank, text, timeout=LIMIT_S):
+        """Wait until a rank has printed something."""
+        process, until = self.processes[rank], time.monotonic() + timeout
+        while text not in process.read("out"):
+            assert process.code is None, process.read("err")
+            assert time.monotonic() < until, f"rank {rank} never printed {text!r}"
+            time.sleep(0.01)
+
+    def await_event(self, kind, timeout=LIMIT_S):
+        self.await_text(0, f'"kind":"{kind}"', timeout)
+
+    def signal(self, rank, number=signal.SIGTERM):
+        os.kill(self.processes[rank].pid, number)
+
+    def finish(self, timeout=LIMIT_S):
+        """Wait for all; fail if one still runs."""
+        until = time.monotonic() + timeout
+        ended = [self.processes[rank] for rank in sorted(self.processes)]
+        for process in ended:
+            process.wait(until - time.monotonic())
+        self.close()
+        outputs = [process.read("out") for process in ended]
+        events = [Event.decode(line) for line in outputs[0].splitlines()]
+        return Outcome(
+            codes=[process.code for process in ended],
+            outputs=outputs,
+            errors=[process.read("err") for process in ended],
+            reasons=[json.loads(process.read("reason") or "null") for process in ended],
+            events=[event for event in events if event is not None],
+        )
+
+    def close(self):
+        for process in self.processes.values():
+            if process.code is None:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait(10)
+        self._holder.close()
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """A process that has imported torch, from which ranks are forked."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-P", str(PROGRAMS / "zygote.py")],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def start_ranks(tmp_path, zygote):
+    """start_ranks(options, world=2, ...) -> Ranks; whatever is left is ended afterwards."""
+    begun = []
+
+    def start(
+        asked=None, *, program="train.py", world=2, env=None, missing=(), restart=0, **config
+    ):
+        config = {"rendezvous_timeout": 60.0, "collective_timeout": 60.0, **config}
+        ranks = Ranks(
+            zygote,
+            tmp_path,
+            program,
+            asked or {},
+            world=world,
+            config=config,
+            env=env or {},
+            missing=missing,
+            restart=restart,
+        )
+        begun.append(ranks)
+        return ranks
+
+    yield start
+    for ranks in begun:
+        ranks.close()
+
+
+@pytest.fixture
+def run_ranks(start_ranks):
+    """The same, run to its end; every rank must succeed."""
+
+    def run(*args, **kwargs):
+        outcome = start_ranks(*args, **kwargs).finish()
+        assert set(outcome.codes) == {0}, outcome.errors
+        return outcome
+
+    return run

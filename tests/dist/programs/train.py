@@ -1,0 +1,82 @@
+"""A training whose every step is told: what the tests of the runtime start as ranks.
+
+The one argument is a JSON object, see OPTIONS.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from k8sjob import runtime
+
+OPTIONS = {
+    "samples": 96,
+    "epochs": 3,
+    "batch": {"batch_size": 8},
+    "tail": "pad",
+    "dropout": 0.0,
+    "norm": False,
+    "pause": 0.0,  # seconds in each step
+    "kill": None,  # [rank, step]: that rank kills itself before that step, unless it resumed
+    "wait": 0.0,  # seconds in the session before training
+    "linger": 0.0,  # seconds that rank 0 stays in the session after training
+}
+
+
+def samples(count):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(count, 6, generator=generator)
+    targets = (inputs @ torch.randn(6, 3, generator=generator)).argmax(dim=1)
+    return torch.utils.data.TensorDataset(inputs, targets)
+
+
+def build(options):
+    norm = nn.BatchNorm1d(16) if options["norm"] else nn.Identity()
+    dropout = nn.Dropout(options["dropout"])
+    return nn.Sequential(nn.Linear(6, 16), norm, nn.Tanh(), dropout, nn.Linear(16, 3)).double()
+
+
+def main():
+    options = {**OPTIONS, **json.loads(sys.argv[1])}
+    torch.set_default_dtype(torch.float64)
+    with runtime.session(seed=3) as job:
+        time.sleep(options["wait"])
+        run = job.prepare(
+            lambda: build(options),
+            loss=functional.cross_entropy,
+            optimizer=(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9}),
+        )
+        data = samples(options["samples"])
+        losses = run.state.setdefault("losses", [])
+        for _ in run.epochs(options["epochs"]):
+            losses = run.state.setdefault("losses", [])
+            resumed = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+            for inputs, targets in run.batches(data, tail=options["tail"], **options["batch"]):
+                if options["kill"] == [job.rank, run.steps] and not resumed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(options["pause"])
+                run.step(inputs, targets)
+            losses.append(run.loss)
+        found = run.evaluate(data, batch_size=7)
+        weights = torch.cat([value.flatten() for value in run.model.state_dict().values()])
+        everywhere = job.gather(weights.sum())
+        if job.is_main:
+            result = {
+                "losses": losses,
+                "steps": run.steps,
+                "weights": weights.tolist(),
+                "evaluation": found,
+                "equal": all(bool(other == everywhere[0]) for other in everywhere),
+            }
+            sys.stdout.write(f"RESULT {json.dumps(result)}\n")
+            sys.stdout.flush()
+            time.sleep(options["linger"])
+
+
+main()
