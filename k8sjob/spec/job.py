@@ -14,6 +14,7 @@ from pydantic import (
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import Problem, SpecError
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, doc
+from k8sjob.spec.free import FreeJson
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
 from k8sjob.spec.policy import Gang, Policy
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from k8sjob.document import Document
 
 __all__ = ["JobSpec"]
-
-_Json = dict[str, Any]
 
 
 class JobSpec(Part):
@@ -100,21 +99,21 @@ class JobSpec(Part):
         doc("Labels that a node must have.", {"pool": "gpu"}),
     ] = FROZEN_EMPTY
     tolerations: Annotated[
-        tuple[_Json, ...],
+        tuple[FreeJson, ...],
         doc(
             "Taints that the pods tolerate, in Kubernetes' own form.",
             [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         ),
     ] = ()
     affinity: Annotated[
-        _Json | None,
+        FreeJson | None,
         doc(
             "Affinity of the pods, in Kubernetes' own form.",
             {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         ),
     ] = None
     topology_spread: Annotated[
-        tuple[_Json, ...],
+        tuple[FreeJson, ...],
         doc(
             "Topology spread constraints, in Kubernetes' own form.",
             [
@@ -145,7 +144,7 @@ class JobSpec(Part):
     ] = "default"
     policy: Annotated[Policy, doc("Restarts, clean-up, deadlines.", {"max_restarts": 3})] = Policy()
     overlay: Annotated[
-        _Json,
+        FreeJson,
         doc(
             "Fields of the PyTorchJob that have no field here; merged last, lists by `name`, null"
             " deletes.",
@@ -206,7 +205,7 @@ class JobSpec(Part):
         cls, data: Any, handler: ModelWrapValidatorHandler[JobSpec], info: ValidationInfo
     ) -> JobSpec:
         """All problems as one SpecError, with their lines where the data is a document."""
-        document: Document | None = info.context
+        document: Document | None = info.context  # from_yaml's
         try:
             made: JobSpec = handler(data)
         except ValidationError as error:

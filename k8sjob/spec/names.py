@@ -22,6 +22,7 @@ __all__ = [
     "ResourceName",
     "Text",
     "VolumeName",
+    "check_text",
     "is_label_value",
     "is_repository",
 ]
@@ -63,7 +64,8 @@ def _text(value: Any) -> Any:
     return value
 
 
-def _no_nul(value: str) -> str:
+def check_text(value: str) -> str:
+    """Text that a container, YAML and JSON can all carry, as it is."""
     if "\0" in value:
         refuse(f"{value!r} has a NUL character, which no environment or argument can carry")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -167,7 +169,7 @@ def _absolute(value: str) -> str:
 
 _WRITTEN: Final = WithJsonSchema({"type": ["string", "number"]})  # numbers become their text
 
-Text = Annotated[str, Strict(), AfterValidator(_no_nul), BeforeValidator(_text), _WRITTEN]
+Text = Annotated[str, Strict(), AfterValidator(check_text), BeforeValidator(_text), _WRITTEN]
 """Any text; numbers become theirs, booleans are refused."""
 JobName = Annotated[str, Strict(), AfterValidator(_job_name)]
 NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace)]
@@ -180,4 +182,4 @@ LabelValue = Annotated[
 ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
 EnvName = Annotated[str, Strict(), AfterValidator(_env_name)]
 ImageReference = Annotated[str, Strict(), AfterValidator(_reference)]
-AbsolutePath = Annotated[str, Strict(), AfterValidator(_absolute), AfterValidator(_no_nul)]
+AbsolutePath = Annotated[str, Strict(), AfterValidator(_absolute), AfterValidator(check_text)]

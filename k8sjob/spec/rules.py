@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from k8sjob import compat
 from k8sjob.spec.base import Broken
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["job_rules"]
 
+_OPERATOR: Final = "training.kubeflow.org/"
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+
 
 def job_rules(spec: JobSpec) -> Iterator[Broken]:
     """Every rule over several parts that the spec breaks."""
     yield from _name(spec)
+    yield from _labels(spec)
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
@@ -49,6 +53,17 @@ def _name(spec: JobSpec) -> Iterator[Broken]:
             f"{spec.name!r} has {len(spec.name)} characters; with {suffix!r} behind it a pod's name"
             f" has more than {MAX_NAME}, so shorten it to at most {limit}",
         )
+
+
+def _labels(spec: JobSpec) -> Iterator[Broken]:
+    """No label that someone else sets."""
+    for key in spec.labels:
+        if key.startswith(_OPERATOR):
+            message = f"would be overridden: the training operator sets labels under {_OPERATOR}"
+            yield Broken(("labels", key), f"{message}; choose another key")
+        if key == _QUEUE and spec.kueue_queue is not None:
+            message = f"kueue_queue {spec.kueue_queue!r} sets this label; take one of them out"
+            yield Broken(("labels", key), message)
 
 
 def _fitting(spec: JobSpec) -> Iterator[Broken]:

@@ -15,7 +15,7 @@ import pytest
 
 from k8sjob.document import parse
 from k8sjob.errors import K8sJobError
-from k8sjob.spec import load
+from k8sjob.spec import JobSpec, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,9 +71,15 @@ def whole(given: str, folder: Path) -> str:
     return f"valid: {load(folder / 'job.yaml')!r}"
 
 
+def keywords(given: str, folder: Path) -> str:
+    data = parse("".join(base().values())).data
+    return f"valid: {JobSpec(**{**data, **eval(f'dict({given})')})!r}"
+
+
 RUNNERS: dict[str, Callable[[str, Path], str]] = {
     "job.yaml": fragment,
     "job.yaml, whole": whole,
+    "JobSpec": keywords,
 }
 """What an input is: a function that raises the K8sJobError; else what it returns is shown."""
 

@@ -140,6 +140,28 @@ def test_overlay_is_free():
     assert parse(job(overlay=overlay).to_yaml()).data["overlay"] == overlay
 
 
+def test_free_json_is_a_copy_and_nothing_but_json():
+    inner = {"y": ["on", 1.5]}
+    spec = job(overlay={"x": inner}, tolerations=[{"key": "a"}])
+    inner["y"].append("more")
+    assert spec.overlay == {"x": {"y": ["on", 1.5]}}
+    for value in (
+        {1: 2},
+        {"x": object()},
+        {"x": {"y": float("nan")}},
+        {"x": ["\ud800"]},
+        {"\0": 1},
+    ):
+        with pytest.raises(SpecError, match=r"^overlay"):
+            job(overlay=value)
+    endless = {}
+    endless["x"] = endless
+    with pytest.raises(SpecError, match="nested more than 32 deep"):
+        job(affinity=endless)
+    with pytest.raises(SpecError, match=r"^tolerations\[0\]: b'x' in key is not JSON"):
+        job(tolerations=[{"key": b"x"}])
+
+
 def test_elastic_bounds():
     spec = job(replicas={"workers": 2, "elastic": {"min": 1, "max": 3}})
     assert spec.nnodes == 3
