@@ -157,6 +157,9 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "port_name": PORT_NAME,
         "port": DEFAULT_PORT,
         "restricted": restricted,
+        # For the whole pod only with a number: the operator's init container is root's otherwise,
+        # and the kubelet would not start it.
+        "run_as": IMAGE_UID if spec.builds_image else None,
         # A claim belongs to root when it is new: without the group a non-root user cannot write.
         "fs_group": IMAGE_UID if restricted or spec.builds_image else None,
         "pull_policy": image_part.pull_policy if image_part else None,

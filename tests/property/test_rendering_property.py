@@ -62,6 +62,36 @@ def test_an_apiserver_and_the_operators_webhook_accept_it(crd_problems, spec):
 
 @given(spec=job_specs())
 @SLOW
+def test_restricted_passes_the_pod_security_standard(spec):
+    manifest = yaml.load(render(spec), Loader=yaml.CSafeLoader)
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        violations = list(restricted(replica["template"]["spec"]))
+        assert bool(violations) == (spec.security != "restricted"), violations
+
+
+def restricted(pod):
+    """What the standard's "restricted" profile forbids (and "baseline", as far as we render it)."""
+    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+    for volume in pod.get("volumes", []):
+        yield from (f"volume {kind}" for kind in set(volume) - {"name"} - allowed)
+    if pod.get("hostNetwork"):
+        yield "hostNetwork"
+    outer = pod.get("securityContext", {})
+    for container in pod["containers"]:
+        inner = container.get("securityContext", {})
+        both = {**outer, **inner}
+        if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
+            yield "may run as root"
+        if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            yield "seccompProfile"
+        if inner.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if "ALL" not in inner.get("capabilities", {}).get("drop", []):
+            yield "capabilities"
+
+
+@given(spec=job_specs())
+@SLOW
 def test_a_dockerfile_says_what_the_spec_says(spec):
     if not spec.builds_image:
         with pytest.raises(RenderError, match="nothing to build"):
