@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from collections import defaultdict
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import document, format_option
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.logs import logs, select
+from k8sjob.lifecycle.logs import last_lines, logs, select
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.view.feed import Feed, Interrupts
 from k8sjob.view.lines import Speaker, finding_lines, phrase, position
@@ -27,15 +26,13 @@ from k8sjob.view.show import console_for
 from k8sjob.view.story import Finding, Story, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from k8sjob.backends.api import Backend, JobRef, LogLine
+    from k8sjob.backends.api import LogLine
 
 __all__ = ["logs_command", "why_command"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_TAIL = 200
-"""Last lines of each replica that `why` reads."""
 
 
 def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
@@ -112,13 +109,15 @@ class _Printer:
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Write the lines."""
-        for one in lines:
-            if self._json:
-                sys.stdout.write(json.dumps(asdict(one)) + "\n")
-            else:
-                self._console.print(self._line(one), soft_wrap=True)
-        if lines:
-            sys.stdout.flush()
+        if not lines:
+            return
+        if self._json:
+            sys.stdout.write("".join(json.dumps(asdict(one)) + "\n" for one in lines))
+        elif self._console.is_terminal:
+            self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
+        else:
+            sys.stdout.write("".join(self._line(one).plain + "\n" for one in lines))
+        sys.stdout.flush()
 
     def _line(self, one: LogLine) -> Text:
         line = Text(f"{text(one.timestamp)} " if self._times else "", style="dim")
@@ -144,7 +143,7 @@ def why_command(job: str, output: str) -> None:
     """Say why a job failed, hangs or does not start, and what to do about it."""
     backend, ref = find(job)
     snapshot = backend.snapshot(ref)
-    found = diagnose(snapshot, _last_lines(backend, ref))
+    found = diagnose(snapshot, last_lines(backend, ref, snapshot.job))
     if output != "table":
         document([finding.as_dict() for finding in found], output)
         return
@@ -156,12 +155,3 @@ def why_command(job: str, output: str) -> None:
         status = job_status(snapshot)
         what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
         click.echo(f"{ref} {what}; there is nothing to explain")
-
-
-def _last_lines(backend: Backend, ref: JobRef) -> Mapping[str, Sequence[str]]:
-    lines: Iterable[LogLine] = logs(backend, ref, tail=_TAIL)
-    tails: dict[str, list[str]] = defaultdict(list)
-    for one in lines:
-        if Event.decode(one.text) is None:
-            tails[one.replica].append(one.text)
-    return tails

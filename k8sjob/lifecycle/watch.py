@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 SETTLE_SECONDS: Final = 0.8
-"""How long lines that are still on their way are waited for once the job has ended."""
+"""How long an ended job must have been silent until its output counts as complete."""
 _TOLD_BY_STATE: Final = frozenset(
     {
         "BackOff",
@@ -60,8 +61,10 @@ def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event
         funnel.add("", lambda stop: backend.watch(ref, stop=stop))
         for name in replica_names(snapshot.job) if logs else ():
             funnel.add(name, partial(_follow, backend, ref, name))
-        while not watcher.settled(funnel.open):
+        late = False  # whoever reads this may be slow, and then much is still to be read at the end
+        while late or not watcher.settled(funnel.open):
             item = funnel.get(0.1)
+            late = isinstance(item, LogLine) and watcher.is_late(item)
             if isinstance(item, Snapshot):
                 yield from watcher.changed(item)
             elif isinstance(item, Ended):
@@ -88,14 +91,23 @@ class _Watcher:
         self._told_events: set[object] = set()
         self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
         self._ended_at: float | None = None
+        self._heard_at = 0.0
+        self._end_stamp = ""
         self._deleted = False
 
     def settled(self, sources: set[str]) -> bool:
         """Whether the job has ended and its output is complete, or was waited for long enough."""
         if self._ended_at is None:
             return False
-        waited = time.monotonic() - self._ended_at
+        waited = time.monotonic() - max(self._ended_at, self._heard_at)
         return waited > SETTLE_SECONDS or not sources - {""}
+
+    def is_late(self, line: LogLine) -> bool:
+        """Whether a line that comes after the job's end was written before it."""
+        if self._ended_at is None or not line.timestamp <= self._end_stamp:
+            return False
+        self._heard_at = time.monotonic()
+        return True
 
     def changed(self, snapshot: Snapshot) -> Iterator[Event]:
         """What a newer snapshot tells; the terminal JOB event is kept for the end."""
@@ -106,6 +118,7 @@ class _Watcher:
             yield from self._job(self._status)
         elif self._ended_at is None:
             self._ended_at = time.monotonic()
+            self._end_stamp = datetime.now(UTC).isoformat()
 
     def source_ended(self, ended: Ended) -> Iterator[Event]:
         """A source of lines that fails is told and left; a job that is gone has ended."""

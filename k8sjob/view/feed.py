@@ -90,7 +90,7 @@ class Feed(Generic[T]):
                     raise end.error
                 return
             rest = TICK - (time.monotonic() - started)
-            if batch and rest > 0:  # let more come together: one drawing for many lines
+            if 0 < len(batch) < _BATCH and rest > 0:  # let more come together for one drawing
                 time.sleep(rest)
 
     def _take(self) -> tuple[list[T], _End | None]:
