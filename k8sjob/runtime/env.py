@@ -118,8 +118,8 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     if "LOCAL_RANK" in environ:
         raise EnvError(
             f"LOCAL_RANK={environ['LOCAL_RANK']} is set, so another launcher has started this "
-            "process, or run.env sets it; start the script itself under that launcher, or remove "
-            "LOCAL_RANK"
+            "process, or the container's env sets it; start the script itself under that launcher, "
+            "or remove LOCAL_RANK"
         )
     nproc = _nproc(environ)
     nnodes = _nnodes(environ, nproc)
@@ -208,8 +208,8 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
 def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
     """LOCAL_RANK and LOCAL_WORLD_SIZE.
 
-    A LOCAL_RANK of one's own in run.env comes without LOCAL_WORLD_SIZE; it is harmless with one
-    process a node, where the operator's RANK is the process's rank as well.
+    A LOCAL_RANK of one's own in the manifest comes without LOCAL_WORLD_SIZE; it is harmless with
+    one process a node, where the operator's RANK is the process's rank as well.
     """
     local = _number(environ, "LOCAL_RANK", 0)
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, least=1)
@@ -217,7 +217,7 @@ def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
         raise EnvError(
             f"LOCAL_RANK={local} is set, LOCAL_WORLD_SIZE is not, and "
             f"{_seen(environ, 'PET_NPROC_PER_NODE')}: whether RANK counts nodes or processes "
-            "cannot be known; remove LOCAL_RANK from run.env"
+            "cannot be known; remove LOCAL_RANK from the container's env"
         )
     if local >= local_world:
         raise EnvError(
@@ -260,7 +260,7 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
         raise EnvError(
             f"WORLD_SIZE={world} is not PET_NNODES={fixed} x "
             f"PET_NPROC_PER_NODE={environ.get('PET_NPROC_PER_NODE', '1')}; let the operator set "
-            "all three: remove them from run.env, and set the processes in spec.nprocPerNode alone"
+            "all three: remove them from the container's env, and set spec.nprocPerNode alone"
         )
     return world // nproc
 
@@ -272,7 +272,7 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if len(set(ranks.values())) > 1:
         raise EnvError(
             f"{_seen(environ, *ranks)}: both are this node's rank and must be equal; let the "
-            "operator set them: remove them from run.env"
+            "operator set them: remove them from the container's env"
         )
     if ranks:
         return next(iter(ranks.values()))
@@ -330,7 +330,7 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
         )
         raise EnvError(
             f"{missing} not set, and {members} members must meet; the operator sets it only for "
-            "a job that has a Master replica: add one, or set it in run.env"
+            "a job that has a Master replica: add one, or set both yourself"
         )
     if port > 65535:
         raise EnvError(f"{name}={port} is no port; set it to 1..65535")

@@ -77,7 +77,7 @@ def start(tmp_path):
     nodes = []
 
     def start_node(
-        script="", *arguments, nproc=1, environ=None, argv=None, pass_fds=(), **settings
+        script="", *arguments, nproc=1, environ=None, argv=None, before=(), pass_fds=(), **settings
     ):
         file = tmp_path / "main.py"
         parts = [script] if isinstance(script, str) else script
@@ -92,7 +92,14 @@ def start(tmp_path):
             **(environ or {}),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "k8sjob.runtime", *(argv or ["main.py"]), *arguments],
+            [
+                *before,
+                sys.executable,
+                "-m",
+                "k8sjob.runtime",
+                *(argv or ["main.py"]),
+                *arguments,
+            ],
             cwd=tmp_path,
             env={name: value for name, value in environ.items() if value is not None},
             stdout=subprocess.PIPE,

@@ -1,0 +1,121 @@
+"""docs/reference/errors-environment.md is run: every row, and every message has one."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from k8sjob import contract
+from k8sjob.runtime import config
+from k8sjob.runtime.env import EnvError, dist_env, node_env
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reference/errors-environment.md"
+TABLE = re.compile(r"^<!-- errors: (?P<kind>\w+) -->\n(?P<rows>(?:^\|.*\n)+)", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    kind: str
+    given: str
+    error: str
+    exit_code: int
+
+
+def rows() -> list[Row]:
+    found = []
+    for table in TABLE.finditer(PAGE.read_text()):
+        for line in table["rows"].splitlines()[2:]:
+            given, error, code = (
+                cell.strip().strip("`").strip().replace("\\|", "|")
+                for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+            )
+            found.append(Row(table["kind"], given, error, int(code)))
+    return found
+
+
+def settings(environ):
+    config.runtime_config(environ)
+    config.mapped_paths(environ)
+    config.lifeline(environ)
+
+
+READERS = {"node": node_env, "process": dist_env, "settings": settings}
+
+
+def assignments(words):
+    """The NAME=VALUE words in front, and what comes after them."""
+    count = next((n for n, word in enumerate(words) if "=" not in word), len(words))
+    return dict(word.split("=", 1) for word in words[:count]), words[count:]
+
+
+def pattern(error):
+    return ".*".join(re.escape(part) for part in error.split("..."))
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.kind in READERS], ids=str)
+def test_an_environment_is_refused_as_shown(row):
+    environ, rest = assignments(shlex.split(row.given))
+    assert not rest
+    with pytest.raises(EnvError) as caught:
+        READERS[row.kind](environ)
+    assert str(caught.value) == row.error
+    assert caught.value.exit_code == row.exit_code
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.kind == "command"], ids=str)
+def test_a_start_is_refused_as_shown(row, tmp_path):
+    given, (_, *argv) = assignments(shlex.split(row.given))
+    (tmp_path / "main.py").touch()
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "PET_", "K8SJOB_", "TORCHELASTIC")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    if version := given.pop("TORCH", None):
+        info = tmp_path / "site" / f"torch-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        environ["PYTHONPATH"] = str(info.parent)
+    environ[contract.CONFIG_ENV] = contract.RuntimeConfig(rendezvous_timeout=0.5).encode()
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=tmp_path,
+        env=environ | given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == row.exit_code
+    assert re.search(pattern(row.error), done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def messages():
+    """The messages of all errors that the two readers raise, as patterns."""
+    for name in ("env", "config"):
+        for node in ast.walk(ast.parse((ROOT / f"k8sjob/runtime/{name}.py").read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "EnvError":
+                yield pytest.param(literal(node.args[0]), id=f"{name}-{node.lineno}")
+
+
+def literal(node):
+    if isinstance(node, ast.Constant):
+        return re.escape(node.value)
+    return "".join(
+        re.escape(part.value) if isinstance(part, ast.Constant) else ".*" for part in node.values
+    )
+
+
+@pytest.mark.parametrize("message", list(messages()))
+def test_every_message_has_its_row(message):
+    assert any(re.fullmatch(message, row.error) for row in rows()), message
+
+
+def test_the_page_has_all_four_tables():
+    assert {row.kind for row in rows()} == {*READERS, "command"}
