@@ -122,7 +122,7 @@ def values(metrics: Mapping[str, str | float]) -> str:
 def finding_lines(found: Finding) -> list[Text]:
     """A finding as one paragraph and its next step as another."""
     head = Text("why: ", style="bold red")
-    if found.replica:
+    if found.replica and not found.message.startswith(found.replica):
         head.append(f"{found.replica}: ")
     first, *rest = (found.message or found.cause).splitlines() or [""]
     lines = [head.append(first, style="default"), *(Text("     " + more) for more in rest)]
@@ -164,10 +164,13 @@ def _replica(event: Event) -> Text | None:
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
-    parts = [phase, reason if reason not in {phase, "Error"} else ""]
-    parts.append(f"exit code {code}" if code is not None else "")
-    parts.append(f"restart {restarts}" if restarts else "")
-    said = ", ".join(part for part in parts if part)
+    special = reason if reason not in {phase, "Error"} else ""
+    if restarts and phase in {"Running", "Pending"}:
+        said = special or f"restart {restarts}"
+        said += f" after exit code {code}" if code is not None else ""
+    else:
+        ended = f"exit code {code}" if code is not None else ""
+        said = ", ".join(part for part in (phase, special, ended) if part)
     detail = last_words(event.data.get("message"))
     return Text(f"{said}: {detail}" if detail else said, style=STATE_STYLE.get(phase, "yellow"))
 

@@ -162,10 +162,11 @@ def _replica(replica: Replica) -> Text:
     text = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
     if replica.restarts:
         text.append(f"  {replica.restarts} restart{'s' * (replica.restarts > 1)}", style="yellow")
-    if replica.reason and replica.reason != phase:
+    if replica.reason not in {"", phase, "Error"}:
         text.append(f"  {replica.reason}")
     if replica.exit_code is not None:
-        text.append(f"  exit code {replica.exit_code}")
+        which = "last exit code" if phase == "Running" else "exit code"
+        text.append(f"  {which} {replica.exit_code}")
     if replica.node:
         text.append(f"  {replica.node}", style="dim")
     return text

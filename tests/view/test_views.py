@@ -48,6 +48,26 @@ def test_a_bad_end_of_a_replica_is_told(failure):
     ]
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"phase": "Running", "node": "n1"}, None),
+        ({"phase": "Succeeded", "exit_code": 0, "reason": "Completed"}, None),
+        ({"phase": "Failed", "exit_code": 1, "reason": "Error"}, "Failed, exit code 1"),
+        ({"phase": "Failed", "exit_code": 137, "reason": "OOMKilled", "restarts": 2},
+         "Failed, OOMKilled, exit code 137"),
+        ({"phase": "Running", "exit_code": 1, "reason": "CrashLoopBackOff", "restarts": 2},
+         "CrashLoopBackOff after exit code 1"),
+        ({"phase": "Running", "exit_code": 1, "reason": "Error", "restarts": 2, "message": "no"},
+         "restart 2 after exit code 1: no"),
+        ({"phase": "Pending", "reason": "Unschedulable"}, "Pending, Unschedulable"),
+    ],
+)  # fmt: skip
+def test_what_is_worth_a_line_of_a_replica(data, said):
+    lines = plain([Event(EventKind.REPLICA, data, 0, "worker-1")])
+    assert lines == ([f"worker-1 | {said}"] if said else [])
+
+
 def test_progress_is_told_now_and_then_in_a_pipe(progress):
     lines = plain([progress(step=1 + i, time=float(i)) for i in range(25)])
     assert len(lines) == 1 + 24 // EVERY_S
