@@ -15,6 +15,7 @@ import pytest
 
 from k8sjob.document import parse
 from k8sjob.errors import K8sJobError
+from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import JobSpec, load
 
 if TYPE_CHECKING:
@@ -76,9 +77,28 @@ def keywords(given: str, folder: Path) -> str:
     return f"valid: {JobSpec(**{**data, **eval(f'dict({given})')})!r}"
 
 
+def rendered(given: str, folder: Path) -> str:
+    fragment(given, folder)
+    return render(load(folder / "job.yaml"))
+
+
+def built(given: str, folder: Path) -> str:
+    fragment(given, folder)
+    return dockerfile(load(folder / "job.yaml"))
+
+
+def staged(given: str, folder: Path) -> str:
+    fragment(given, folder)
+    spec = load(folder / "job.yaml")
+    return str(write_context(spec, folder / spec.image.context, folder / "build"))
+
+
 RUNNERS: dict[str, Callable[[str, Path], str]] = {
     "job.yaml": fragment,
     "job.yaml, whole": whole,
+    "job.yaml, rendered": rendered,
+    "job.yaml, its Dockerfile": built,
+    "job.yaml, its build folder": staged,
     "JobSpec": keywords,
 }
 """What an input is: a function that raises the K8sJobError; else what it returns is shown."""
