@@ -50,13 +50,13 @@ def main(argv: Sequence[str]) -> int:
     """
     environ = dict(os.environ)
     environ.pop(LIFELINE_ENV, None)
-    with Inbox(config.lifeline()) as inbox:
-        try:
+    try:
+        with Inbox(_parents_lifeline()) as inbox:
             reason = _run(argv, environ, inbox)
-        except (EnvError, PeerLost) as error:
-            reason = _refused(error)
-        except OSError as error:
-            reason = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
+    except (EnvError, PeerLost) as error:
+        reason = _refused(error)
+    except OSError as error:
+        reason = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
     if reason is None:
         return ExitCode.DONE
     say(describe(reason))
@@ -128,6 +128,20 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
         return environ
     say("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
     return {**environ, "OMP_NUM_THREADS": "1"}
+
+
+def _parents_lifeline() -> int | None:
+    """The pipe that the parent holds, kept from the ranks: it is not theirs."""
+    end = config.lifeline()
+    if end is None:
+        return None
+    try:
+        os.set_inheritable(end, False)  # noqa: FBT003 - os has no keyword for it
+    except OSError:
+        raise EnvError(
+            f"{LIFELINE_ENV}={end} is not an open file descriptor; remove it, k8sjob sets it"
+        ) from None
+    return end
 
 
 def _make_lifeline(stack: ExitStack) -> int:

@@ -44,7 +44,7 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
     ("RuntimeError", r"Rank \d+ (failed to pass|timed out in) monitoredBarrier"),
     # torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp.
     ("DistBackendError", r"ncclRemoteError|remote process exit|communicator was aborted"),
-    ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Socket|Connection (closed|reset)"),
+    ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)"),
     # torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp; not its own port being taken.
     ("DistNetworkError", r"\A(?!.*(failed to listen|failed to bind|EADDRINUSE))"),
     ("DistStoreError", r"[Tt]imed out|[Tt]imeout|timeout after"),

@@ -181,6 +181,21 @@ def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
     assert "rank 1 " in results[0][2].message
 
 
+def test_a_group_that_hung_meets_again(nodes):
+    script = """
+        dog = watch(3)
+        for step in range(30):
+            dog.beat(step)
+            if step == 20 and env.rank == 1 and env.restart == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 2, hang_timeout=3.0, max_restarts=2)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert "rank 1: Hang" in results[1][1]
+
+
 def test_ranks_in_different_collectives_are_seen(nodes):
     script = """
         dog = watch(3)
