@@ -84,10 +84,7 @@ class LocalBackend:
             home = self._store.folder(ref.name, ref.uid).path
             kept = self._store.checkpoints(ref.name, checkpoints)
             places = Places(plan.spec, plan.folder, home, kept, self._store)
-            prepared = prepare(plan, places, draft.path)
-            if kept.is_dir() and any(kept.iterdir()):
-                message = f"goes on from the checkpoints of an earlier run, in {kept}"
-                prepared.say("Resumes", f"{message}; --fresh starts anew")
+            prepared = prepare(plan, places, draft.path, fresh=self._fresh)
             now = datetime.now(UTC)
             prepared.job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
             notices = [_notice(prepared.job, *notice, now) for notice in prepared.notices]

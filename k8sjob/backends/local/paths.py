@@ -26,7 +26,7 @@ class Places:
         spec: the job.
         source: the folder that relative paths of the spec start from.
         job: the job's folder in the state folder.
-        checkpoints: the folder for checkpoint.dir, where no volume is mounted there.
+        checkpoints: the folder for checkpoint.dir, unless the user has named one.
         store: the state folder.
     """
 
@@ -48,10 +48,19 @@ class Places:
         found = {WORKDIR: home / "work"}
         for index, volume in enumerate(self.spec.volumes):
             found[volume.mount] = self._folder(index, volume, home)
-        checkpoint = self.spec.checkpoint
-        if checkpoint and mapped(checkpoint.dir, _text(found)) is None:
-            found[checkpoint.dir] = self.checkpoints
+        if self.spec.checkpoint and not self.checkpoints_are_the_users:
+            found[self.spec.checkpoint.dir] = self.checkpoints
         return _text(dict(sorted(found.items(), key=lambda item: -len(item[0]))))
+
+    @property
+    def checkpoints_are_the_users(self) -> bool:
+        """Whether checkpoint.dir lies on a volume for which the user has named a folder here."""
+        if self.spec.checkpoint is None:
+            return False
+        path = self.spec.checkpoint.dir + "/"
+        covering = [v for v in self.spec.volumes if path.startswith(v.mount.rstrip("/") + "/")]
+        nearest = max(covering, key=lambda volume: len(volume.mount), default=None)
+        return nearest is not None and nearest.local is not None
 
     def _folder(self, index: int, volume: Volume, home: Path) -> Path:
         if volume.local is not None:

@@ -64,13 +64,14 @@ class Prepared:
             self.notices.append((reason, message))
 
 
-def prepare(plan: Plan, places: Places, draft: Path) -> Prepared:
+def prepare(plan: Plan, places: Places, draft: Path, *, fresh: bool = False) -> Prepared:
     """Everything but the start.
 
     Args:
         plan: the job.
         places: where its folders will be; `places.job` is the folder's final name.
         draft: the job's folder as it is called until then.
+        fresh: the job must not find checkpoints.
 
     Raises:
         BackendError: a package, a variable, a folder or the space for it is missing.
@@ -81,6 +82,7 @@ def prepare(plan: Plan, places: Places, draft: Path) -> Prepared:
     _start_at_once(plan, prepared)
     context = plan.folder / (spec.image.context if isinstance(spec.image, Image) else ".")
     check_packages(spec, context)
+    _tell_checkpoints(places, prepared, fresh=fresh)
     replicas = dict(_replicas(prepared.job))
     devices = _devices(plan, list(replicas), prepared)
     for name, (role, index) in replicas.items():
@@ -100,6 +102,22 @@ def _start_at_once(plan: Plan, prepared: Prepared) -> None:
         prepared.say(
             "NoQueue", f"queue {plan.spec.kueue_queue!r} is in the cluster alone: starts at once"
         )
+
+
+def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool) -> None:
+    """Whether the job goes on from earlier checkpoints; what is the user's is never emptied."""
+    if places.spec.checkpoint is None:
+        return
+    folder = Path(mapped(places.spec.checkpoint.dir, places.of("master-0")) or "")
+    if not (folder.is_dir() and any(folder.iterdir())):
+        return
+    if fresh:
+        raise BackendError(
+            f"checkpoint.dir is {folder} on this machine, a folder of yours that is not empty;"
+            " empty it for a fresh start, or name another one in volumes[].local"
+        )
+    hint = "" if places.checkpoints_are_the_users else "; --fresh starts anew"
+    prepared.say("Resumes", f"goes on from the checkpoints of an earlier run, in {folder}{hint}")
 
 
 def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:

@@ -421,7 +421,7 @@ def test_volumes_checkpoints_and_paths_are_mapped(backend, wait, make_plan, tmp_
             "command": ["python", "main.py", "/data/x", "--in=/data", "/database", "/app/main.py"],
             "env": {"WHERE": "/scratch/a", "PRICE": "$(HOME) $$"},
         },
-        checkpoint={"dir": "/claim/checkpoints"},
+        checkpoint={"dir": "/data/checkpoints"},
         volumes=[
             {"name": "data", "mount": "/data", "pvc": "data", "local": "data"},
             {"name": "claim", "mount": "/claim", "pvc": "my-claim"},
@@ -437,7 +437,7 @@ def test_volumes_checkpoints_and_paths_are_mapped(backend, wait, make_plan, tmp_
     assert arguments[:3] == [f"{data}/x", f"--in={data}", "/database"]
     assert arguments[3] == here["/app"] + "/main.py"
     assert where == here["/scratch"] + "/a"
-    assert checkpoints == here["/claim"] + "/checkpoints"
+    assert checkpoints == f"{data}/checkpoints"
     said = [e["message"] for e in backend.snapshot(ref).events if e["reason"] == "PathMapped"]
     assert f"/data/x is {data}/x on this machine" in said
     kept = backend.folder(ref).path.parents[1] / "claims" / "my-claim" / "kept"
@@ -465,6 +465,38 @@ def test_a_new_run_goes_on_from_the_checkpoints_of_one_that_did_not_succeed(  # 
     other.finish(two)
     backend.delete(one)
     assert [str(path) for path in (state / "checkpoints/job").iterdir()] == wait.lines(two)[:1]
+
+
+def test_checkpoints_in_a_folder_of_the_users_own_are_gone_on_from_and_never_emptied(
+    backend, wait, make_plan, state, tmp_path
+):
+    own = tmp_path / "own"
+    own.mkdir()
+    volume = {"name": "own", "mount": "/checkpoints", "pvc": "claim", "local": str(own)}
+    plan = make_plan("pass", workers=0, checkpoint={"dir": "/checkpoints"}, volumes=[volume])
+    for said in (False, True):
+        ref = backend.create(plan)
+        wait.end(ref)
+        reasons = [event["reason"] for event in backend.snapshot(ref).events]
+        assert ("Resumes" in reasons) is said
+        (own / "saved").touch()
+    with pytest.raises(BackendError, match="a folder of yours that is not empty"):
+        LocalBackend(state, fresh=True).create(plan)
+
+
+def test_checkpoints_on_a_claim_are_this_runs_own(backend, wait, make_plan):
+    volume = {"name": "claim", "mount": "/checkpoints", "pvc": "claim"}
+    script = """
+import os, pathlib
+folder = pathlib.Path(os.environ["K8SJOB_CHECKPOINT_DIR"])
+print(os.listdir(folder))
+(folder / "saved").touch()
+"""
+    plan = make_plan(script, workers=0, checkpoint={"dir": "/checkpoints"}, volumes=[volume])
+    for _ in range(2):  # the second begins anew, since the first has succeeded
+        ref = backend.create(plan)
+        wait.end(ref)
+        assert wait.lines(ref) == ["[]"]
 
 
 def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
