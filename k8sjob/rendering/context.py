@@ -134,6 +134,9 @@ def _copy_runtime(target: Path) -> None:
         copy = target / "k8sjob" / file.relative_to(_PACKAGE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+        copy.chmod(0o644)  # whatever the umask: they are root's in the image, and read by others
+    for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+        folder.chmod(0o755)
     (target / ".gitignore").write_text("*\n", encoding="utf-8")
 
 

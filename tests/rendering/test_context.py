@@ -91,6 +91,17 @@ def test_the_runtime_in_it_runs_without_the_clients_packages(built, code, tmp_pa
     assert not list(home.rglob("*.pyc"))
 
 
+def test_the_runtime_can_be_read_whatever_the_umask(built, code, tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_context(built(), code, tmp_path / "build")
+    finally:
+        os.umask(before)
+    runtime = tmp_path / "build/.k8sjob"
+    for path in (runtime, *(runtime / "k8sjob").rglob("*"), runtime / "k8sjob"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
 def test_the_users_dockerignore_is_honoured(built, code, tmp_path):
     (code / ".dockerignore").write_text("pkg\n.*\n")
     target = tmp_path / "build"
