@@ -34,6 +34,12 @@ bench: $(VENV)/.dev
 goldens: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/golden --regenerate
 
+# Pages that are written from the code: the spec, the command line, files that pages show.
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_shown.py
+
 # What only root on Debian can have: image builds. Others are told by the tests that are skipped.
 system-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

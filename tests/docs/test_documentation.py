@@ -7,6 +7,8 @@ In README*.md and docs/**/*.md
 - a ```python block runs in that folder, in a fresh interpreter, and must end with exit code 0;
 - a ```yaml block that starts with `name:` is a job.yaml: it must validate, and is written to
   job.yaml in the page's folder, as any block under <!-- file: NAME --> is written to NAME;
+- a block under <!-- shows: FILE --> is that file of the repository, to the letter (`make
+  docs` writes it anew);
 - <!-- not run: REASON --> on the line before a block says why it is only shown;
 - a link to a file of the repository must lead somewhere.
 """
@@ -25,7 +27,7 @@ PAGES = sorted(
     [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
 )
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>not run|file): (?P<text>[^\n]+?) -->\n)?"
+    r"(?:^<!-- (?P<note>not run|file|shows): (?P<text>[^\n]+?) -->\n)?"
     r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -110,7 +112,9 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path):
         where, body, language = f"{name(page)}:{line}", block["body"], block["language"]
         if block["note"] == "not run":
             continue
-        if block["note"] == "file":
+        if block["note"] == "shows":
+            assert body == (ROOT / block["text"]).read_text(), where
+        elif block["note"] == "file":
             (folder / block["text"]).write_text(body)
         elif language == "console":
             terminal.console(body, where)
