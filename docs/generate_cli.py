@@ -38,6 +38,8 @@ HEAD = """\
 | 103 | the job was stopped, suspended or deleted |
 | 130 | Ctrl-C; 143 after SIGTERM |
 
+Those of containers are in [exit codes](exit-codes.md).
+
 ## Environment
 
 | Variable | Meaning |
