@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.launch import run
-    from k8sjob.rendering import dockerfile, render, replica_env
+    from k8sjob.rendering import render, replica_env
+    from k8sjob.rendering.dockerfile import dockerfile
     from k8sjob.spec import JobSpec
 
 __version__ = "0.1.0"
