@@ -198,7 +198,7 @@ class TestProcess:
         [
             (operator(0, 2, "4"), "its only one and the others would never come"),
             ({"PET_NPROC_PER_NODE": "2"}, "LOCAL_RANK is not set"),
-            (operator(0, 2, "4") | {"LOCAL_RANK": "0"}, "remove LOCAL_RANK from the container's env"),
+            (operator(0, 2, "4") | {"LOCAL_RANK": "0"}, "remove LOCAL_RANK"),
             ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK is not"),
             ({"LOCAL_RANK": "0", "RANK": "0"}, "WORLD_SIZE is not"),
             (
