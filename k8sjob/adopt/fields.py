@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.meaning import same
-from k8sjob.adopt.normal import Json, config_of, mappings, pods
+from k8sjob.adopt.normal import Json, config_of, default_pull_policy, mappings, pods
 from k8sjob.adopt.resources import resources, shm_volume
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role
 from k8sjob.rendering.manifest import MANAGED_BY, literal
@@ -103,7 +103,7 @@ def _image(lead: Json) -> Any:
     container = trainer(lead)
     reference = container["image"]
     secrets = [secret.get("name") for secret in mappings(lead.get("imagePullSecrets"))]
-    default = "Always" if reference.endswith(":latest") else "IfNotPresent"
+    default = default_pull_policy(reference)
     policy = container.get("imagePullPolicy")
     if not secrets and policy in (default, None):
         return reference

@@ -16,7 +16,7 @@ from k8sjob.spec.quantity import parse
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Json", "config_of", "mappings", "normal", "pods"]
+__all__ = ["Json", "config_of", "default_pull_policy", "mappings", "normal", "pods"]
 
 Json = dict[str, Any]
 
@@ -182,7 +182,7 @@ def _container(container: Json, *, config: bool) -> None:
     _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
     image = container.get("image")
     if isinstance(image, str):
-        container.setdefault("imagePullPolicy", "Always" if _is_latest(image) else "IfNotPresent")
+        container.setdefault("imagePullPolicy", default_pull_policy(image))
     resources = container.get("resources")
     if isinstance(resources, dict):
         _amounts(resources.get("limits"))
@@ -200,9 +200,11 @@ def _container(container: Json, *, config: bool) -> None:
             del container["env"]
 
 
-def _is_latest(image: str) -> bool:
-    tag = image.rpartition("/")[2]
-    return "@" not in tag and (":" not in tag or tag.endswith(":latest"))
+def default_pull_policy(image: str) -> str:
+    """What Kubernetes does where an image has no imagePullPolicy."""
+    name = image.rpartition("/")[2]
+    is_latest = "@" not in name and (":" not in name or name.endswith(":latest"))
+    return "Always" if is_latest else "IfNotPresent"
 
 
 def _default_port(container: Json) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import Document, parse, parse_all
 from k8sjob.errors import Problem, SpecError
-from k8sjob.lint.finding import Check, Finding, Severity, findings
+from k8sjob.lint.finding import Check, Finding, Hit, Rule, Severity, findings
 from k8sjob.lint.manifest import CHECKS as MANIFEST_CHECKS
 from k8sjob.lint.manifest import RULES, invalid, jobs_in, lint_manifest
 from k8sjob.lint.manifest_facts import Job, launcher_of
@@ -16,7 +16,7 @@ from k8sjob.lint.script import lint_script
 from k8sjob.lint.script_facts import Setting
 
 if TYPE_CHECKING:
-    from k8sjob.spec import Image, JobSpec
+    from k8sjob.spec import JobSpec
 
 __all__ = ["CHECKS", "lint"]
 
@@ -29,7 +29,6 @@ _MISSING: Final = Check(
 CHECKS: Final = {_MISSING.id: _MISSING}
 
 _Path = tuple[str | int, ...]
-_POD: Final = ("template", "spec")
 _FIELDS: Final[dict[str, _Path]] = {
     "cleanPodPolicy": ("policy", "clean_pod_policy"),
     "backoffLimit": ("policy", "max_restarts"),
@@ -114,11 +113,13 @@ def _lint_job(text: str, source: str, folder: Path) -> list[Finding]:
         return invalid(error, source)
     job = next(iter(jobs_in([parse(rendered)])))
     job.place = lambda path: _place(document, path)
-    known = MANIFEST_CHECKS.keys() | CHECKS.keys()
-    return [
-        *findings(RULES, job, text, source, known),
-        *_lint_its_script(spec, job, document, folder),
-    ]
+    script = _script(spec, folder)
+    missing = [] if script else [Hit(*document.place(("run",), key=True), _missing(spec))]
+    rules = (*RULES, Rule(_MISSING, lambda _: missing))
+    found = findings(rules, job, text, source, MANIFEST_CHECKS.keys() | CHECKS.keys())
+    if isinstance(script, Path):
+        found += lint_script(_read(script), str(script), _setting(spec, job))
+    return found
 
 
 def _place(document: Document, path: _Path) -> tuple[int, int]:
@@ -144,47 +145,37 @@ def _below(overlay: Any, path: _Path) -> int:
     return len(path)
 
 
-def _lint_its_script(spec: JobSpec, job: Job, document: Document, folder: Path) -> list[Finding]:
+def _script(spec: JobSpec, folder: Path) -> Path | bool:
+    """The script that a job starts; True if it is none of ours to look at, False if it is missing.
+
+    Where the image is not built from the context, the script may be in the image alone.
+    """
     run = spec.run
+    name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
+    module = (run.module or "").replace(".", "/")
+    context = folder / (spec.image.context if not isinstance(spec.image, str) else ".")
+    names = [f"{module}.py", f"{module}/__main__.py"] if module else [name.removeprefix("/app/")]
+    here = [context / name for name in names if name and (context / name).is_file()]
+    if here:
+        return here[0]
+    expected = spec.builds_image and spec.uses_agent and not names[0].startswith("/")
+    return not expected
+
+
+def _missing(spec: JobSpec) -> str:
+    what = spec.run.script or spec.run.module
+    return (
+        f"{what} is not in the context {getattr(spec.image, 'context', '.')!r} that the image is "
+        "built from: every replica ends at once; correct run, or image.context"
+    )
+
+
+def _setting(spec: JobSpec, job: Job) -> Setting:
     launcher = "k8sjob" if spec.uses_agent else launcher_of(next(job.trainers())[1])
-    name = run.script or _module_file(run.module) or _first_script(run.command)
-    if not name:
-        return []
-    context = folder / (_context(spec.image) or ".")
-    file = context / name.removeprefix("/app/")
-    if run.module is not None and not file.is_file():
-        file = context / run.module.replace(".", "/") / "__main__.py"
-    if not file.is_file():
-        return (
-            _missing(spec, name, document) if spec.builds_image and not name.startswith("/") else []
-        )
-    setting = Setting(
+    return Setting(
         nodes=spec.nnodes,
         processes=spec.world_size,
         gpus=spec.resources.gpus,
         launcher=launcher or None,
-        local_rank_arg=run.local_rank_arg,
+        local_rank_arg=spec.run.local_rank_arg,
     )
-    return lint_script(_read(file), str(file), setting)
-
-
-def _context(image: str | Image) -> str | None:
-    return None if isinstance(image, str) else image.context
-
-
-def _module_file(module: str | None) -> str:
-    return f"{module.replace('.', '/')}.py" if module else ""
-
-
-def _first_script(command: tuple[str, ...] | None) -> str:
-    return next((word for word in command or () if word.endswith(".py")), "")
-
-
-def _missing(spec: JobSpec, name: str, document: Document) -> list[Finding]:
-    line, column = document.place(("run",), key=True)
-    message = (
-        f"{name} is not in the context {_context(spec.image)!r} that the image is built from: "
-        "every replica ends at once; correct run, or image.context"
-    )
-    source = document.source
-    return [Finding(_MISSING.id, _MISSING.severity, message, source, line, column)]

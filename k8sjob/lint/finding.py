@@ -25,7 +25,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-Subject = Literal["manifest", "script"]
+Subject = Literal["manifest", "script", "any"]
 
 _SILENCE: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\]\n]*)\]")
 
@@ -84,7 +84,7 @@ class Check:
 UNKNOWN_IGNORE: Final = Check(
     "unknown-ignore",
     Severity.WARNING,
-    "script",
+    "any",
     "A comment that names no check of its file silences nothing.",
 )
 
@@ -137,7 +137,9 @@ def findings(
         if rule.check.id not in silenced.get(hit.line, ())
     ]
     found += _unknown_silences(silenced, frozenset(known) | {UNKNOWN_IGNORE.id}, source)
-    return sorted(set(found), key=lambda finding: (finding.line, finding.column, finding.id))
+    return sorted(
+        dict.fromkeys(found), key=lambda finding: (finding.line, finding.column, finding.id)
+    )
 
 
 def _silenced(text: str) -> Iterator[tuple[int, list[str]]]:

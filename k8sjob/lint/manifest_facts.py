@@ -1,4 +1,4 @@
-"""What the checks ask about a PyTorchJob of any shape: what is not there counts as absent."""
+"""What the checks ask about a PyTorchJob: what is not there, or has a wrong type, is absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.errors import field_path
 from k8sjob.lint.finding import Hit
+from k8sjob.lint.manifest_shape import shaped
 from k8sjob.rendering.webhook import webhook_problems
 
 if TYPE_CHECKING:
@@ -128,13 +130,15 @@ class Job:
     """A PyTorchJob.
 
     Attributes:
-        data: the object.
+        data: the object, without fields of a wrong type.
+        wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
     """
 
     def __init__(self, data: Json, place: Callable[[Path], tuple[int, int]]) -> None:
-        self.data = data
+        self.data, self.wrong = shaped(data)
         self.place = place
+        self._refusals = webhook_problems(data)
 
     def at(self, path: Path, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
@@ -146,8 +150,13 @@ class Job:
 
     @cached_property
     def refusals(self) -> Sequence[Problem]:
-        """Why the operator's webhook would refuse it."""
-        return webhook_problems(self.data)
+        """Why the operator's webhook would refuse it, beside the wrong types."""
+        told = {field_path(wrong.path) for wrong in self.wrong}
+        return [
+            problem
+            for problem in self._refusals
+            if not any(_brackets(problem.field).startswith(field) for field in told)
+        ]
 
     @property
     def name(self) -> str:
@@ -222,6 +231,11 @@ def launcher_flags(container: Container) -> dict[str, str]:
             value = next(rest, "")
         flags[name.lstrip("-").replace("-", "_")] = value
     return flags
+
+
+def _brackets(field: str) -> str:
+    """A field of the webhook, `pytorchReplicaSpecs[Master]`, as others are written."""
+    return re.sub(r"\[(\D[^\]]*)\]", r".\1", field)
 
 
 def _words(value: Any) -> list[str]:

@@ -59,8 +59,8 @@ def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
             yield job.at(
                 (*container.path, "command"),
                 f"nprocPerNode {nproc} makes WORLD_SIZE {processes}, but the {replica.role} starts "
-                f"one process ({' '.join(container.argv)[:60]!r}): all {job.nodes} wait for the "
-                f"{processes - job.nodes} that never come; start it by torchrun, or take "
+                f"one process, {' '.join(container.argv)[:60]!r}: of {processes} ranks only "
+                f"{job.nodes} can come, and they wait for the rest; start it by torchrun, or take "
                 "nprocPerNode out",
             )
 

@@ -36,7 +36,7 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
     if job.refusals:
         return
     for replica in job.replicas:
-        wins = [operator_env(job.data, replica.role, i) for i in {0, replica.count - 1}]
+        wins = [_injected(job, replica, index) for index in {0, replica.count - 1}]
         for container in replica.containers():
             variables = container.data.get("env")
             for index, variable in enumerate(variables if isinstance(variables, list) else ()):
@@ -48,6 +48,13 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
                         f"{seen} never reaches the {replica.role}: the operator sets it to "
                         f"{wins[0][name]!r} and wins; take it out, or use a name of your own",
                     )
+
+
+def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
+    try:
+        return operator_env(job.data, replica.role, index)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}  # a shape that the CRD refuses, which another check says
 
 
 @rule(
@@ -105,7 +112,7 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
         has = any(str(path).rstrip("/") in ("/dev/shm", "/dev") for path in paths)  # noqa: S108 - a mount point
         if container.gpus and not has and replica.pod.get("hostIPC") is not True:
             yield job.at(
-                (*container.path, "volumeMounts") if mounts else container.path,
+                (*container.path, "volumeMounts"),
                 f"the {replica.role} has a GPU and 64Mi of /dev/shm: DataLoader(num_workers > 0) "
                 "ends in a bus error as soon as batches outgrow it; mount an emptyDir with medium "
                 "Memory at /dev/shm",

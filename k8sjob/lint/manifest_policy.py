@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
+from k8sjob.errors import field_path
 from k8sjob.lint.finding import Hit, Rule, Severity, rule
 from k8sjob.lint.manifest_facts import Job, Path, Replica, get
 
@@ -55,6 +57,20 @@ _KNOWN: Final[dict[str, tuple[str, ...]]] = {
     "spec.pytorchReplicaSpecs.*.template": ("metadata", "spec"),
 }
 """The fields of the CRD of training-operator v1.9.4, down to the pods."""
+
+
+@rule(
+    "wrong-type",
+    Severity.ERROR,
+    "manifest",
+    "The CRD says which fields are text, numbers, lists or mappings; the apiserver refuses others.",
+)
+def _wrong_type(job: Job) -> Iterator[Hit]:
+    for path, seen, expected in job.wrong:
+        shown = json.dumps(seen, default=str)
+        step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
+        name = field_path(path[-2:] if isinstance(path[-1], int) else path[-1:])
+        yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
 
 @rule(
@@ -286,6 +302,7 @@ def _elastic_bounds(job: Job) -> Iterator[Hit]:
 
 
 RULES: Final[tuple[Rule[Job], ...]] = (
+    _wrong_type,
     _rejected_by_webhook,
     _unknown_field,
     _worker_name_too_long,

@@ -1,0 +1,67 @@
+"""docs/reference/lint.md: each check finds its example, word by word, and not the correction."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from k8sjob.lint import CHECKS, lint
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/lint.md"
+SECTION = re.compile(r"^### ([\w-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+UNSILENCED = {"invalid-document", "script-syntax", "unknown-ignore"}
+"""What cannot be parsed has no comments, and a wrong comment is not cured by another."""
+SECTIONS = dict(SECTION.findall(PAGE.read_text()))
+
+
+def written(section, folder, begin):
+    """Write the section's files of one side; the first of them is the one to read."""
+    files = [folder / name for name, _, _ in BLOCK.findall(section) if name]
+    for name, _, body in BLOCK.findall(section):
+        if name:
+            (folder / name).write_text(body)
+    return next(file for file in files if file.name.startswith(begin))
+
+
+def test_every_check_has_its_place():
+    assert list(SECTIONS) == re.findall(r"^\| \[`([\w-]+)`\]", PAGE.read_text(), re.MULTILINE)
+    assert SECTIONS.keys() == CHECKS.keys()
+    assert len(CHECKS) >= 10
+    for name, section in SECTIONS.items():
+        check = CHECKS[name]
+        assert check.id == name
+        assert f"*{check.severity.title()}.* {check.why}" in section
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_example_is_found_as_the_page_says(name, tmp_path):
+    section = SECTIONS[name]
+    found = lint(written(section, tmp_path, "found"))
+    assert {finding.id for finding in found} == {name}
+    assert {finding.severity for finding in found} == {CHECKS[name].severity}
+    said = [str(finding).replace(f"{tmp_path}/", "") for finding in found]
+    shown = next(body for _, language, body in BLOCK.findall(section) if language == "text")
+    assert len(said) == len(shown.splitlines())
+    for line, pattern in zip(said, shown.splitlines(), strict=True):
+        assert re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line), line
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_correction_is_not_found(name, tmp_path):
+    assert lint(written(SECTIONS[name], tmp_path, "good")) == []
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS.keys() - UNSILENCED))
+def test_a_comment_silences_it(name, tmp_path):
+    section = SECTIONS[name]
+    entry = written(section, tmp_path, "found")
+    found = lint(entry)
+    file = Path(found[0].source)
+    lines = file.read_text().splitlines()
+    for line in {finding.line for finding in found}:
+        lines[line - 1] += f"  # k8sjob: ignore[restart-policy-typo, {name}]"
+        if file.suffix == ".py":
+            lines[line - 1] = lines[line - 1].replace("restart-policy-typo, ", "")
+    file.write_text("\n".join(lines) + "\n")
+    assert lint(entry) == []
