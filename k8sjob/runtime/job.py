@@ -267,6 +267,12 @@ class Job:
             self._watchdog.close()
         self._watchdog = None
 
+    def part(self) -> None:
+        """Leave together: nobody closes a connection that another still reads from."""
+        self.end()
+        self.lookout.farewell(self.config.collective_timeout)
+        self.group.destroy()
+
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.
 

@@ -78,23 +78,16 @@ def session(*, seed: int = 0) -> Iterator[Job]:
         try:
             yield job
         except BaseException as error:
-            job.end()
-            if not isinstance(error, Stopped):
+            if isinstance(error, Stopped):
+                job.part()
+            else:
+                job.end()
                 job.lookout.warn_others(f"rank {job.rank} failed: {_told(error)}")
                 job.lookout.close()
-                raise
-            _part(job)
             raise
-        job.end()
-        _part(job)
+        job.part()
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
-
-
-def _part(job: Job) -> None:
-    """Leave together: nobody closes a connection that another still reads from."""
-    job.lookout.farewell(job.config.collective_timeout)
-    job.group.destroy()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import time
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn import functional
 
 from k8sjob import runtime
@@ -25,6 +26,8 @@ OPTIONS = {
     "pause": 0.0,  # seconds in each step
     "kill": None,  # [rank, step]: that rank kills itself before that step, unless it resumed
     "wait": 0.0,  # seconds in the session before training
+    "slow_leave": None,  # [rank, seconds]: that rank stays in the session after training
+    "count": False,  # count the reductions of gradients
     "linger": 0.0,  # seconds that rank 0 stays in the session after training
 }
 
@@ -42,6 +45,11 @@ def build(options):
     return nn.Sequential(nn.Linear(6, 16), norm, nn.Tanh(), dropout, nn.Linear(16, 3)).double()
 
 
+def counted(reductions, bucket):
+    reductions.append(bucket.index())
+    return allreduce_hook(None, bucket)
+
+
 def main():
     options = {**OPTIONS, **json.loads(sys.argv[1])}
     torch.set_default_dtype(torch.float64)
@@ -52,8 +60,10 @@ def main():
             loss=functional.cross_entropy,
             optimizer=(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9}),
         )
+        reductions = []
+        if options["count"]:
+            run._strategy.wrapped.register_comm_hook(reductions, counted)
         data = samples(options["samples"])
-        losses = run.state.setdefault("losses", [])
         for _ in run.epochs(options["epochs"]):
             losses = run.state.setdefault("losses", [])
             resumed = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -72,11 +82,14 @@ def main():
                 "steps": run.steps,
                 "weights": weights.tolist(),
                 "evaluation": found,
+                "reductions": len(reductions),
                 "equal": all(bool(other == everywhere[0]) for other in everywhere),
             }
             sys.stdout.write(f"RESULT {json.dumps(result)}\n")
             sys.stdout.flush()
             time.sleep(options["linger"])
+        if options["slow_leave"] and options["slow_leave"][0] == job.rank:
+            time.sleep(options["slow_leave"][1])
 
 
 main()
