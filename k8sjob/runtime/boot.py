@@ -26,7 +26,7 @@ from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
 from k8sjob.runtime.last_words import leave_reason
-from k8sjob.runtime.peer import is_peer_loss
+from k8sjob.runtime.peer import is_peer_loss, peer_loss
 from k8sjob.runtime.script import run_as_main
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def reason_of(error: BaseException, code: int) -> Reason:
     if isinstance(error, SystemExit):
         kind = "Stopped" if code == ExitCode.STOPPED else kind
         message = message if isinstance(error.code, str) else f"sys.exit({error.code!r})"
+    elif code == ExitCode.PEER_LOST:
+        kind, message = "PeerLost", peer_loss(error) or message
     try:
         rank = dist_env(os.environ).rank
     except EnvError:

@@ -14,7 +14,7 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeerLost", "is_peer_loss"]
+__all__ = ["PeerLost", "is_peer_loss", "peer_loss"]
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
@@ -54,7 +54,23 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
 
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an exception, or one that it came from, tells of a rank that went away."""
-    return any(isinstance(link, PeerLost) or _matches(link) for link in _chain(error))
+    return peer_loss(error) is not None
+
+
+def peer_loss(error: BaseException) -> str | None:
+    """What an exception, or one that it came from, tells of a rank that went away.
+
+    Returns:
+        One line without the place in torch's source and its general advice; None: nothing.
+    """
+    for link in _chain(error):
+        if isinstance(link, PeerLost):
+            return str(link)
+        if _matches(link):
+            first = str(link).strip().partition("\n")[0]
+            told = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
+            return f"another rank went away: {told.partition('. This is typically')[0]}"
+    return None
 
 
 def _matches(error: BaseException) -> bool:

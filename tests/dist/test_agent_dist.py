@@ -113,7 +113,8 @@ def test_a_killed_rank_is_told_from_its_peer(nodes):
     """
     (lost, err, why), (killed, _, _) = nodes(script, 2)
     assert (lost, killed) == (ExitCode.PEER_LOST, 137), err
-    assert why.type == "RuntimeError"
+    assert why.type == "PeerLost"
+    assert why.message.startswith("another rank went away: ")
 
 
 def test_a_host_of_the_store_that_dies_is_a_lost_peer(nodes):
