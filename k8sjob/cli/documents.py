@@ -48,6 +48,7 @@ def _checked(file: Path) -> tuple[dict[str, Any], str]:
     result: dict[str, Any] = {"file": str(file), "valid": True, "job": None, "problems": []}
     try:
         spec = load(file)
+        render(spec)  # an overlay shows whether it fits in the manifest alone
     except SpecError as error:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)

@@ -8,17 +8,26 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import document
-from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.contract import (
+    CONFIG_ENV,
+    CONTAINER_NAME,
+    DEFAULT_PORT,
+    PORT_NAME,
+    RUNTIME_HOME,
+    WORKDIR,
+    Role,
+)
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from k8sjob.spec import JobSpec, Resources
+    from k8sjob.spec import JobSpec, Resources, Volume
 
 __all__ = [
     "DIGEST_ANNOTATION",
@@ -166,7 +175,31 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "pull_secrets": list(dict.fromkeys(image_part.pull_secrets)) if image_part else [],
         "node_selector": _node_selector(spec, image_part.platform if image_part else None),
         "shm_volume": _SHM_VOLUME,
+        "volumes": _volumes(spec),
     }
+
+
+def _volumes(spec: JobSpec) -> list[Volume]:
+    """The spec's volumes, and one for checkpoints that lie on none of them.
+
+    A container's own files are gone when it is started again, and a non-root user could not make
+    the folder. Rank 0 alone reads and writes it, so a folder of its pod is enough for restarts in
+    the pod; a pod that is lost takes it along.
+    """
+    from k8sjob.spec import EmptyDir, Volume  # noqa: PLC0415 - there is a spec, so it is loaded
+
+    volumes = list(spec.volumes)
+    if spec.checkpoint is None:
+        return volumes
+    folder = PurePosixPath(spec.checkpoint.dir)
+    if any(folder.is_relative_to(volume.mount) for volume in spec.volumes):
+        return volumes
+    if any(PurePosixPath(code).is_relative_to(folder) for code in (WORKDIR, RUNTIME_HOME)):
+        return volumes  # it would hide the code
+    names = {volume.name for volume in spec.volumes}
+    tries = ("checkpoints", *(f"checkpoints-{number}" for number in range(len(names))))
+    name = next(name for name in tries if name not in names)
+    return [*volumes, Volume(name=name, mount=str(folder), empty_dir=EmptyDir())]
 
 
 def _queue_label(spec: JobSpec) -> dict[str, str]:

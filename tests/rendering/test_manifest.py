@@ -8,6 +8,7 @@ import yaml
 from k8sjob.contract import RuntimeConfig
 from k8sjob.rendering import DIGEST_ANNOTATION, container_argv, container_env, manifest, render
 from k8sjob.rendering.manifest import backoff_limit, literal
+from k8sjob.spec import JobSpec
 
 
 def replica(rendered, role="Master"):
@@ -458,3 +459,36 @@ def test_a_built_image_may_write_to_its_claims(built, job):
     expected = {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
     assert pod(manifest(built()))["securityContext"] == expected
     assert "securityContext" not in pod(manifest(job()))
+
+
+def _checkpoint_volumes(**fields):
+    spec = JobSpec(
+        name="a",
+        image="r/a:1",
+        run={"script": "main.py"},
+        checkpoint={"dir": "/checkpoints"},
+        **fields,
+    )
+    pod = manifest(spec)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    return pod["volumes"], mounts
+
+
+def test_checkpoints_on_no_volume_get_a_folder_of_the_pod():
+    volumes, mounts = _checkpoint_volumes()
+    assert {"name": "checkpoints", "emptyDir": {}} in volumes
+    assert mounts["checkpoints"] == "/checkpoints"
+
+
+def test_checkpoints_on_a_volume_need_no_other():
+    claim = {"name": "data", "mount": "/checkpoints", "pvc": "claim"}
+    volumes, mounts = _checkpoint_volumes(volumes=[claim])
+    assert {volume["name"] for volume in volumes} == {"dshm", "data"}
+    assert mounts["data"] == "/checkpoints"
+
+
+def test_the_folder_of_checkpoints_takes_a_name_that_is_free():
+    other = {"name": "checkpoints", "mount": "/elsewhere", "pvc": "claim"}
+    _, mounts = _checkpoint_volumes(volumes=[other])
+    assert mounts["checkpoints"] == "/elsewhere"
+    assert mounts["checkpoints-0"] == "/checkpoints"
