@@ -36,9 +36,12 @@ NOTE: Final = "note"
 """Key under which one says that the group of this store has lost a rank."""
 _GO: Final = "go"
 _PAUSE: Final = 0.05
+_RETRY_S: Final = 0.2
 _CONNECT: Final = timedelta(seconds=5)
 """Someone listens there; who does not answer now is leaving, and torch would wait for it."""
 _ANSWER: Final = timedelta(seconds=300)
+_LEAVING_S: Final = 15.0
+"""How long a process of an earlier group may still hold the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,13 @@ def meet(
             backend, remark = _roll_call(store, env, hello, choose, deadline)
             break
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() + _RETRY_S > deadline:
                 raise PeerLost(
                     f"rank {env.rank} did not meet the others at {place} within {timeout:g} s; "
                     f"last seen: {str(error).splitlines()[0]}",
                     (0,),
                 ) from error
-        time.sleep(4 * _PAUSE)
+        time.sleep(_RETRY_S)
     return Meeting(store, place.again, backend, remark, time.monotonic() - began)
 
 
@@ -143,7 +146,7 @@ class _Place:
 
     def store(self, deadline: float) -> Store:
         """The store that rank 0 hosts; for the others a connection to it."""
-        return self._prefixed(self._host()) if self._hosts else self._client(deadline)
+        return self._prefixed(self._host(deadline)) if self._hosts else self._client(deadline)
 
     def again(self) -> Store:
         """Another connection to the store of a meeting that took place."""
@@ -156,8 +159,8 @@ class _Place:
     def _prefixed(self, store: Store) -> Store:
         return PrefixStore(self._prefix, store)
 
-    def _host(self) -> Store:
-        patience = time.monotonic() + 15  # a process of an earlier group may still be leaving
+    def _host(self, deadline: float) -> Store:
+        patience = min(time.monotonic() + _LEAVING_S, deadline)
         while True:
             try:
                 # Left to itself, the store would listen on all addresses of the machine.
@@ -169,7 +172,7 @@ class _Place:
                         f"rank 0 cannot listen on {self}: {str(error).splitlines()[0]}; another "
                         "process uses the port: end it, or set another MASTER_PORT"
                     ) from error
-            time.sleep(4 * _PAUSE)
+            time.sleep(_RETRY_S)
 
     def _listener(self) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in self._addr else socket.AF_INET)
@@ -185,14 +188,15 @@ class _Place:
 
     def _await_listener(self, deadline: float) -> None:
         """Knock until someone answers: torch's own client is slow to try again, and loud."""
-        why = ""
-        while time.monotonic() < deadline:
+        while True:
             try:
                 socket.create_connection((self._addr, self._port), timeout=5).close()
             except OSError as error:
                 why = error.strerror or str(error)
             else:
                 return
+            if time.monotonic() > deadline:
+                break
             time.sleep(_PAUSE)
         raise PeerLost(
             f"rank 0 does not answer at {self}: {why}; look at its log, or raise the rendezvous "

@@ -83,7 +83,7 @@ def _progress(data: dict[str, Any]) -> str:
 
 
 def _position(data: dict[str, Any]) -> str:
-    return f"epoch {data['epoch']}, step {data['step']}"
+    return ", ".join(f"{key} {data[key]}" for key in ("epoch", "step") if key in data)
 
 
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {

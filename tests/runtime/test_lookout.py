@@ -1,0 +1,141 @@
+import random
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from k8sjob.runtime.lookout import Lookout
+from k8sjob.runtime.meeting import NOTE, Meeting
+from k8sjob.runtime.peer import PeerLost
+
+
+class Group:
+    """Ranks as threads over one store in memory."""
+
+    def __init__(self, world):
+        self.store = dist.HashStore()
+        self.lost = []
+        meeting = Meeting(self.store, lambda: self.store, "gloo", "", 0.0)
+        self.lookouts = [
+            Lookout(rank, world, meeting, on_loss=self.lost.append) for rank in range(world)
+        ]
+        for lookout in self.lookouts:
+            lookout.start()
+
+    def close(self):
+        for lookout in self.lookouts:
+            lookout.close()
+
+
+@pytest.fixture
+def group():
+    made = []
+
+    def make(world):
+        made.append(Group(world))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_ranks_stop_before_the_same_point(group, seed):
+    world, limit, asked_at = 4, 10_000, 20
+    ranks = group(world)
+    collective = threading.Barrier(world, timeout=20)
+    stopped = {}
+
+    def run(rank):
+        pace = random.Random(f"{seed}-{rank}")
+        for point in range(limit):
+            if not ranks.lookouts[rank].passes():
+                stopped[rank] = point
+                return
+            if point == asked_at and rank == seed:
+                ranks.lookouts[rank].ask_to_stop("SIGTERM")
+            if pace.random() < 0.1:
+                time.sleep(pace.random() * 0.02)
+            collective.wait()  # breaks if a rank is missing here: a collective left half done
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert set(stopped) == set(range(world))
+    assert len(set(stopped.values())) == 1
+    assert asked_at < stopped[0] < limit
+    assert {lookout.reason for lookout in ranks.lookouts} == {"SIGTERM"}
+    assert not ranks.lost
+
+
+def test_a_rank_alone_stops_at_once():
+    lookout = Lookout(0, 1, None, on_loss=pytest.fail)
+    lookout.start()
+    assert lookout.passes()
+    lookout.ask_to_stop("SIGTERM")
+    assert not lookout.passes()
+    assert lookout.reason == "SIGTERM"
+    lookout.farewell(1)
+
+
+def test_a_note_in_the_store_is_a_loss(group):
+    ranks = group(2)
+    ranks.store.set(NOTE, "rank 1 was started again")
+    until = time.monotonic() + 10
+    while len(ranks.lost) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert {str(lost) for lost in ranks.lost} == {"rank 1 was started again"}
+    with pytest.raises(PeerLost, match="started again"):
+        ranks.lookouts[0].farewell(10)
+
+
+def test_a_failing_rank_warns_the_others(group):
+    ranks = group(2)
+    ranks.lookouts[0].warn_others("rank 0 failed: ValueError: no")
+    with pytest.raises(PeerLost, match="rank 0 failed: ValueError: no"):
+        ranks.lookouts[1].farewell(10)
+
+
+def test_nobody_leaves_before_all_are_at_the_end(group):
+    ranks = group(2)
+    left = []
+
+    def leave(rank):
+        ranks.lookouts[rank].farewell(10)
+        left.append(rank)
+
+    first = threading.Thread(target=leave, args=(1,))
+    first.start()
+    first.join(timeout=0.3)
+    assert not left
+    leave(0)
+    first.join(timeout=10)
+    assert left == [1, 0]  # the host of the store last
+
+
+def test_who_does_not_come_to_the_end_is_named(group):
+    ranks = group(3)
+    with pytest.raises(PeerLost, match="1, 2") as caught:
+        ranks.lookouts[0].farewell(0.2)
+    assert caught.value.culprits == (1, 2)
+
+
+def test_a_rank_that_is_done_holds_up_no_stop(group):
+    ranks = group(2)
+    done, other = ranks.lookouts
+    assert done.passes()
+    assert other.passes()
+    leaving = threading.Thread(target=done.farewell, args=(10,))
+    leaving.start()
+    other.ask_to_stop("SIGTERM")
+    until = time.monotonic() + 10
+    while other.passes():  # asks, and learns that nobody else goes on
+        assert time.monotonic() < until
+    other.farewell(10)
+    leaving.join(timeout=10)
+    assert not leaving.is_alive()

@@ -1,0 +1,106 @@
+"""Meetings of threads, each with a connection of its own."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from k8sjob.runtime.env import DistEnv, EnvError
+from k8sjob.runtime.meeting import NOTE, Hello, is_loopback, meet
+from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.process_group import common_backend
+
+
+@pytest.fixture
+def port():
+    """A port that stays ours: bound, never listened on."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def join(port, rank, world, *, timeout=10.0, backend="gloo"):
+    env = DistEnv(rank, rank, world, world, 0, 1, "127.0.0.1", port)
+    hello = Hello(rank, world, "here", 100 + rank, backend)
+    return meet(env, hello, choose=common_backend, timeout=timeout)
+
+
+def in_threads(*calls):
+    """What each call returned or raised."""
+    results = [None] * len(calls)
+
+    def run(index):
+        try:
+            results[index] = calls[index]()
+        except (PeerLost, EnvError) as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=40)
+    return results
+
+
+def test_all_meet_and_agree(port):
+    backends = ["nccl", "gloo", "nccl"]
+    calls = [lambda r=r, b=b: join(port, r, 3, backend=b) for r, b in enumerate(backends)]
+    meetings = in_threads(*calls)
+    assert [meeting.backend for meeting in meetings] == ["gloo"] * 3
+    assert "ranks 1 have no GPU" in meetings[2].remark
+    meetings[2].store.set("word", "heard")
+    assert meetings[0].again().get("word") == b"heard"
+
+
+def test_the_late_one_is_waited_for(port):
+    def late():
+        time.sleep(1)
+        return join(port, 0, 2)
+
+    meetings = in_threads(late, lambda: join(port, 1, 2))
+    assert all(meeting.seconds >= 0 for meeting in meetings)
+    assert meetings[1].seconds > 0.5
+
+
+def test_a_store_serves_one_meeting(port):
+    first = in_threads(lambda: join(port, 0, 2), lambda: join(port, 1, 2))
+    with pytest.raises(PeerLost, match="an earlier group is still running"):
+        join(port, 1, 2, timeout=1)
+    assert first[0].store.get(NOTE) == b"rank 1 was started again"
+
+
+def test_the_next_meeting_follows_when_the_old_store_is_gone(port):
+    old = in_threads(lambda: join(port, 0, 2), lambda: join(port, 1, 2))
+
+    def host_again():
+        time.sleep(0.5)
+        old.clear()  # the last reference to the store
+        return join(port, 0, 2)
+
+    new = in_threads(host_again, lambda: join(port, 1, 2))
+    assert [meeting.backend for meeting in new] == ["gloo"] * 2
+
+
+def test_a_port_that_another_listens_on_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(EnvError, match=f"cannot listen on 127.0.0.1:{taken}"):
+            join(taken, 0, 2, timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("digits-master-0", False),
+    ],
+)
+def test_loopback_is_known(address, local):
+    assert is_loopback(address) is local

@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from k8sjob.runtime.env import DistEnv, EnvError
+from k8sjob.runtime.meeting import Hello
+from k8sjob.runtime.process_group import Group, backend_for, common_backend
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def hello(rank, backend, gpu="", host="a"):
+    return Hello(rank, 3, host, 1, backend, gpu)
+
+
+def test_the_device_chooses_the_backend():
+    assert backend_for(None, CPU) == "gloo"
+    assert backend_for(None, GPU) == "nccl"
+    assert backend_for("gloo", GPU) == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("mpi", "not built into torch's packages"),
+        ("tcp", "left torch with version 1.0"),
+        ("nccl", "needs a GPU for each process"),
+        ("gluu", "is not in this torch"),
+    ],
+)
+def test_other_backends_are_refused_by_name(wanted, message):
+    with pytest.raises(EnvError, match=message):
+        backend_for(wanted, CPU)
+
+
+@pytest.mark.parametrize(
+    ("hellos", "backend", "remark"),
+    [
+        ([hello(0, "gloo"), hello(1, "gloo")], "gloo", ""),
+        ([hello(0, "nccl", "x"), hello(1, "nccl", "y")], "nccl", ""),
+        ([hello(0, "nccl", "x"), hello(1, "nccl", "x", host="b")], "nccl", ""),
+        ([hello(0, "nccl", "x"), hello(1, "nccl", "x")], "gloo", "0 and 1 share one GPU on a"),
+        ([hello(0, "nccl"), hello(1, "nccl")], "nccl", ""),  # a torch that names no GPUs
+        ([hello(0, "nccl", "x"), hello(1, "gloo")], "gloo", "ranks 1 have no GPU"),
+    ],
+)
+def test_one_backend_for_all(hellos, backend, remark):
+    found = common_backend(hellos)
+    assert found[0] == backend
+    assert remark in found[1]
+    assert bool(found[1]) == bool(remark)
+
+
+def test_alone_a_collective_is_a_copy():
+    group = Group(DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0), "gloo", CPU)
+    value = torch.tensor([1.0, 2.0])
+    for copy in (group.all_reduce(value), group.broadcast(value), group.gather(value)[0]):
+        assert torch.equal(copy, value)
+        copy.zero_()
+    assert value.tolist() == [1.0, 2.0]
+    assert group.sums([1, 2.5]) == [1.0, 2.5]
+    assert group.broadcast_bytes(b"x") == b"x"
+    assert group.broadcast_bytes(None) is None
+    group.barrier()
+    with pytest.raises(ValueError, match="op='mean'"):
+        group.all_reduce(value, "mean")

@@ -1,0 +1,95 @@
+import io
+import json
+import math
+
+import pytest
+import torch
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.runtime.report import Reporter
+
+EXAMPLES = {
+    EventKind.STARTED: (
+        {"world_size": 4, "backend": "gloo", "device": "cpu", "strategy": "ddp", "restart": 0},
+        "started: 4 processes, gloo on cpu, strategy ddp",
+    ),
+    EventKind.PROGRESS: (
+        {
+            "epoch": 0,
+            "epochs": 3,
+            "step": 5,
+            "steps": 9,
+            "loss": 0.12345,
+            "samples_per_s": 99.6,
+            "eta_s": 2.4,
+        },
+        "epoch 1/3  step 5/9  loss 0.1235  100 samples/s  2 s left",
+    ),
+    EventKind.METRICS: ({"epoch": 1, "accuracy": 0.98765}, "epoch 1  accuracy 0.9877"),
+    EventKind.CHECKPOINT: (
+        {"path": "/c/step-1.pt", "epoch": 1, "step": 9, "seconds": 0.1},
+        "checkpoint /c/step-1.pt (epoch 1, step 9)",
+    ),
+    EventKind.RESUMED: (
+        {"path": "/c/step-1.pt", "epoch": 1, "step": 9},
+        "resumed from /c/step-1.pt (epoch 1, step 9)",
+    ),
+    EventKind.WARNING: ({"message": "look"}, "warning: look"),
+    EventKind.STOPPING: (
+        {"signal": "SIGTERM", "epoch": 1, "step": 9},
+        "stopping after SIGTERM (epoch 1, step 9)",
+    ),
+    EventKind.FINISHED: ({"seconds": 12.34}, "finished in 12.3 s"),
+}
+
+
+def reporter(**options):
+    out = io.StringIO()
+    return Reporter(**{"active": True, "events": True, "out": out, **options}), out
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_for_people_every_event_is_a_sentence(kind):
+    speaker, out = reporter(events=False)
+    data, sentence = EXAMPLES[kind]
+    speaker.emit(kind, **data)
+    assert out.getvalue() == sentence + "\n"
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_for_k8sjob_every_event_is_a_line(kind):
+    speaker, out = reporter()
+    speaker.emit(kind, **EXAMPLES[kind][0])
+    event = Event.decode(out.getvalue())
+    assert (event.kind, event.data) == (kind, EXAMPLES[kind][0])
+    assert event.time > 1e9
+
+
+def test_an_own_loops_checkpoint_has_no_epoch():
+    speaker, out = reporter(events=False)
+    speaker.emit(EventKind.CHECKPOINT, path="p", step=3, seconds=1.0)
+    assert out.getvalue() == "checkpoint p (step 3)\n"
+
+
+def test_the_other_ranks_are_silent():
+    speaker, out = reporter(active=False)
+    speaker.warn("look")
+    assert out.getvalue() == ""
+
+
+def test_tensors_and_numpys_numbers_are_numbers():
+    speaker, out = reporter()
+    speaker.emit(EventKind.METRICS, loss=torch.tensor(0.5), n=torch.ones(1).numpy().sum())
+    assert Event.decode(out.getvalue()).data == {"loss": 0.5, "n": 1.0}
+
+
+def test_a_number_that_is_none_survives():
+    speaker, out = reporter()
+    speaker.emit(EventKind.METRICS, loss=float("nan"))
+    assert math.isnan(Event.decode(out.getvalue()).data["loss"])
+    assert json.loads(out.getvalue().partition(" ")[2])
+
+
+def test_stdout_is_looked_up_at_each_line(capsys):
+    Reporter(active=True, events=False).warn("look")
+    assert capsys.readouterr().out == "warning: look\n"
