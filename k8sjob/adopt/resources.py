@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.meaning import same
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["resources", "shm_volume"]
 
 _GPU: Final = "nvidia.com/gpu"
+_GPUS: Final = re.compile(r".*/gpu|nvidia\.com/(gpu|mig-).*")
 _MASTERS_OWN: Final = ("gpus", "cpu", "memory", "shm", "extended", "requests")
 
 
@@ -38,7 +40,7 @@ def _of_pod(pod: Json) -> Json:
     container = next(c for c in mappings(pod["containers"]) if c.get("name") == CONTAINER_NAME)
     given = container.get("resources", {})
     limits, asked = given.get("limits", {}), given.get("requests", {})
-    gpu = next((name for name in limits if name == _GPU or name.endswith("/gpu")), _GPU)
+    gpu = next((name for name in limits if _GPUS.fullmatch(name)), _GPU)
     made: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
     if gpu in limits:
         made["gpus"] = _count(limits[gpu])

@@ -78,7 +78,7 @@ class Container:
         """The resources among its limits and requests that count GPUs."""
         resources = self.data.get("resources")
         names = {n for group in ("limits", "requests") for n in get(resources, group) or ()}
-        return sorted(name for name in names if "/" in name and "gpu" in name.lower())
+        return sorted(name for name in names if re.search(r"/.*gpu|/mig-", name.lower()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import job_specs
 
 from k8sjob.document import dump
 from k8sjob.lint import lint_manifest
 from k8sjob.rendering import render
-from strategies import job_specs
 
 
 def ids(manifest):
