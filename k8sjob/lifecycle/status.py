@@ -150,7 +150,10 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         exit_code=state.exit_code,
         created=_time(snapshot.job.get("metadata", {}).get("creationTimestamp")),
         started=_time(status.get("startTime")),
-        finished=_time(status.get("completionTime")),
+        # The operator leaves completionTime out where the ExitCode policy gives a replica up.
+        finished=_time(status.get("completionTime") or condition.get("lastTransitionTime"))
+        if state.finished
+        else None,
         replicas=tuple(_replica(pod) for pod in snapshot.pods),
     )
 

@@ -22,7 +22,7 @@ from k8sjob.backends.local.conditions import finished, stamp
 from k8sjob.backends.local.logfiles import attempts, follow, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
 from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
-from k8sjob.backends.local.truth import lost
+from k8sjob.backends.local.truth import Silence, has_keeper, not_found, read_state, version
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class LocalBackend:
     def _refuse_taken(self, name: str) -> None:
         for folder in self._store.folders(name):
             try:
-                snapshot = self._read(folder)
+                snapshot = read_state(folder)
             except JobNotFound:
                 continue
             if not finished(snapshot.job.get("status") or {}):
@@ -118,7 +118,7 @@ class LocalBackend:
         """Whose checkpoints a new job uses: those of its name's last run, unless that succeeded."""
         for folder in () if self._fresh else self._store.folders(ref.name):
             try:
-                status = self._read(folder).job.get("status") or {}
+                status = read_state(folder).job.get("status") or {}
                 last = str(read_json(folder.launch)["checkpoints"])
             except (BackendError, FileNotFoundError, KeyError):
                 continue
@@ -157,7 +157,7 @@ class LocalBackend:
         """
         for folder in self._store.folders(name):
             try:
-                return _ref(self._read(folder).job)
+                return _ref(read_state(folder).job)
             except JobNotFound:
                 continue
         raise JobNotFound(f"no job {name!r} on this machine; `k8sjob list` names those there are")
@@ -167,10 +167,10 @@ class LocalBackend:
         found = []
         for folder in self._store.folders():
             try:
-                snapshot = self._read(folder)
+                snapshot = read_state(folder)
             except JobNotFound:
                 continue
-            if self._expired(snapshot) and not self._keeps(folder):
+            if self._expired(snapshot) and not has_keeper(folder):
                 folder.remove()
                 self._store.prune_checkpoints(snapshot.job["metadata"]["name"])
             else:
@@ -179,7 +179,7 @@ class LocalBackend:
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now; JobNotFound if it is gone."""
-        return self._read(self.folder(ref))
+        return read_state(self.folder(ref))
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change; ends when it is gone, or `stop` is set."""
@@ -188,12 +188,12 @@ class LocalBackend:
         seen: object = None
         look_at = 0.0
         while stop is None or not stop.is_set():
-            now = _version(folder)
+            now = version(folder)
             # The supervisor may also go without a word, which changes no file.
             if now != seen or time.monotonic() >= look_at:
                 seen, look_at = now, time.monotonic() + 10 * POLL_SECONDS
                 try:
-                    snapshot = self._read(folder)
+                    snapshot = read_state(folder)
                 except JobNotFound:
                     return
                 if snapshot != told:
@@ -218,7 +218,7 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         if not folder.state.exists():
-            raise _not_found(ref)
+            raise not_found(ref)
         logs = folder.replica(replica) / "logs"
         if previous:
             earlier = attempts(logs)[:-1]
@@ -226,7 +226,7 @@ class LocalBackend:
                 raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
             return read(logs, replica, earlier[-1])
         if follow:
-            return _follow(logs, replica, self._ended(folder, replica), stop)
+            return _follow(logs, replica, Silence(folder, replica), stop)
         return (line for number in attempts(logs) for line in read(logs, replica, number))
 
     def folder(self, ref: JobRef) -> JobFolder:
@@ -249,12 +249,12 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         verb = "suspended" if value else "resumed"
-        if finished(self._read(folder).job.get("status") or {}):
+        if finished(read_state(folder).job.get("status") or {}):
             raise BackendError(f"{ref} has ended and cannot be {verb}; run it again instead")
         folder.ask("suspend", value=value)
 
         def taken_up() -> bool:
-            policy = self._read(folder).job["spec"].get("runPolicy") or {}
+            policy = read_state(folder).job["spec"].get("runPolicy") or {}
             return bool(policy.get("suspend")) == value
 
         if not _wait_for(taken_up, ANSWER_SECONDS):
@@ -287,7 +287,7 @@ class LocalBackend:
             return
         folder = self.folder(ref)
         with suppress(BackendError, subprocess.TimeoutExpired):
-            if finished(self._read(folder).job.get("status") or {}):
+            if finished(read_state(folder).job.get("status") or {}):
                 if not _wait_for(lambda: kept.process.poll() is not None, CLEAN_UP_SECONDS):
                     folder.ask("stop", message="its output was followed to the end")
                 kept.process.wait(self._grace(folder) + ANSWER_SECONDS)
@@ -307,10 +307,10 @@ class LocalBackend:
             BackendError: its replicas could not be stopped.
         """
         folder = self.folder(ref)
-        self._read(folder)
-        if self._keeps(folder):
+        read_state(folder)
+        if has_keeper(folder):
             folder.ask("delete")
-            gone = _wait_for(lambda: not self._keeps(folder), self._grace(folder) + ANSWER_SECONDS)
+            gone = _wait_for(lambda: not has_keeper(folder), self._grace(folder) + ANSWER_SECONDS)
             keeper = folder.keeper()
             if not gone and keeper and not keeper.kill():
                 raise BackendError(
@@ -322,56 +322,6 @@ class LocalBackend:
         self.finish(ref)
 
     # --- small things -----------------------------------------------------------------------------
-
-    def _read(self, folder: JobFolder) -> Snapshot:
-        """The state as it is, or as it must be if the supervisor is gone without a last word."""
-        try:
-            state = read_json(folder.state)
-            if not finished(state["job"].get("status") or {}) and not self._keeps(folder):
-                state = read_json(folder.state)  # it may have ended well in between
-                if not finished(state["job"].get("status") or {}):
-                    state = lost(state, folder)
-        except FileNotFoundError:
-            name, _, uid = folder.path.name.rpartition("-")
-            raise _not_found(JobRef(name, "local", uid)) from None
-        except (KeyError, TypeError, AttributeError) as error:
-            raise BackendError(
-                f"{folder.state} is damaged ({error!r}); remove the folder {folder.path}"
-            ) from error
-        return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
-
-    def _keeps(self, folder: JobFolder) -> bool:
-        """Whether a process is responsible for the job; reaps the supervisors of this process."""
-        for kept in self._kept.values():
-            kept.process.poll()
-        keeper = folder.keeper()
-        return keeper is not None and keeper.alive
-
-    def _ended(self, folder: JobFolder, replica: str) -> Callable[[], bool]:
-        """Whether a replica will write nothing more; looks at the files when they have changed."""
-        seen: object = object()
-        answer, look_at = False, 0.0
-
-        def ended() -> bool:
-            nonlocal seen, answer, look_at
-            now = _version(folder)
-            if now != seen or time.monotonic() >= look_at:
-                seen, look_at = now, time.monotonic() + 10 * POLL_SECONDS
-                answer = self._silent(folder, replica)
-            return answer
-
-        return ended
-
-    def _silent(self, folder: JobFolder, replica: str) -> bool:
-        try:
-            snapshot = self._read(folder)
-        except JobNotFound:
-            return True
-        if not finished(snapshot.job.get("status") or {}):
-            return False
-        name = f"{snapshot.job['metadata']['name']}-{replica}"
-        phases = [p["status"]["phase"] for p in snapshot.pods if p["metadata"]["name"] == name]
-        return all(phase in ("Succeeded", "Failed") for phase in phases)
 
     @staticmethod
     def _expired(snapshot: Snapshot) -> bool:
@@ -395,15 +345,6 @@ def _follow(
     return follow(logs, replica, ended=ended, stopped=stop.is_set if stop else lambda: False)
 
 
-def _version(folder: JobFolder) -> object:
-    """Differs when the state was written anew; None when it is gone."""
-    try:
-        stat = folder.state.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
-
-
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -416,10 +357,6 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 def _ref(job: Json) -> JobRef:
     meta = job["metadata"]
     return JobRef(meta["name"], meta["namespace"], meta["uid"])
-
-
-def _not_found(ref: JobRef) -> JobNotFound:
-    return JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
 
 
 def _notice(job: Json, reason: str, message: str, now: datetime) -> dict[str, Any]:

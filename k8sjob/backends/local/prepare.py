@@ -269,7 +269,8 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
     def replaced(match: re.Match[str]) -> str:
         if match.group(1) == "$":
             return "$"
-        return env.get(match.group(2) or "", match.group())
+        name = match.group(2)
+        return match.group() if name is None else env.get(name, match.group())
 
     return _REFERENCE.sub(replaced, text)
 

@@ -1,25 +1,106 @@
-"""What is true of a job whose supervisor is gone without a last word."""
+"""What is true of a job, read from its folder, even if its supervisor left no last word."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.local import pods
-from k8sjob.backends.local.conditions import fail
+from k8sjob.backends.local.conditions import fail, finished
+from k8sjob.backends.local.store import read_json
+from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
     from k8sjob.backends.local.store import JobFolder
 
-__all__ = ["SUPERVISOR_GONE", "lost"]
+__all__ = ["LOOK_SECONDS", "Silence", "has_keeper", "not_found", "read_state", "version"]
 
-SUPERVISOR_GONE = "PyTorchJobSupervisorGone"
-_CANNOT_BE_LOCATED = "The container could not be located when the pod was terminated"
+LOOK_SECONDS: Final = 0.5
+"""So often it is looked whether the supervisor still lives: its death changes no file."""
+_SUPERVISOR_GONE: Final = "PyTorchJobSupervisorGone"
+_CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 
 
-def lost(state: Json, folder: JobFolder) -> Json:
+def read_state(folder: JobFolder) -> Snapshot:
+    """The state as it is, or as it must be if the supervisor is gone without a last word.
+
+    Raises:
+        JobNotFound: there is no such job.
+        BackendError: the state cannot be read.
+    """
+    try:
+        state = read_json(folder.state)
+        if not (_has_ended(state) or has_keeper(folder)):
+            state = read_json(folder.state)  # it may have ended well in between
+            if not _has_ended(state):
+                state = _lost(state, folder)
+        return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
+    except FileNotFoundError:
+        name, _, uid = folder.path.name.rpartition("-")
+        raise not_found(JobRef(name, "local", uid)) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BackendError(
+            f"{folder.state} is damaged ({error!r}); remove the folder {folder.path}"
+        ) from error
+
+
+def has_keeper(folder: JobFolder) -> bool:
+    """Whether a process is responsible for the job."""
+    keeper = folder.keeper()
+    return keeper is not None and keeper.alive
+
+
+def version(folder: JobFolder) -> object:
+    """Differs when the state was written anew; None when it is gone."""
+    try:
+        stat = folder.state.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def not_found(ref: JobRef) -> JobNotFound:
+    """The error for a job that is gone."""
+    return JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
+
+
+class Silence:
+    """Whether a replica will write nothing more, asked as a function; cheap to ask often."""
+
+    def __init__(self, folder: JobFolder, replica: str) -> None:
+        self._folder, self._replica = folder, replica
+        self._version: object = ()
+        self._look_at = 0.0
+        self._answer = False
+
+    def __call__(self) -> bool:
+        """The answer, by the newest state."""
+        now = version(self._folder)
+        if now != self._version or time.monotonic() >= self._look_at:
+            self._version, self._look_at = now, time.monotonic() + LOOK_SECONDS
+            self._answer = self._look()
+        return self._answer
+
+    def _look(self) -> bool:
+        try:
+            snapshot = read_state(self._folder)
+        except JobNotFound:
+            return True
+        if not finished(snapshot.job.get("status") or {}):
+            return False
+        of_replica = [pod for pod in snapshot.pods if pods.replica_of(pod) == self._replica]
+        return not any(map(pods.is_live, of_replica))
+
+
+def _has_ended(state: Json) -> bool:
+    return finished(state["job"].get("status") or {})
+
+
+def _lost(state: Json, folder: JobFolder) -> Json:
     """The state with the job failed, and each Pod that had not ended lost, as of its last change.
 
     The replicas hang on the supervisor's lifeline, so they have ended, or will within seconds.
@@ -32,12 +113,11 @@ def lost(state: Json, folder: JobFolder) -> Json:
         f"PyTorchJob {job['metadata']['name']} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
     )
-    job = {**job, "status": fail(job.get("status") or {}, SUPERVISOR_GONE, message, when)}
-    for pod in state["pods"]:
-        if pods.is_live(pod):
-            restarts = pod["status"].get("containerStatuses", [{}])[0].get("restartCount", 0)
-            end = pods.End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
-            pods.ended(pod, restarts, end, final=True)
+    job = {**job, "status": fail(job.get("status") or {}, _SUPERVISOR_GONE, message, when)}
+    for pod in filter(pods.is_live, state["pods"]):
+        containers = pod["status"].get("containerStatuses") or [{}]
+        end = pods.End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
+        pods.ended(pod, containers[0].get("restartCount", 0), end, final=True)
     return {**state, "job": job}
 
 

@@ -1,0 +1,95 @@
+import re
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.backends.local import logfiles
+from k8sjob.backends.local.logfiles import LONGEST_LINE, LogWriter, attempts, follow, read
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b"\r", b"a b\n", "é\n".encode()])))
+def test_what_is_fed_in_pieces_comes_back_in_lines(tmp_path_factory, pieces):
+    folder = tmp_path_factory.mktemp("logs")
+    writer = LogWriter(folder / "0.log")
+    for piece in pieces:
+        writer.feed(piece)
+    writer.close()
+    whole = b"".join(pieces)
+    expected = whole.split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()
+    lines = list(read(folder, "master-0", 0))
+    assert [line.text for line in lines] == [e.decode(errors="replace") for e in expected]
+    stamps = [line.timestamp for line in lines]
+    assert stamps == sorted(stamps)
+
+
+@pytest.mark.parametrize("size", [LONGEST_LINE - 1, LONGEST_LINE, 3 * LONGEST_LINE + 5])
+def test_long_lines_are_written_in_parts_and_read_whole(tmp_path, size):
+    writer = LogWriter(tmp_path / "0.log")
+    text = ("0123456789" * size)[:size]
+    for start in range(0, size, 5000):
+        writer.feed(text[start : start + 5000].encode())
+    writer.feed(b"\nnext\n")
+    writer.close()
+    assert [line.text for line in read(tmp_path, "r", 0)] == [text, "next"]
+    assert max(map(len, (tmp_path / "0.log").read_bytes().splitlines())) < LONGEST_LINE + 60
+
+
+def test_the_form_is_a_kubelets(tmp_path):
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"hello\nrest")
+    writer.close()
+    form = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z stdout F hello"
+    first, last = (tmp_path / "0.log").read_bytes().splitlines()
+    assert re.fullmatch(form, first)
+    assert last.endswith(b" stdout F rest")
+
+
+def test_a_line_that_is_half_written_is_not_read(tmp_path):
+    (tmp_path / "0.log").write_bytes(b"t stdout F one\nt stdout F tw")
+    assert [line.text for line in read(tmp_path, "r", 0)] == ["one"]
+
+
+def test_follow_goes_from_attempt_to_attempt_and_loses_nothing(tmp_path):
+    over = threading.Event()
+
+    def write():
+        for attempt in range(3):
+            writer = LogWriter(tmp_path / "logs" / f"{attempt}.log")
+            for number in range(200):
+                writer.feed(f"{attempt} {number}\n".encode())
+                if number % 50 == 0:
+                    time.sleep(0.02)
+            writer.close()
+        over.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    lines = list(follow(tmp_path / "logs", "r", ended=over.is_set, stopped=lambda: False))
+    thread.join()
+    assert [(one.attempt, one.text) for one in lines] == [
+        (attempt, f"{attempt} {number}") for attempt in range(3) for number in range(200)
+    ]
+
+
+def test_follow_ends_when_it_is_stopped(tmp_path):
+    stop = threading.Event()
+    lines = follow(tmp_path, "r", ended=lambda: False, stopped=stop.is_set)
+    threading.Timer(0.2, stop.set).start()
+    assert list(lines) == []
+
+
+def test_last_lines(tmp_path):
+    writer = LogWriter(tmp_path / "4.log")
+    writer.feed(b"".join(b"%d\n" % n for n in range(100)) + b"k8sjob: mine\n")
+    writer.close()
+    assert attempts(tmp_path) == [4]
+    last = logfiles.last_lines
+    assert last(tmp_path, 4, lines=2, size=100, without="k8sjob: ") == "98\n99"
+    assert last(tmp_path, 4, lines=2, size=100, without="") == "99\nk8sjob: mine"
+    assert last(tmp_path, 4, lines=9, size=4, without="k8sjob: ") == "8\n99"
+    assert last(tmp_path, 5, lines=9, size=4, without="") == ""

@@ -1,0 +1,262 @@
+"""What a run on this machine needs, found or refused before anything starts."""
+
+import json
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.backends.local.context import copy_context
+from k8sjob.backends.local.devices import share, visible_gpus
+from k8sjob.backends.local.packages import check_packages
+from k8sjob.backends.local.paths import Places, mapped
+from k8sjob.backends.local.prepare import prepare
+from k8sjob.backends.local.store import Store
+from k8sjob.contract import CONFIG_ENV
+from k8sjob.errors import BackendError
+from k8sjob.launch import plan
+from k8sjob.spec import JobSpec
+
+
+def spec(**fields):
+    fields.setdefault("image", "example/image:1")
+    fields.setdefault("run", {"command": ["python", "main.py"]})
+    return JobSpec(name="job", **fields)
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Prepare a spec; the launches, and what was said."""
+
+    def go(made):
+        folder = tmp_path / "context"
+        folder.mkdir(exist_ok=True)
+        store = Store(tmp_path / "state")
+        with store.draft() as draft:
+            home = store.folder("job", "00000000")
+            places = Places(made, folder, home.path, tmp_path / "kept", store)
+            result = prepare(plan(made, folder), places, draft.path)
+        return result.launches, dict(result.notices)
+
+    return go
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("0,2", ("0", "2")), ("", ()), ("-1", ()), (" GPU-a , GPU-b", ("GPU-a", "GPU-b"))],
+)
+def test_visible_devices_are_respected(value, expected):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == expected
+
+
+def test_without_nvidia_smi_there_are_no_gpus(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({}) == ()
+
+
+def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 0\necho 1\necho ''\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert visible_gpus({}) == ("0", "1")
+
+
+@given(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 12))
+def test_no_gpu_is_given_twice(wanted, there):
+    gpus = tuple(str(n) for n in range(there))
+    shares = share(gpus, {str(i): n for i, n in enumerate(wanted)})
+    if sum(wanted) > there:
+        assert shares is None
+        return
+    given_out = [gpu for names in shares.values() for gpu in names.split(",") if gpu]
+    assert len(given_out) == len(set(given_out)) == sum(wanted)
+
+
+def test_each_replica_gets_its_part_of_the_gpus(prepared, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    launches, said = prepared(spec(replicas={"workers": 1}, resources={"gpus": 2}))
+    seen = {name: launch.env["CUDA_VISIBLE_DEVICES"] for name, launch in launches.items()}
+    assert seen == {"master-0": "4,5", "worker-0": "6,7"}
+    assert "TooFewGPUs" not in said
+
+
+def test_too_few_gpus_mean_cpus_said_aloud(prepared, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    made = spec(
+        replicas={"workers": 1}, resources={"gpus": 1}, strategy={"kind": "ddp", "backend": "nccl"}
+    )
+    launches, said = prepared(made)
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches.values()} == {""}
+    assert "asks for 2 GPUs and this machine has 1" in said["TooFewGPUs"]
+    assert json.loads(launches["master-0"].env[CONFIG_ENV])["backend"] == "gloo"
+    assert "gloo is used" in said["NoNccl"]
+
+
+def test_a_job_without_gpus_sees_none(prepared, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    launches, said = prepared(spec())
+    assert launches["master-0"].env["CUDA_VISIBLE_DEVICES"] == ""
+    assert said == {}
+
+
+# --- the command and the environment --------------------------------------------------------------
+
+
+def test_the_agent_is_started_by_this_python(prepared):
+    launches, _ = prepared(spec(run={"script": "main.py", "args": ["--x", "$(HOME) $$"]}))
+    agent = [sys.executable, "-m", "k8sjob.runtime"]
+    assert launches["master-0"].argv == [*agent, "main.py", "--x", "$(HOME) $$"]
+    assert launches["master-0"].has_agent
+    launches, _ = prepared(spec(run={"command": ["torchrun", "main.py"]}))
+    assert launches["master-0"].argv == [*agent, "--exec", "torchrun", "main.py"]
+    assert not launches["master-0"].has_agent
+
+
+@given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
+def test_arguments_and_variables_are_literal_as_on_a_cluster(text):
+    from k8sjob.backends.local.prepare import _expand
+    from k8sjob.rendering.manifest import literal
+
+    assert _expand(literal(text), {"HOME": "expanded", "": "expanded"}) == text
+
+
+def test_variables_refer_to_earlier_ones_as_in_kubernetes(prepared):
+    env = [
+        {"name": "A", "value": "one"},
+        {"name": "B", "value": "$(A)-$(LATER)-$$(A)"},
+        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    container = {"name": "pytorch", "env": env}
+    master = {"template": {"spec": {"containers": [container]}}}
+    launches, _ = prepared(spec(overlay={"spec": {"pytorchReplicaSpecs": {"Master": master}}}))
+    env = launches["master-0"].env
+    assert (env["B"], env["POD"]) == ("one-$(LATER)-$(A)", "job-master-0")
+
+
+def test_a_field_that_means_nothing_here_is_refused(prepared):
+    field = {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}
+    container = {"name": "pytorch", "env": [{"name": "X", "valueFrom": field}]}
+    master = {"template": {"spec": {"containers": [container]}}}
+    with pytest.raises(BackendError, match=r"spec\.serviceAccountName"):
+        prepared(spec(overlay={"spec": {"pytorchReplicaSpecs": {"Master": master}}}))
+
+
+def test_threads_are_divided_unless_somebody_has_chosen(prepared, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launches, _ = prepared(spec(replicas={"workers": 3}))
+    assert launches["worker-2"].env["OMP_NUM_THREADS"] == str(max(1, os.cpu_count() // 4))
+    chosen = {"command": ["python"], "env": {"OMP_NUM_THREADS": 5}}
+    launches, _ = prepared(spec(replicas={"workers": 3}, run=chosen))
+    assert launches["worker-2"].env["OMP_NUM_THREADS"] == "5"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in prepared(spec())[0]["master-0"].env
+
+
+def test_sidecars_are_left_out_and_env_from_is_explained(prepared):
+    master = {"template": {"spec": {"containers": [{"name": "proxy", "image": "p:1"}]}}}
+    overlay = {"spec": {"pytorchReplicaSpecs": {"Master": master}}}
+    run = {"command": ["python"], "env_from": [{"secret": "wandb"}]}
+    _, said = prepared(spec(overlay=overlay, run=run))
+    assert "containers proxy" in said["ContainersLeftOut"]
+    assert "secret 'wandb' is in the cluster alone" in said["EnvFrom"]
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data", "/here"),
+        ("/data/", "/here/"),
+        ("/data/a b", "/here/a b"),
+        ("--in=/data/x=y", None),
+        ("--in=/data/x", "--in=/here/x"),
+        ("/database", None),
+        ("data", None),
+        ("x/data", None),
+        ("", None),
+        ("/data/deep/x", "/deeper/x"),
+    ],
+)
+def test_mapped(text, expected):
+    assert mapped(text, {"/data/deep": "/deeper", "/data": "/here"}) == expected
+
+
+def test_a_config_map_needs_a_folder_of_this_machine(prepared):
+    volume = {"name": "settings", "mount": "/etc/settings", "config_map": "settings"}
+    with pytest.raises(BackendError, match=r"volumes\[0\]: the config_map .* give `local: PATH`"):
+        prepared(spec(volumes=[volume]))
+
+
+# --- packages -------------------------------------------------------------------------------------
+
+
+def image(**fields):
+    return {"repository": "example/image", "base": "python:3.12", **fields}
+
+
+def test_missing_packages_are_one_error_with_the_command(tmp_path):
+    (tmp_path / "requirements.txt").write_text(
+        "# comment\n-r other.txt\npytest>=1\nno-such-package==1 # why\n\n"
+        "other ; python_version < '3'\npkg @ https://example.org/x\n"
+    )
+    made = spec(image=image(requirements="requirements.txt", pip=["neither-this[x]>=2", "click"]))
+    with pytest.raises(BackendError) as error:
+        check_packages(made, tmp_path)
+    message = str(error.value)
+    assert "lacks no-such-package, neither-this of" in message
+    file = tmp_path / "requirements.txt"
+    assert f"-m pip install -r {file} 'neither-this[x]>=2'" in message
+
+
+def test_a_missing_requirements_file_is_named(tmp_path):
+    with pytest.raises(BackendError, match=r"image\.requirements: .*nothing\.txt cannot be read"):
+        check_packages(spec(image=image(requirements="nothing.txt")), tmp_path)
+
+
+# --- the context ----------------------------------------------------------------------------------
+
+
+def test_the_context_is_copied_for_each_replica_without_what_is_ignored(tmp_path):
+    source = tmp_path / "source"
+    names = ["main.py", "pkg/a.py", "data/big.bin", ".git/config", "pkg/__pycache__/a.pyc"]
+    names += [".venv/bin/python", "state/jobs/x", ".dockerignore"]
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    (source / ".dockerignore").write_text("data\n")
+    (source / "link").symlink_to("main.py")
+    targets = [tmp_path / "one", tmp_path / "two"]
+    assert copy_context(source, targets, beside=source / "state") == ""
+    for target in targets:
+        seen = {str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir()}
+        assert seen == {"main.py", "pkg/a.py", ".dockerignore", "link"}
+        assert (target / "link").is_symlink()
+    assert (source / "data/big.bin").exists()
+
+
+def test_a_large_context_is_told_with_its_largest_parts(tmp_path):
+    source, state = tmp_path / "source", tmp_path / "state"
+    state.mkdir()
+    (source / "big").mkdir(parents=True)
+    with (source / "big" / "sparse").open("wb") as file:
+        file.truncate(300 << 20)
+    (source / "main.py").touch()
+    advice = copy_context(source, [], beside=state)
+    assert "has 300 MiB (big 300 MiB" in advice
+    with (source / "big" / "sparse").open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(BackendError, match=r"\.dockerignore.* are free"):
+        copy_context(source, [tmp_path / "one"], beside=state)
+
+
+def test_a_context_that_is_not_there(tmp_path):
+    with pytest.raises(BackendError, match="is not a folder"):
+        copy_context(tmp_path / "nothing", [], beside=tmp_path)

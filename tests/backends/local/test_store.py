@@ -1,0 +1,155 @@
+import os
+import resource
+import stat
+import threading
+
+import pytest
+
+from k8sjob.backends.local.store import Store, default_root, read_json, write_json
+from k8sjob.errors import BackendError
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "state")
+
+
+def make(store, name, uid):
+    with store.draft() as draft:
+        write_json(draft.launch, {"checkpoints": uid})
+        return store.publish(draft, name, uid)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"K8SJOB_STATE": "/a/b", "XDG_STATE_HOME": "/x"}, "/a/b"),
+        ({"XDG_STATE_HOME": "/x"}, "/x/k8sjob"),
+        ({"HOME": "/home/me"}, "/home/me/.local/state/k8sjob"),
+        ({"HOME": "/home/me", "K8SJOB_STATE": "~/jobs"}, "/home/me/jobs"),
+    ],
+)
+def test_where_it_is(monkeypatch, variables, expected):
+    for name in ("K8SJOB_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(default_root()) == expected
+
+
+def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
+    (tmp_path / "state").mkdir(mode=0o755)
+    Store(tmp_path / "state")
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BackendError, match="K8SJOB_STATE to another folder"):
+        Store(tmp_path / "file" / "state")
+
+
+def test_jobs_are_found_by_their_whole_name_newest_first(store):
+    for number, name in enumerate(["a", "a-b", "a", "b"]):
+        folder = make(store, name, f"{number}0000000-x")
+        os.utime(folder.launch, ns=(number, number))
+    assert [f.path.name for f in store.folders()] == [
+        "b-30000000",
+        "a-20000000",
+        "a-b-10000000",
+        "a-00000000",
+    ]
+    assert [f.path.name for f in store.folders("a")] == ["a-20000000", "a-00000000"]
+
+
+def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
+    def fail():
+        with store.draft() as draft:
+            assert store.folders() == []
+            raise BackendError(str(draft.path))
+
+    with pytest.raises(BackendError):
+        fail()
+    assert list((store.root / "jobs").iterdir()) == []
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    file = tmp_path / "state.json"
+    write_json(file, {"n": 0, "fill": ""})
+    stop = threading.Event()
+
+    def write():
+        for n in range(400):
+            write_json(file, {"n": n, "fill": "x" * (n * 50)})
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while not stop.is_set():
+        body = read_json(file)
+        assert len(body["fill"]) == body["n"] * 50
+        seen.append(body["n"])
+    writer.join()
+    assert seen == sorted(seen)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    file = tmp_path / "state.json"
+    write_json(file, {"n": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(BackendError, match=r"cannot write .*state\.json: File too large"):
+            write_json(file, {"n": "x" * 2000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_json(file) == {"n": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_requests_are_taken_once_and_the_newest_counts(store):
+    folder = make(store, "a", "1")
+    folder.ask("suspend", value=True)
+    folder.ask("suspend", value=False)
+    folder.ask("delete")
+    assert folder.asked() == {"delete": {}, "suspend": {"value": False}}
+    assert folder.asked() == {}
+
+
+def test_the_keeper_is_nobody_when_its_file_is_damaged(store):
+    folder = make(store, "a", "1")
+    assert folder.keeper() is None
+    folder.keep(os.getpid())
+    assert folder.keeper().pid == os.getpid()
+    (folder.path / "keeper.json").write_text("{")
+    assert folder.keeper() is None
+
+
+def test_checkpoints_stay_as_long_as_a_job_uses_them(store):
+    folder = make(store, "a", "one")
+    for identity in ("one", "two"):
+        store.checkpoints("a", identity).mkdir(parents=True)
+    store.prune_checkpoints("a")
+    assert [path.name for path in store.checkpoints("a", "").iterdir()] == ["one"]
+    folder.remove()
+    assert store.folders() == []
+    store.prune_checkpoints("a")
+    assert not list(store.checkpoints("a", "").iterdir())
+
+
+def test_the_lock_is_for_one_at_a_time(store):
+    order = []
+
+    def other():
+        with store.locked():
+            order.append("other")
+
+    with store.locked():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(5)
+    assert order == ["first", "other"]

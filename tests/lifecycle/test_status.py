@@ -1,0 +1,91 @@
+import itertools
+from datetime import UTC, datetime
+
+import pytest
+
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.contract import Reason, Role
+from k8sjob.lifecycle.status import JobState, job_status, replica_names
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state", "exit_code"),
+    [
+        ([], "Created", 101),
+        (["Created"], "Created", 101),
+        (["Created", "Running"], "Running", 101),
+        (["Created", "Restarting"], "Restarting", 101),
+        (["Created", "-Running", "Suspended"], "Suspended", 103),
+        (["Created", "-Running", "Succeeded"], "Succeeded", 0),
+        (["Created", "-Running", "Failed"], "Failed", 100),
+        (["Created", "Failed:PyTorchJobStopped:by hand"], "Stopped", 103),
+        (["Created", "Running", "-Suspended:PyTorchJobResumed"], "Running", 101),
+        (["Created", "Restarting", "Failed"], "Failed", 100),
+    ],
+)
+def test_the_state_follows_from_true_conditions_in_any_order(
+    snapshot, conditions, state, exit_code
+):
+    for order in itertools.permutations(conditions):
+        status = job_status(snapshot(*order))
+        assert (status.state, status.exit_code) == (state, exit_code)
+        assert status.ref == JobRef("job", "ns", "u")
+
+
+def test_reason_message_and_times(snapshot):
+    status = job_status(
+        snapshot(
+            "Created",
+            "Failed:Why:what",
+            startTime="2026-01-01T00:01:00Z",
+            completionTime="2026-01-01T00:02:00Z",
+        )
+    )
+    assert (status.reason, status.message) == ("Why", "what")
+    assert status.created == datetime(2026, 1, 1, tzinfo=UTC)
+    assert (status.finished - status.started).total_seconds() == 60
+
+
+def test_a_job_that_ended_without_a_completion_time_ended_when_its_condition_came(snapshot):
+    """The operator leaves it out where the ExitCode policy gives up."""
+    finished = job_status(snapshot("Failed:Why:what")).finished
+    assert finished == datetime(2026, 1, 1, 0, 9, tzinfo=UTC)
+    assert job_status(snapshot("Running")).finished is None
+
+
+def test_replicas(snapshot, make_pod):
+    reason = Reason(3, rank=1, message="it broke\nbadly").encode()
+    pods = [
+        make_pod("master-0", running={}),
+        make_pod(
+            "worker-0",
+            restarts=2,
+            waiting={"reason": "CrashLoopBackOff", "message": "back-off"},
+            last={"exitCode": 3, "reason": "Error", "message": reason},
+        ),
+        make_pod("worker-1", dying=True, running={}),
+        make_pod("worker-2", "Failed", terminated={"exitCode": 1, "message": "one\ntwo\n"}),
+    ]
+    master, crashing, dying, failed = job_status(snapshot("Running", pods=pods)).replicas
+    assert (master.role, master.name, master.phase) == (Role.MASTER, "master-0", "Running")
+    assert (master.node, master.exit_code, master.reason) == ("node-1", None, "")
+    assert (crashing.name, crashing.reason) == ("worker-0", "CrashLoopBackOff")
+    assert (crashing.restarts, crashing.exit_code, crashing.message) == (2, 3, "it broke")
+    assert dying.phase == "Terminating"
+    assert (failed.exit_code, failed.message) == (1, "two")
+
+
+def test_a_pod_that_was_never_scheduled(snapshot):
+    pod = {"metadata": {"labels": {}}, "status": {"phase": "Pending"}}
+    (replica,) = job_status(snapshot("Created", pods=[pod])).replicas
+    assert (replica.phase, replica.node, replica.restarts) == ("Pending", "", 0)
+
+
+def test_an_empty_object_is_a_job_that_was_just_created():
+    status = job_status(Snapshot({}))
+    assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
+
+
+def test_replica_names(make_job):
+    assert replica_names(make_job()) == ("master-0", "worker-0", "worker-1")
+    assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
