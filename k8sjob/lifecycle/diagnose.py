@@ -26,6 +26,7 @@ _MISSING_MODULE: Final = re.compile(r"(?:ModuleNotFoundError: )?No module named 
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
 _ERROR_LINE: Final = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 _ADDRESS: Final = re.compile(r"Address already in use|EADDRINUSE")
+_AGAIN: Final = "run the job again; with `checkpoint` in its spec it goes on from the newest one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _supervisor_gone(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "supervisor-gone",
             case.status.message,
-            "run the job again: it goes on from its newest checkpoint",
+            _AGAIN,
         )
 
 
@@ -98,7 +99,7 @@ def _stopped(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "stopped",
             case.status.message,
-            "run the job again: it goes on from its newest checkpoint",
+            _AGAIN,
         )
 
 
@@ -117,8 +118,7 @@ def _deadline(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "deadline",
             f"the job was ended after its {policy.get('activeDeadlineSeconds')} s",
-            "raise policy.active_deadline, or run the job again: it goes on from its newest"
-            " checkpoint",
+            f"raise policy.active_deadline, or {_AGAIN}",
         )
 
 
