@@ -273,6 +273,14 @@ class Job:
         self.lookout.farewell(self.config.collective_timeout)
         self.group.destroy()
 
+    def fail(self, why: str) -> None:
+        """Leave alone: the others are told, and wait for nothing from here."""
+        self.end()
+        self.lookout.warn_others(f"rank {self.rank} failed: {why}")
+        self.lookout.close()
+        if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
+            self.group.destroy()
+
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.
 

@@ -81,9 +81,7 @@ def session(*, seed: int = 0) -> Iterator[Job]:
             if isinstance(error, Stopped):
                 job.part()
             else:
-                job.end()
-                job.lookout.warn_others(f"rank {job.rank} failed: {_told(error)}")
-                job.lookout.close()
+                job.fail(_told(error))
             raise
         job.part()
     seconds = round(time.monotonic() - began, 3)

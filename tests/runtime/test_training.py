@@ -1,0 +1,386 @@
+"""A session of one process, in the test's own process: the loop, its errors, its files."""
+
+import math
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from k8sjob import runtime
+from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
+
+SGD = (torch.optim.SGD, {"lr": 0.1})
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("K8SJOB_", "PET_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """settings(checkpoint_every=3, ...) as the job.yaml would have them."""
+
+    def put(**config):
+        monkeypatch.setenv(CONFIG_ENV, RuntimeConfig(**config).encode())
+
+    return put
+
+
+@pytest.fixture
+def told(capsys):
+    """told("progress"): the data of the events of a kind so far."""
+    seen = []
+
+    def events(kind):
+        seen.extend(filter(None, map(Event.decode, capsys.readouterr().out.splitlines())))
+        return [event.data for event in seen if event.kind == kind]
+
+    return events
+
+
+def data(count=40):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 4, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+
+
+def prepare(job, build=lambda: nn.Linear(4, 2), **options):
+    return job.prepare(build, **{"loss": functional.cross_entropy, "optimizer": SGD, **options})
+
+
+def train(epochs, *, stop_after=None, **options):
+    """Train in a session of its own; returns the run."""
+    with runtime.session() as job:
+        run = prepare(job, **options)
+        for _ in run.epochs(epochs):
+            for inputs, targets in run.batches(data(), batch_size=10):
+                run.step(inputs, targets)
+                if run.steps == stop_after:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            job.log(**run.evaluate(data()))
+    return run
+
+
+def test_it_learns_and_tells(told, settings):
+    settings()
+    run = train(5)
+    [started] = told("started")
+    assert (started["world_size"], started["backend"], started["device"]) == (1, "gloo", "cpu")
+    assert 0 < started["import_s"] < 3600
+    ends = [event for event in told("progress") if event["step"] == event["steps"] == 4]
+    assert [event["epoch"] for event in ends] == [0, 1, 2, 3, 4]
+    assert ends[-1]["epoch_loss"] < ends[0]["epoch_loss"]
+    assert {"samples_per_s", "eta_s", "loss"} <= set(ends[0])
+    assert ends[-1]["eta_s"] == 0
+    assert [set(event) for event in told("metrics")] == [{"eval_loss", "eval_accuracy"}] * 5
+    assert told("finished")[0]["eval_accuracy"] > 0.8
+    assert run.steps == 20
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_seed_decides(settings):
+    settings()
+    first, second = train(2).model.weight, train(2).model.weight
+    assert torch.equal(first, second)
+    with runtime.session(seed=9) as job:
+        assert not torch.equal(prepare(job).model.weight, nn.Linear(4, 2).weight)
+        other = prepare(job).model.weight
+    with runtime.session() as job:
+        assert not torch.equal(prepare(job).model.weight, other)
+
+
+def test_checkpoints_every_so_many_steps(settings, told, tmp_path):
+    settings(checkpoint_dir=str(tmp_path), checkpoint_every=3, checkpoint_keep=2)
+    train(2)
+    assert [event["step"] for event in told("checkpoint")] == [3, 6, 8]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_finished_run_has_nothing_left(settings, told, tmp_path):
+    settings(checkpoint_dir=str(tmp_path))
+    train(2)
+    run = train(2)
+    assert "nothing is left to train" in told("warning")[-1]["message"]
+    assert run.steps == 8
+    assert train(3).steps == 12  # more epochs were asked for: they follow
+
+
+def test_sigterm_saves_and_leaves_with_143(settings, told, tmp_path):
+    settings(checkpoint_dir=str(tmp_path))
+    with pytest.raises(SystemExit) as left:
+        train(3, stop_after=6)
+    assert left.value.code == 143
+    assert told("stopping")[0] == {"signal": "SIGTERM", "epoch": 1, "step": 6}
+    assert told("checkpoint")[-1]["step"] == 6
+    assert told("finished") == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    run = train(3)
+    undisturbed = tmp_path / "other"
+    settings(checkpoint_dir=str(undisturbed))
+    assert torch.equal(run.model.weight, train(3).model.weight)
+
+
+def test_sigterm_in_an_evaluation_comes_back_to_it(settings, told, tmp_path):
+    settings(checkpoint_dir=str(tmp_path))
+
+    def once(stop):
+        with runtime.session() as job:
+            run = prepare(job)
+            for epoch in run.epochs(2):
+                for batch in run.batches(data(), batch_size=10):
+                    run.step(*batch)
+                if stop and epoch == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                job.log(epoch=epoch, **run.evaluate(data()))
+
+    with pytest.raises(SystemExit):
+        once(stop=True)
+    once(stop=False)
+    assert [event["epoch"] for event in told("metrics")] == [0, 1]
+    assert told("resumed")[0] == {"path": str(tmp_path / "step-00000008.pt"), "epoch": 1, "step": 8}
+
+
+def test_without_a_place_a_stop_still_is_one():
+    with pytest.raises(SystemExit) as left:
+        train(3, stop_after=6)
+    assert left.value.code == 143
+
+
+def test_own_state_schedule_and_random_numbers_come_back(settings, tmp_path):
+    settings(checkpoint_dir=str(tmp_path), checkpoint_every=2)
+
+    def once(steps):
+        with runtime.session() as job:
+            run = prepare(job, scheduler=(torch.optim.lr_scheduler.StepLR, {"step_size": 1}))
+            done = 0
+            for _ in run.epochs(3):
+                for inputs, targets in run.batches(data(), batch_size=10):
+                    run.step(inputs + torch.rand(1), targets)
+                    drawn = run.state.setdefault("drawn", [])
+                    drawn.append([random.random(), np.random.rand(), float(torch.rand(1))])  # noqa: NPY002 - the global one
+                    done += 1
+                    if done == steps:
+                        raise KeyError("crash")
+            return run
+
+    with pytest.raises(KeyError):
+        once(steps=7)
+    resumed = once(steps=None)
+    settings(checkpoint_dir=str(tmp_path / "other"))
+    undisturbed = once(steps=None)
+    assert resumed.state["drawn"] == undisturbed.state["drawn"]
+    assert resumed.scheduler.get_last_lr() == undisturbed.scheduler.get_last_lr()
+    assert torch.equal(resumed.model.weight, undisturbed.model.weight)
+
+
+def test_a_schedule_by_steps(settings):
+    settings()
+    run = train(
+        2,
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        schedule_by="step",
+    )
+    assert run.scheduler.get_last_lr() == [0.1 * 0.5**8]
+
+
+def test_a_checkpoint_of_another_model_is_refused(settings, tmp_path):
+    settings(checkpoint_dir=str(tmp_path))
+    train(1)
+    with pytest.raises(ValueError, match=r"step-00000004\.pt does not fit this model"):
+        train(2, build=lambda: nn.Linear(4, 3))
+
+
+def test_a_full_disk_does_not_end_the_training(settings, told, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings(checkpoint_dir=str(tmp_path / "file"))
+    assert train(2).steps == 8
+    assert "training goes on" in told("warning")[0]["message"]
+
+
+def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path):
+    settings(checkpoint_dir=str(tmp_path))
+    with pytest.raises(SystemExit):
+        train(2, stop_after=2)
+    with runtime.session() as job:
+        run = prepare(job)
+        for _ in run.epochs(1):
+            for batch in run.batches(data(80), batch_size=10):
+                run.step(*batch)
+    assert "epoch 0 begins anew" in told("warning")[0]["message"]
+    assert run.steps == 2 + 8
+
+
+def test_accumulation_counts_optimizer_steps(settings):
+    settings(options={"accumulate": 3})
+    assert train(2).steps == 4  # 4 batches an epoch: 3 + 1
+
+
+def test_the_loss_so_far_is_the_mean_over_the_samples(settings):
+    settings()
+    with runtime.session() as job:
+        run = prepare(job, optimizer=(torch.optim.SGD, {"lr": 0.0}))
+        assert math.isnan(run.loss)
+        for _ in run.epochs(1):
+            for batch in run.batches(data(), batch_size=16):
+                run.step(*batch)
+        inputs, targets = data()[:]
+        expected = functional.cross_entropy(run.model(inputs), targets).item()
+        assert run.loss == pytest.approx(expected, rel=1e-6)
+        assert run.evaluate(data(), batch_size=7)["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_loss_that_is_no_number_is_told_once(settings, told):
+    settings()
+    train(3, loss=lambda output, target: functional.cross_entropy(output, target) * math.nan)
+    assert len(told("warning")) == 1
+    assert "the loss is nan in epoch 0" in told("warning")[0]["message"]
+
+
+def test_inputs_may_be_several(settings):
+    settings()
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, left, right):
+            return self.layer(left * right)
+
+    with runtime.session() as job:
+        run = prepare(job, Two)
+        for _ in run.epochs(1):
+            for number, (inputs, targets) in enumerate(run.batches(data(), batch_size=20)):
+                pair = (inputs, inputs) if number else {"left": inputs, "right": inputs}
+                run.step(pair, targets)
+        assert run.steps == 2
+
+
+def no_step(run):
+    for _ in run.epochs(1):
+        for _ in run.batches(data(), batch_size=10):
+            pass
+
+
+def two_steps(run):
+    for _ in run.epochs(1):
+        for batch in run.batches(data(), batch_size=10):
+            run.step(*batch)
+            run.step(*batch)
+
+
+def two_loops(run):
+    list(run.epochs(1))
+    list(run.epochs(1))
+
+
+def small_tail(run):
+    for _ in run.epochs(1):
+        for batch in run.batches([], batch_size=10):
+            run.step(*batch)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "error", "message"),
+    [
+        (lambda run: run.step(torch.ones(1, 4), torch.ones(1)), RuntimeError, "inside run.batches"),
+        (lambda run: next(run.batches(data(), batch_size=1)), RuntimeError, "inside `for epoch"),
+        (lambda run: next(run.epochs(0)), ValueError, "at least one"),
+        (no_step, RuntimeError, "was not given to run.step"),
+        (two_steps, RuntimeError, "once for each batch"),
+        (two_loops, RuntimeError, "called before"),
+        (small_tail, ValueError, "is empty"),
+    ],
+)
+def test_misuse_is_told(settings, misuse, error, message):
+    settings()
+    with runtime.session() as job, pytest.raises(error, match=message):
+        misuse(prepare(job))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"build": nn.ReLU}, ValueError, "ReLU has no parameters to train"),
+        ({"build": lambda: 3}, TypeError, "gave a int"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, ValueError, r"the shape \(10,\)"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(settings, options, error, message):
+    settings()
+    with pytest.raises(error, match=message):
+        train(1, **options)
+    assert not torch.distributed.is_initialized()  # a notebook can try again
+
+
+def test_batch_norm_needs_a_sample_on_every_rank(settings):
+    from k8sjob.runtime.data import Feed
+
+    settings()
+    with runtime.session() as job:
+        run = prepare(job, lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        feed = Feed(
+            data(41),
+            {"batch_size": 10, "tail": "short", "loader_options": {}},
+            rank=0,
+            world_size=4,
+            accumulate=1,
+            seed=0,
+            on_gpu=False,
+        )
+        with pytest.raises(ValueError, match="batch normalisation"):
+            run._begin_epoch(feed)
+
+
+def test_paths_of_the_job_are_mapped(monkeypatch, tmp_path):
+    monkeypatch.setenv(PATHS_ENV, f'{{"/data": "{tmp_path}", "/data/deep": "/elsewhere"}}')
+    with runtime.session() as job:
+        assert job.path("/data/images") == tmp_path / "images"
+        assert str(job.path("/data/deep/er")) == "/elsewhere/er"
+        assert str(job.path("/database")) == "/database"
+        assert job.checkpoint_dir is None
+
+
+def test_a_loop_of_ones_own_saves_and_loads(monkeypatch, told, tmp_path):
+    monkeypatch.setenv(CHECKPOINT_DIR_ENV, str(tmp_path))
+    with runtime.session() as job:
+        assert job.load() is None
+        job.save(3, {"weights": torch.ones(2), "epoch": 1})
+        assert not job.should_stop()
+    with runtime.session() as job:
+        state = job.load()
+        assert state["epoch"] == 1
+        job.lookout.ask_to_stop("SIGTERM")
+        assert job.should_stop()
+    with pytest.raises(ValueError, match="holds 'k8sjob/own/1', not 'k8sjob/run/1'"):
+        train(1)
+
+
+def test_saving_needs_a_place():
+    with runtime.session() as job, pytest.raises(ValueError, match=r"checkpoint\.dir is not set"):
+        job.save(1, {})
+
+
+def test_reducing_alone():
+    with runtime.session() as job:
+        assert job.reduce(loss=(6, 4), hits=(torch.tensor(3), 0)) == pytest.approx(
+            {"loss": 1.5, "hits": math.nan}, nan_ok=True
+        )
+        with job.main_first():
+            assert job.is_main
+        job.barrier()
+
+
+def test_one_session_at_a_time():
+    with runtime.session():
+        inner = runtime.session()
+        with pytest.raises(RuntimeError, match="a process group exists already"):
+            inner.__enter__()
