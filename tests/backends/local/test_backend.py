@@ -581,3 +581,26 @@ def test_a_suspended_job_of_kueue_starts_here(backend, wait, make_plan):
     ref = backend.create(make_plan("print('ran')", workers=0, kueue_queue="queue"))
     assert wait.end(ref).state is JobState.SUCCEEDED
     assert PATHS_ENV not in os.environ
+
+
+def test_of_several_that_want_a_name_at_once_one_gets_it(backend, make_plan, state):
+    plan = make_plan(FOR_EVER, workers=0)
+    others = [LocalBackend(state) for _ in range(4)]
+    outcomes = []
+
+    def create(one):
+        try:
+            outcomes.append(one.create(plan).name)
+        except JobExists as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=create, args=(one,)) for one in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("job") == 1
+    assert len(backend.jobs()) == 1
+    for one in others:
+        one.close()
+    assert job_status(backend.jobs()[0]).state is JobState.STOPPED
