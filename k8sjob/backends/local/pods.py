@@ -15,7 +15,7 @@ from k8sjob.contract import CONTAINER_NAME, Role
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
 
-__all__ = ["End", "ended", "is_live", "new_pod", "replica_of", "running", "waiting"]
+__all__ = ["End", "ended", "is_live", "last_message", "new_pod", "replica_of", "running", "waiting"]
 
 _PREFIX: Final = "training.kubeflow.org"
 
@@ -93,6 +93,14 @@ def replica_of(pod: Json) -> str:
 def is_live(pod: Json) -> bool:
     """Whether the Pod has not come to its end."""
     return pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+
+def last_message(pod: Json) -> str:
+    """The termination message of the container's newest end; empty where there was none."""
+    for container in pod["status"].get("containerStatuses", []):
+        ended = container["state"].get("terminated") or container["lastState"].get("terminated")
+        return str((ended or {}).get("message", ""))
+    return ""
 
 
 def running(pod: Json, restarts: int, started: datetime) -> None:

@@ -26,6 +26,7 @@ from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.operator import CreatePod, DeletePod, Record
 from k8sjob.backends.local.store import JobFolder, read_json, write_json
+from k8sjob.contract import ExitCode, Reason
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -128,7 +129,7 @@ class Supervisor:
             return
         now = datetime.now(UTC)
         status, actions = operator.reconcile(self._job, self._kubelet.pods, now)
-        trouble = self._used_up()
+        trouble = self._hopeless() or self._used_up()
         if trouble and not finished(status):
             look = operator.reconcile(self._job, self._kubelet.pods, now, trouble=trouble)
             status, actions = look
@@ -143,6 +144,20 @@ class Supervisor:
                 self._kubelet.delete(action.name)
             elif isinstance(action, Record):
                 self._record(self._job, action)
+
+    def _hopeless(self) -> str:
+        """Why another start would end the same way: the agent says that the script itself failed.
+
+        The operator would start it again all the same; here somebody is waiting at the terminal.
+        """
+        for pod in self._kubelet.pods:
+            reason = Reason.decode(pods.last_message(pod))
+            if reason and reason.exit_code in (ExitCode.USER_ERROR, ExitCode.CONFIG):
+                return (
+                    f"Job {self._job['metadata']['name']} has failed because"
+                    f" {pods.replica_of(pod)} ended with exit code {reason.exit_code}"
+                )
+        return ""
 
     def _used_up(self) -> str:
         """Why no restart is left. The operator's backoffLimit is a rough measure of the same.

@@ -161,6 +161,20 @@ def test_the_exit_code_policy_makes_the_pod_anew(backend, wait, make_plan):
     assert "Pod: local.job-master-0 exited with code 137" in messages
 
 
+@pytest.mark.dist  # the agent asks for torch; the script does not import it
+def test_an_error_of_the_script_ends_the_job_at_once(backend, wait, make_plan):
+    made = make_plan(
+        "print(nothing)",
+        run={"script": "main.py"},
+        policy={"max_restarts": 3, "termination_grace": 2},
+    )
+    ref = backend.create(made)
+    status = wait.end(ref)
+    assert status.state == JobState.FAILED
+    assert status.message.endswith("ended with exit code 1")
+    assert {replica.restarts for replica in status.replicas} == {0}
+
+
 @pytest.mark.parametrize(("restarts", "starts"), [(0, 1), (1, 2)])
 def test_max_restarts_ends_a_job_that_fails_again_and_again(
     backend, wait, make_plan, restarts, starts
