@@ -62,7 +62,7 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
         fields_alone = bare.model_dump(exclude_defaults=True)
         spec = _accepted({**fields_alone, "overlay": _plain(overlay)}, source)
     _prove(spec, original, source)
-    return Adopted(spec, (*notes, *_notes(spec, wanted)))
+    return Adopted(spec, (*notes, *_notes(spec, original)))
 
 
 def _accepted(data: Json, source: str) -> JobSpec:
@@ -144,7 +144,7 @@ def _leaves(patch: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
         yield path
 
 
-def _notes(spec: JobSpec, wanted: Json) -> Iterator[str]:
+def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
     kept = sorted({field_path(path) for path in _leaves(spec.overlay)} if spec.overlay else ())
     if kept:
         yield f"kept in overlay, since a job.yaml has no field for it: {', '.join(kept)}"
@@ -163,12 +163,12 @@ def _notes(spec: JobSpec, wanted: Json) -> Iterator[str]:
         )
     elif spec.run.command is not None and command[:3] != AGENT:
         yield "the command runs as it is, without k8sjob's agent; run.script would start it by that"
-    if spec.service_account_token and "token" not in str(wanted.get("metadata")):
+    if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (
             "service_account_token is true, as Kubernetes has it by default; leave it out if the "
             "training never calls the cluster"
         )
-    for role, pod in pods(wanted):
+    for role, pod in pods(original):
         image = trainer(pod)["image"]
         if image != spec.image_reference:
             yield f"the {role} runs another image, {image}, which the overlay keeps"

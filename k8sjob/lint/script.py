@@ -35,6 +35,7 @@ def lint_script(text: str, source: str = "", setting: Setting | None = None) -> 
     """
     try:
         script = parse(text, setting or Setting())
+        return findings(_RULES, script, text, source, CHECKS)
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
         version = ".".join(str(part) for part in sys.version_info[:2])
@@ -43,4 +44,3 @@ def lint_script(text: str, source: str = "", setting: Setting | None = None) -> 
             "ends at once; correct it"
         )
         return [Finding(_SYNTAX.id, _SYNTAX.severity, message, source, line, max(column, 1))]
-    return findings(_RULES, script, text, source, CHECKS)

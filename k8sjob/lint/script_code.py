@@ -89,34 +89,35 @@ class Code:
         """Whether a node runs only under a condition or as a reaction to an exception."""
         return self._always_passes(node, lambda _, parent: _is_condition(parent))
 
-    def _always_passes(
-        self,
-        node: ast.AST,
-        passed: Callable[[ast.AST, ast.AST], bool],
-        seen: frozenset[Function] = frozenset(),
-    ) -> bool:
+    def _always_passes(self, node: ast.AST, passed: Callable[[ast.AST, ast.AST], bool]) -> bool:
         """Whether every way to a node leads through a (child, parent) for which `passed` holds.
 
         Ways are followed through the functions of the file; one that nothing in the file uses is
         taken for one that is reached in the asked way.
         """
-        for child, parent in self.ancestors(node):
-            if passed(child, parent):
-                return True
-            if isinstance(parent, Function):
-                seen |= {parent}
-                ways = [use for use in self._uses(parent) if self.function(use) not in seen]
-                return all(self._always_passes(use, passed, seen) for use in ways)
-        return False
+        ways: list[ast.AST] = [node]
+        seen: set[Function] = set()
+        while ways:
+            for child, parent in self.ancestors(ways.pop()):
+                if passed(child, parent):
+                    break
+                if isinstance(parent, Function):
+                    if parent not in seen:
+                        seen.add(parent)
+                        ways += self._uses.get(parent.name, ())
+                    break
+            else:
+                return False
+        return True
 
-    def _uses(self, function: Function) -> list[ast.AST]:
-        return [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Name | ast.Attribute)
-            and isinstance(node.ctx, ast.Load)
-            and self.name(node).rpartition(".")[2] == function.name
-        ]
+    @cached_property
+    def _uses(self) -> dict[str, list[ast.AST]]:
+        """Where each name is used, by its last part."""
+        uses: dict[str, list[ast.AST]] = defaultdict(list)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                uses[self.name(node).rpartition(".")[2]].append(node)
+        return uses
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """The loops around a node within its function, the innermost first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -96,8 +97,10 @@ class Setting:
 
 
 def parse(text: str, setting: Setting) -> Script:
-    """The script in a text; SyntaxError where it is none."""
-    return Script(ast.parse(text), setting)
+    """The script in a text; SyntaxError, ValueError or RecursionError where it is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
+        return Script(ast.parse(text.removeprefix("\ufeff")), setting)
 
 
 def constant(node: ast.AST | None) -> object:

@@ -209,9 +209,14 @@ def test_a_finding_says_where():
     assert str(finding).startswith("train.py:7:5: warning[save-on-every-rank]: ")
 
 
-@pytest.mark.parametrize("text", ["def f(:\n", "\0", "(" * 5000, "x = 1\n  y = 2\n"])
+@pytest.mark.parametrize("text", ["def f(:\n", "\0", "(" * 5000, "a" + ".b" * 50_000, "x\n  y\n"])
 def test_what_is_no_python_is_said_and_not_raised(text):
     assert [f.id for f in lint_script(text)] == ["script-syntax"]
+
+
+@pytest.mark.parametrize("text", ["\ufeffprint(1)\n", "x = '\\d'\n", "x = 1\r\ny = 2\r\n", ""])
+def test_what_python_takes_is_taken(text):
+    assert lint_script(text) == []
 
 
 NAMES = st.sampled_from(["rank", "dist", "torch", "x", "os", "model", "main"])
