@@ -20,7 +20,6 @@ from k8sjob.runtime.env import EnvError, dist_env
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.process_group import open_group
 from k8sjob.runtime.report import Reporter
-from k8sjob.runtime.training import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +77,7 @@ def session(*, seed: int = 0) -> Iterator[Job]:
         try:
             yield job
         except BaseException as error:
-            if isinstance(error, Stopped):
+            if _is_orderly(error, job):
                 job.part()
             else:
                 job.fail(_told(error))
@@ -86,6 +85,11 @@ def session(*, seed: int = 0) -> Iterator[Job]:
         job.part()
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
+
+
+def _is_orderly(error: BaseException, job: Job) -> bool:
+    """Whether all ranks leave by this: a common stop, or sys.exit() without a failure."""
+    return isinstance(error, SystemExit) and (not error.code or bool(job.lookout.reason))
 
 
 @contextmanager

@@ -113,3 +113,18 @@ def test_a_rank_that_comes_back_is_noticed_by_those_that_run_on(start_ranks):
     newcomer.wait(60)
     assert newcomer.code == ExitCode.PEER_LOST  # nobody was started to meet it
     assert json.loads(newcomer.read("reason"))["culprits"] == [0]
+
+
+def test_a_loop_of_ones_own_stops_together(start_ranks, tmp_path):
+    settings = {"world": 2, "program": "own_loop.py", "checkpoint_dir": str(tmp_path / "own")}
+    ranks = start_ranks({"steps": 10_000, "slow_save": 7}, **settings)
+    ranks.await_text(0, "going")
+    ranks.signal(rank=1)
+    stopped = ranks.finish()
+    # Rank 0 saves for longer than a lost peer is given: rank 1 must not count as lost meanwhile.
+    assert stopped.codes == [ExitCode.STOPPED] * 2
+    steps = [output.rpartition("stopped at ")[2].split()[0] for output in stopped.outputs]
+    assert steps[0] == steps[1]
+    finished = start_ranks({"steps": int(steps[0]) + 5}, **settings).finish()
+    assert finished.codes == [0, 0]
+    assert f"from {steps[0]}" in finished.outputs[0]
