@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import click
 
 from k8sjob.adopt import adopt
 from k8sjob.cli.failure import say
-from k8sjob.cli.output import document, format_option, text
+from k8sjob.cli.output import document, format_option, source_name, text
+from k8sjob.document import content
 from k8sjob.lint import Severity, lint
 from k8sjob.view.safe import safe_line
 
@@ -25,7 +25,7 @@ def adopt_command(file: Path) -> None:
     What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
     standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
     """
-    adopted = adopt(_read(file), "<stdin>" if str(file) == "-" else str(file))
+    adopted = adopt(content(file), source_name(file))
     text(adopted.spec.to_yaml())
     for note in adopted.notes:
         say(f"note: {note}")
@@ -51,7 +51,3 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
         if not found:
             say("nothing found")
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))
-
-
-def _read(file: Path) -> bytes:
-    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from k8sjob.cli.failure import fail, say
-from k8sjob.cli.output import document, format_option, text
+from k8sjob.cli.output import document, format_option, source_name, text
 from k8sjob.errors import SpecError
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image, JobSpec, load, schema
@@ -45,7 +45,7 @@ def validate_command(files: tuple[Path, ...], output: str) -> int:
 
 def _checked(file: Path) -> tuple[dict[str, Any], str]:
     """What was found as data, and in words."""
-    result: dict[str, Any] = {"file": str(file), "valid": True, "job": None, "problems": []}
+    result: dict[str, Any] = {"file": source_name(file), "valid": True, "job": None, "problems": []}
     try:
         spec = load(file)
         render(spec)  # an overlay shows whether it fits in the manifest alone
@@ -54,7 +54,7 @@ def _checked(file: Path) -> tuple[dict[str, Any], str]:
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     size = f"{_count(spec.nnodes, 'pod')}, {_count(spec.world_size, 'process', 'es')}"
-    return result, f"{file}: valid: {spec.name}, {size}"
+    return result, f"{source_name(file)}: valid: {spec.name}, {size}"
 
 
 def _count(count: int, noun: str, plural: str = "s") -> str:

@@ -13,8 +13,9 @@ from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
-__all__ = ["document", "format_option", "table"]
+__all__ = ["document", "format_option", "source_name", "table", "text"]
 
 _COLUMN_GAP: Final = 3
 
@@ -30,6 +31,11 @@ def format_option(*formats: str) -> Callable[[Callable[..., Any]], Callable[...,
         show_default=True,
         help="How to print it.",
     )
+
+
+def source_name(file: Path) -> str:
+    """What a file is called in what is said about it."""
+    return "<stdin>" if str(file) == "-" else str(file)
 
 
 def document(data: Any, output: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -107,13 +108,9 @@ def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool
     help="Show where in k8sjob an error came from.",
 )
 def program() -> None:
-    r"""Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
+    """Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
 
-    A job is NAME, or local/NAME on this machine. Begin with:
-
-    \b
-      k8sjob init my-job
-      k8sjob run my-job/job.yaml
+    A job is NAME, or local/NAME on this machine. Begin with: k8sjob init my-job
     """
 
 
@@ -123,6 +120,9 @@ def main(args: list[str] | None = None) -> NoReturn:
     Args:
         args: arguments without the program's name; None takes the process's own.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as by `k8sjob ... <&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - for the process's life
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
+from k8sjob.document.source import MAX_BYTES
 from k8sjob.errors import Problem, SpecError, field_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "parse", "parse_all"]
+__all__ = ["MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "parse", "parse_all"]
 
-MAX_BYTES: Final = 2**20
-"""Largest text that is read; an apiserver takes no larger object either."""
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 """Most values in one document, with every alias counted as often as it is used."""
@@ -301,7 +300,7 @@ def _is_empty(node: yaml.ScalarNode) -> bool:
 
 def _decode(text: str | bytes, source: str) -> str:
     if len(text) > MAX_BYTES:
-        message = f"{len(text)} long, more than the {MAX_BYTES} bytes of a Kubernetes object"
+        message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object; name another file"
         raise SpecError([Problem("", message)], source)
     if isinstance(text, str):
         return text.removeprefix("\ufeff")

@@ -21,6 +21,7 @@ from k8sjob.contract import (
     WORKDIR,
     Role,
 )
+from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
 
@@ -66,9 +67,9 @@ def render(spec: JobSpec, image: str | None = None) -> str:
             spec, and for one that is to be built its repository without a tag.
 
     Raises:
-        SpecError: the overlay does not fit; see k8sjob.rendering.overlay.
+        SpecError: the overlay does not fit, see k8sjob.rendering.overlay; or `image` names none.
     """
-    values = _values(spec, image or spec.image_reference)
+    values = _values(spec, spec.image_reference if image is None else _checked(image))
     text = fill(_TEMPLATE, **values, job_annotations={})
     overlay = document.dump(spec.overlay) if spec.overlay else ""
     digest = hashlib.sha256((text + overlay).encode()).hexdigest()
@@ -129,6 +130,15 @@ def literal(text: str) -> str:
     job spec says is meant literally, on a cluster as on a laptop.
     """
     return _ACTIVE_DOLLAR.sub("$$", text)
+
+
+def _checked(image: str) -> str:
+    from k8sjob.spec.names import is_image_reference  # noqa: PLC0415 - as in _volumes
+
+    if not is_image_reference(image):
+        message = f"{image!r} is not an image reference: [registry/]path[:tag][@sha256:digest]"
+        raise SpecError([Problem("image", message)])
+    return image
 
 
 @dataclass(frozen=True, slots=True)

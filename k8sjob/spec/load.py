@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from k8sjob.errors import Problem, SpecError
@@ -20,13 +19,15 @@ def load(path: str | Path) -> JobSpec:
     Raises:
         SpecError: it cannot be read, or is not a valid spec; with every problem and its place.
     """
+    from k8sjob.document import content  # noqa: PLC0415 - YAML is not needed for specs from Python
+
     if str(path) == "-":
-        return JobSpec.from_yaml(sys.stdin.buffer.read(), source="<stdin>")
+        return JobSpec.from_yaml(content(path), source="<stdin>")
     file = Path(path)
     if file.is_dir():
         file /= "job.yaml"
     try:
-        text = file.read_bytes()
+        text = content(file)
     except FileNotFoundError:
         message = "no such file; name a job.yaml, or make one with `k8sjob init`"
         raise SpecError([Problem("", message)], str(file)) from None

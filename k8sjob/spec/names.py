@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
@@ -23,6 +24,7 @@ __all__ = [
     "Text",
     "VolumeName",
     "check_text",
+    "is_image_reference",
     "is_label_value",
     "is_repository",
 ]
@@ -83,7 +85,8 @@ def _job_name(value: str) -> str:
 
 
 def _suggest(value: str) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-").lstrip("0123456789-")
+    plain = "".join(c for c in unicodedata.normalize("NFKD", value) if not unicodedata.combining(c))
+    name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
     return f"; {name!r} would do" if _DNS_1035.fullmatch(name) else ""
 
 
@@ -145,13 +148,18 @@ def _env_name(value: str) -> str:
 
 
 def _reference(value: str) -> str:
-    match = _REFERENCE.fullmatch(value)
-    if not match or len(match["repository"]) > 255:
+    if not is_image_reference(value):
         refuse(
             f"{value!r} is not an image reference: [registry/]path[:tag][@sha256:digest], registry"
             " and path in lower case"
         )
     return value
+
+
+def is_image_reference(text: str) -> bool:
+    """Whether the text names an image as registries do."""
+    match = _REFERENCE.fullmatch(text)
+    return match is not None and len(match["repository"]) <= 255
 
 
 def is_repository(reference: str) -> bool:

@@ -52,3 +52,10 @@ def test_no_file_is_a_bug(command, data, monkeypatch):
     assert "\x1b" not in said
     if end.value.code == 1:
         assert said.startswith("error: ") or written(out)
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "adopt"])
+def test_a_file_without_an_end_is_too_large(command, k8sjob):
+    done = k8sjob(command, "/dev/zero")
+    assert done.code == 1
+    assert "/dev/zero: longer than the 1048576 bytes" in done.err

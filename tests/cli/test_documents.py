@@ -33,7 +33,7 @@ def test_every_problem_of_every_file_is_said(k8sjob, job_file, tmp_path):
 
 def test_standard_input_is_a_file(k8sjob, job_file):
     text = job_file().read_text()
-    assert k8sjob("validate", "-", stdin=text).out.startswith("-: valid: tiny, 1 pod")
+    assert k8sjob("validate", "-", stdin=text).out.startswith("<stdin>: valid: tiny, 1 pod")
     assert k8sjob("validate", "-", stdin="name: [").err.startswith("error: <stdin>:")
     done = k8sjob("render", "-", stdin=text)
     assert yaml.safe_load(done.out)["metadata"]["name"] == "tiny"
@@ -68,6 +68,8 @@ def test_render_prints_the_manifest_alone(k8sjob, job_file):
     assert k8sjob("render", file) == (0, render(load(file)), "")
     image = "team/tiny@sha256:" + "a" * 64
     assert k8sjob("render", file, "--image", image).out == render(load(file), image)
+    assert "image: 'a b' is not an image reference" in k8sjob("render", file, "--image", "a b").err
+    assert k8sjob("render", file, "--image", "").code == 1
     done = k8sjob("render", file, "-n", "blue")
     assert yaml.safe_load(done.out)["metadata"]["namespace"] == "blue"
 

@@ -57,6 +57,22 @@ def test_wrong_usage(args, said, k8sjob, tmp_path, monkeypatch):
     assert second.endswith("--help'")
 
 
+def test_help_is_text_alone(k8sjob):
+    for args in ([], *([name] for name in COMMANDS)):
+        assert "\\" not in k8sjob(*args, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [("<&-", 1), (">&-", 1), ("2>&-", 1), ("<&- >&- 2>&-", 1)]
+)
+def test_streams_may_be_closed(redirection, code):
+    shell = f'"{sys.executable}" -m k8sjob validate - {redirection}'
+    done = subprocess.run(["sh", "-c", shell], input=b"a", capture_output=True, check=False)
+    assert done.returncode == code
+    assert b"bug" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 def test_version(k8sjob):
     assert k8sjob("--version").out == f"k8sjob {__version__}\n"
     assert k8sjob("version").out.splitlines()[0] == f"k8sjob {__version__}"

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from k8sjob.document import Document, WrittenFloat, parse, parse_all
-from k8sjob.document.reading import MAX_BYTES
+from k8sjob.document.source import MAX_BYTES
 from k8sjob.errors import SpecError
 
 TEXT = """\
@@ -148,7 +148,7 @@ def test_aliases_cannot_multiply():
 
 
 def test_large_texts_are_not_read():
-    assert "more than" in refused("a" * (MAX_BYTES + 1)).message
+    assert "longer than" in refused("a" * (MAX_BYTES + 1)).message
 
 
 def test_several_documents_as_kubectl_reads_them():

@@ -32,11 +32,11 @@ RENDERED = {"pytorchjob.yaml", "Dockerfile", ".dockerignore"}
 def test_a_copy_has_all_that_the_build_needs(built, code, tmp_path):
     spec = built()
     target = tmp_path / "deep/build"
-    files = write_context(spec, code, target, image="registry.example/x@sha256:1")
+    files = write_context(spec, code, target, image="registry.example/x:1")
     assert {file.name for file in files} == RENDERED
     assert names(target) == {"main.py", "pkg/__init__.py", *RENDERED}
     assert (target / "Dockerfile").read_text() == dockerfile(spec)
-    assert (target / "pytorchjob.yaml").read_text() == render(spec, "registry.example/x@sha256:1")
+    assert (target / "pytorchjob.yaml").read_text() == render(spec, "registry.example/x:1")
     assert names(code) == {"main.py", "pkg/__init__.py", ".env"}
 
 

@@ -9,6 +9,8 @@ from k8sjob.document import parse
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
 
+DIGEST = "registry.example/d@sha256:" + "0" * 64
+
 
 @pytest.mark.parametrize(
     ("base", "patch", "result"),
@@ -145,12 +147,12 @@ def test_a_built_image_is_not_replaced_but_sidecars_have_theirs(built):
     with pytest.raises(SpecError, match="would replace the image that is built"):
         render(built(replicas={"workers": 1}, overlay=replace))
     sidecar = nested((*WORKER, "containers"), [{"name": "side", "image": "side:1"}])
-    pod = manifest(built(replicas={"workers": 1}, overlay=sidecar), "registry.example/d@sha256:0")
+    pod = manifest(built(replicas={"workers": 1}, overlay=sidecar), DIGEST)
     images = [
         c["image"]
         for c in pod["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     ]
-    assert images == ["registry.example/d@sha256:0", "side:1"]
+    assert images == [DIGEST, "side:1"]
 
 
 def test_an_image_that_is_a_reference_may_differ_between_roles(job):
