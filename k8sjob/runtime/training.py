@@ -66,12 +66,16 @@ class Run:
         self._feed: Feed | None = None
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
         self._share: Share | None = None
+        self._begun = False
         self._saved_at: tuple[int, int] | None = None
 
     @property
     def loss(self) -> float:
-        """Mean training loss of the epoch so far, over the samples of all ranks; nan before."""
-        self._progress.settle()
+        """Mean training loss of the epoch over all ranks, as last reported; nan before.
+
+        Reports come about once a second and with the epoch's last step, so after the batches it is
+        the whole epoch's. Costs nothing, and any rank may ask.
+        """
         return self._progress.loss
 
     # --- the loop -------------------------------------------------------------------------------
@@ -102,7 +106,7 @@ class Run:
             )
         try:
             for epoch in range(self._position["epoch"], count):
-                self.epoch = epoch
+                self.epoch, self._begun = epoch, False
                 self._point()
                 yield epoch
                 self._end_epoch()
@@ -135,6 +139,12 @@ class Run:
         """
         if self._epochs is None:
             raise RuntimeError("run.batches() belongs inside `for epoch in run.epochs(...)`")
+        if self._begun:
+            raise RuntimeError(
+                f"run.batches() was called before in epoch {self.epoch}: once an epoch; join the "
+                "data sets (torch.utils.data.ConcatDataset), or write a loop of your own"
+            )
+        self._begun = True
         feed = self._feed_for(
             dataset,
             batch_size=batch_size,

@@ -277,6 +277,13 @@ def two_steps(run):
             run.step(*batch)
 
 
+def two_data_sets(run):
+    for _ in run.epochs(1):
+        for _ in range(2):
+            for batch in run.batches(data(), batch_size=10):
+                run.step(*batch)
+
+
 def two_loops(run):
     list(run.epochs(1))
     list(run.epochs(1))
@@ -297,6 +304,7 @@ def small_tail(run):
         (no_step, RuntimeError, "was not given to run.step"),
         (two_steps, RuntimeError, "once for each batch"),
         (two_loops, RuntimeError, "called before"),
+        (two_data_sets, RuntimeError, "called before in epoch 0"),
         (small_tail, ValueError, "is empty"),
     ],
 )
