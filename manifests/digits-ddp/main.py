@@ -41,4 +41,4 @@ with runtime.session(seed=1) as job:
     for epoch in run.epochs(30):  # goes on where an earlier start was stopped
         for images, labels in run.batches(train, batch_size=16):
             run.step(images, labels)
-        job.log(epoch=epoch, **run.evaluate(test, prefix="test_"))
+        job.log(epoch=epoch + 1, **run.evaluate(test, prefix="test_"))

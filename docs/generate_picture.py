@@ -1,0 +1,63 @@
+"""Writes docs/images/run.svg, the demo in a terminal: `python docs/generate_picture.py` (tmux)."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "images" / "run.svg"
+COLUMNS, ROWS = 100, 30
+COMMAND = "k8sjob run --fresh manifests/digits-ddp/job.yaml"
+MOMENT = "epoch 20/30"  # when the picture is taken
+
+
+def tmux(*arguments: str) -> str:
+    """Run tmux and return what it prints."""
+    argv = ["tmux", "-L", "k8sjob-picture", *arguments]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def screen() -> str:
+    """The screen in the middle of the training, with its colours as escape sequences."""
+    with tempfile.TemporaryDirectory() as state:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = ("env", "-u", "CI", f"PATH={path}", f"K8SJOB_STATE={state}", "TERM=xterm-256color")
+        size = ("-x", str(COLUMNS), "-y", str(ROWS))
+        shell = ("bash", "--norc", "-c", f"echo '$ {COMMAND}'; {COMMAND}; sleep 60")
+        tmux("new-session", "-d", *size, "-c", str(ROOT), *env, *shell)
+        try:
+            deadline = time.monotonic() + 180
+            while MOMENT not in tmux("capture-pane", "-p"):
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"no {MOMENT!r} on the screen:\n{tmux('capture-pane', '-p')}")
+                time.sleep(0.1)
+            return tmux("capture-pane", "-p", "-e")
+        finally:
+            tmux("kill-server")
+
+
+def main() -> None:
+    """Take the picture."""
+    console = Console(
+        width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, color_system="256"
+    )
+    console.print(Text.from_ansi(screen().rstrip("\n")))
+    svg = console.export_svg(title="k8sjob run", theme=MONOKAI)
+    # Fonts from the network have no place in a file that must look the same anywhere.
+    head, _, rest = svg.partition("@font-face")
+    svg = head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else svg
+    TARGET.write_text(svg.replace("Fira Code", "monospace"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
