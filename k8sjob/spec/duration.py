@@ -12,7 +12,7 @@ from k8sjob.spec.base import refuse
 __all__ = ["Duration", "format_duration", "parse_duration"]
 
 _UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_FORM: Final = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?"
+_FORM: Final = "(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?"
 _MAX: Final = 2**31 - 1  # Kubernetes keeps seconds in 32 or 64 bits, depending on the field
 
 
@@ -58,8 +58,8 @@ Duration = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "minLength": 1},
-                {"type": "integer", "minimum": 0},
+                {"type": "string", "pattern": rf"^(?:[0-9]+|{_FORM})$", "minLength": 1},
+                {"type": "integer", "minimum": 0, "maximum": _MAX},
             ]
         }
     ),

@@ -45,7 +45,7 @@ _DOMAIN = rf"{_HOST}(?:\.{_HOST})*(?::[0-9]+)?"
 _PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _REPOSITORY = re.compile(_PATH)
-_REFERENCE = re.compile(rf"(?P<repository>{_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
+_REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
 def _text(value: Any) -> Any:
@@ -159,7 +159,7 @@ def _reference(value: str) -> str:
 def is_image_reference(text: str) -> bool:
     """Whether the text names an image as registries do."""
     match = _REFERENCE.fullmatch(text)
-    return match is not None and len(match["repository"]) <= 255
+    return match is not None and len(match[1]) <= 255
 
 
 def is_repository(reference: str) -> bool:
@@ -175,19 +175,30 @@ def _absolute(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
+def _of_form(pattern: re.Pattern[str]) -> WithJsonSchema:
+    """What an editor can check of a name while it is written."""
+    return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern.pattern})$"})
+
+
 _WRITTEN: Final = WithJsonSchema({"type": ["string", "number"]})  # numbers become their text
 
 Text = Annotated[str, Strict(), AfterValidator(check_text), BeforeValidator(_text), _WRITTEN]
 """Any text; numbers become theirs, booleans are refused."""
-JobName = Annotated[str, Strict(), AfterValidator(_job_name)]
-NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace)]
-VolumeName = Annotated[str, Strict(), AfterValidator(_namespace)]
-ObjectName = Annotated[str, Strict(), AfterValidator(_object_name)]
+JobName = Annotated[str, Strict(), AfterValidator(_job_name), _of_form(_DNS_1035)]
+NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace), _of_form(_DNS_1123)]
+VolumeName = Annotated[str, Strict(), AfterValidator(_namespace), _of_form(_DNS_1123)]
+ObjectName = Annotated[str, Strict(), AfterValidator(_object_name), _of_form(_SUBDOMAIN)]
 LabelKey = Annotated[str, Strict(), AfterValidator(_label_key)]
 LabelValue = Annotated[
     str, Strict(), AfterValidator(_label_value), BeforeValidator(_text), _WRITTEN
 ]
 ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
 EnvName = Annotated[str, Strict(), AfterValidator(_env_name)]
-ImageReference = Annotated[str, Strict(), AfterValidator(_reference)]
-AbsolutePath = Annotated[str, Strict(), AfterValidator(_absolute), AfterValidator(check_text)]
+ImageReference = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
+AbsolutePath = Annotated[
+    str,
+    Strict(),
+    AfterValidator(_absolute),
+    AfterValidator(check_text),
+    WithJsonSchema({"type": "string", "pattern": "^/"}),
+]

@@ -138,7 +138,18 @@ def _memory(value: Any) -> str:
     return text
 
 
-_SCHEMA: Final = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]})
+_SCHEMA: Final = WithJsonSchema(
+    {
+        "anyOf": [
+            {
+                "type": "string",
+                "pattern": r"^[+]?([0-9]+\.?[0-9]*|\.[0-9]+)"
+                r"([KMGTPE]i|[eE][+-]?[0-9]+|[numkMGTPE])?$",
+            },
+            {"type": "number", "minimum": 0},
+        ]
+    }
+)
 
 Quantity = Annotated[str, BeforeValidator(_quantity), _SCHEMA]
 """Canonical text of any quantity that is not negative."""

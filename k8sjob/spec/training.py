@@ -63,7 +63,7 @@ class Checkpoint(Part):
         ),
     ] = "/checkpoints"
     every: Annotated[
-        Annotated[Literal["epoch"] | int, BeforeValidator(_every)],
+        Annotated[Literal["epoch"] | Count, BeforeValidator(_every)],
         doc("epoch, or a number of optimizer steps.", "epoch", 500, unit="steps"),
     ] = "epoch"
     keep: Annotated[Count, doc("How many whole checkpoints stay.", 3, unit="checkpoints")] = 3

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import jsonschema
@@ -85,12 +86,60 @@ def test_the_schema_takes_every_spec_that_k8sjob_takes(spec):
     assert not list(validator().iter_errors(data))
 
 
+EVERYTHING = {
+    "name": "x", "namespace": "n", "service_account": "s", "kueue_queue": "q",
+    "image": {"repository": "r/x", "base": "b", "pip": ["a"], "pull_policy": "Never"},
+    "run": {"script": "m.py", "args": ["a"], "env": {"A": "b"}, "env_from": [{"secret": "s"}]},
+    "labels": {"a": "b"}, "annotations": {"a": "b"}, "node_selector": {"a": "b"},
+    "replicas": {"workers": 3, "nproc_per_node": 2},
+    "resources": {"cpu": 1, "memory": "4Gi", "shm": "1Gi", "extended": {"a/b": 1},
+                  "requests": {"cpu": 1}, "master": {"memory": "4Gi"}},
+    "strategy": {"kind": "ddp", "accumulate": 2, "sync_batchnorm": True, "backend": "gloo"},
+    "checkpoint": {"dir": "/c", "every": 5, "keep": 2},
+    "volumes": [{"name": "v", "mount": "/v", "sub_path": "a", "local": "x", "read_only": True,
+                 "empty_dir": {"size_limit": "2Gi"}}],
+    "policy": {"ttl_after_finished": "1d", "active_deadline": 5, "suspend": True},
+    "gang": {"scheduler": "v", "min_available": 2}, "tolerations": [{"key": "x"}],
+    "affinity": {"a": 1}, "overlay": {"spec": {"x": 1}}, "security": "restricted",
+}  # fmt: skip
+VALUES = ["", "x", "90", "1h", "1e3", "+4Gi", ".5", "/x/", "None", 0, 1, 1.5, True, None, [], {}]
+
+
+def places(data, path=()):
+    if path:
+        yield path
+    for key, value in data.items() if isinstance(data, dict) else ():
+        yield from places(value, (*path, key))
+    for index, value in enumerate(data) if isinstance(data, list) else ():
+        yield from places(value, (*path, index))
+
+
+def test_an_editor_marks_nothing_that_k8sjob_takes():
+    check, taken = validator(), 0
+    for *path, last in places(EVERYTHING):
+        for value in VALUES:
+            data = inner = copy.deepcopy(EVERYTHING)
+            for key in path:
+                inner = inner[key]
+            inner[last] = value
+            try:
+                JobSpec.model_validate(data)
+            except SpecError:
+                continue
+            taken += 1
+            assert not [error.message for error in check.iter_errors(data)], (*path, last, value)
+    assert taken > 200
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"replica": {}}, {"name": 1}, {"replicas": {"workers": "3"}}, {"replicas": {"workers": -1}},
         {"security": "strict"}, {"run": {"args": "x"}}, {"run": {"env": {"A": True}}},
         {"image": 3}, {"volumes": [{"mount": "/x"}]}, {"policy": {"active_deadline": "soon"}},
+        {"name": "My_Job"}, {"namespace": "a.b"}, {"image": "Team/x"}, {"service_account": "/"},
+        {"checkpoint": {"dir": "ckpt"}}, {"checkpoint": {"every": 0}},
+        {"resources": {"cpu": "4cores"}}, {"resources": {"memory": "-1Gi"}},
     ],
     ids=str,
 )  # fmt: skip
