@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from k8sjob.runtime.data import move, strided
+from k8sjob.runtime.data import strided
+from k8sjob.runtime.feed import move
 from k8sjob.runtime.strategies import call
 
 if TYPE_CHECKING:

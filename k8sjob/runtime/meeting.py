@@ -8,20 +8,16 @@ without it, and tries again until its deadline.
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import os
-import socket
 import time
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.place import PAUSE_S, RETRY_S, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,18 +26,11 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.env import DistEnv
 
-__all__ = ["NOTE", "Hello", "Meeting", "is_loopback", "meet"]
+__all__ = ["NOTE", "Hello", "Meeting", "meet"]
 
 NOTE: Final = "note"
 """Key under which one says that the group of this store has lost a rank."""
 _GO: Final = "go"
-_PAUSE: Final = 0.05
-_RETRY_S: Final = 0.2
-_CONNECT: Final = timedelta(seconds=5)
-"""Someone listens there; who does not answer now is leaving, and torch would wait for it."""
-_ANSWER: Final = timedelta(seconds=300)
-_LEAVING_S: Final = 15.0
-"""How long a process of an earlier group may still hold the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,123 +104,21 @@ def meet(
     """
     began = time.monotonic()
     deadline = began + timeout
-    place = _Place(env, launcher_hosts=launcher_hosts)
+    place = Place(env, launcher_hosts=launcher_hosts)
     while True:
         try:
             store = place.store(deadline)
             backend, remark = _roll_call(store, env, hello, choose, deadline)
             break
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
-            if time.monotonic() + _RETRY_S > deadline:
+            if time.monotonic() + RETRY_S > deadline:
                 raise PeerLost(
                     f"rank {env.rank} did not meet the others at {place} within {timeout:g} s; "
                     f"last seen: {str(error).splitlines()[0]}",
                     (0,),
                 ) from error
-        time.sleep(_RETRY_S)
+        time.sleep(RETRY_S)
     return Meeting(store, place.again, backend, remark, time.monotonic() - began)
-
-
-class _Place:
-    """Where a store is, and how to host it or to reach it."""
-
-    def __init__(self, env: DistEnv, *, launcher_hosts: bool) -> None:
-        self._addr, self._port = env.master_addr, env.master_port
-        self._hosts = env.rank == 0 and not launcher_hosts
-        # A launcher's store outlives the restarts of its ranks; ours is a new one each time.
-        self._prefix = f"k8sjob/{env.restart}" if launcher_hosts else "k8sjob"
-
-    def __str__(self) -> str:
-        return f"{self._addr}:{self._port}"
-
-    def store(self, deadline: float) -> Store:
-        """The store that rank 0 hosts; for the others a connection to it."""
-        return self._prefixed(self._host(deadline)) if self._hosts else self._client(deadline)
-
-    def again(self) -> Store:
-        """Another connection to the store of a meeting that took place."""
-        return self._client(time.monotonic() + 30)
-
-    def _client(self, deadline: float) -> Store:
-        self._await_listener(deadline)
-        return self._prefixed(_tcp_store(self._addr, self._port, is_master=False))
-
-    def _prefixed(self, store: Store) -> Store:
-        return PrefixStore(self._prefix, store)
-
-    def _host(self, deadline: float) -> Store:
-        patience = min(time.monotonic() + _LEAVING_S, deadline)
-        while True:
-            try:
-                # Left to itself, the store would listen on all addresses of the machine.
-                listener = self._listener() if is_loopback(self._addr) else None
-                return _tcp_store(self._addr, self._port, is_master=True, listener=listener)
-            except (OSError, dist.DistNetworkError) as error:
-                if time.monotonic() > patience:
-                    raise EnvError(
-                        f"rank 0 cannot listen on {self}: {str(error).splitlines()[0]}; another "
-                        "process uses the port: end it, or set another MASTER_PORT"
-                    ) from error
-            time.sleep(_RETRY_S)
-
-    def _listener(self) -> socket.socket:
-        listener = socket.socket(socket.AF_INET6 if ":" in self._addr else socket.AF_INET)
-        # Also lets us listen on a port that a supervisor holds by binding it, never listening.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._addr, self._port))
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
-        return listener
-
-    def _await_listener(self, deadline: float) -> None:
-        """Knock until someone answers: torch's own client is slow to try again, and loud."""
-        while True:
-            try:
-                socket.create_connection((self._addr, self._port), timeout=5).close()
-            except OSError as error:
-                why = error.strerror or str(error)
-            else:
-                return
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_PAUSE)
-        raise PeerLost(
-            f"rank 0 does not answer at {self}: {why}; look at its log, or raise the rendezvous "
-            "timeout if it is still starting",
-            (0,),
-        )
-
-
-def _tcp_store(
-    addr: str, port: int, *, is_master: bool, listener: socket.socket | None = None
-) -> Store:
-    def make(**more: Any) -> Store:
-        if listener is not None:
-            more["master_listen_fd"] = os.dup(listener.fileno())
-        store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
-            addr,
-            port,
-            is_master=is_master,
-            timeout=_CONNECT,
-            wait_for_workers=False,
-            **more,
-        )
-        store.set_timeout(_ANSWER)
-        return store
-
-    try:
-        return make()
-    except RuntimeError as error:
-        if "libuv" not in str(error):
-            raise
-        # Debian builds torch without it; then the store has its older server alone.
-        return make(use_libuv=False)
-    finally:
-        if listener is not None:
-            listener.close()
 
 
 def _roll_call(
@@ -252,7 +139,7 @@ def _roll_call(
         # Rank 0 gives the word at the deadline at the latest, whatever it says then.
         if time.monotonic() > deadline + 10:
             raise PeerLost("rank 0 came and never said that all are here", (0,))
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE_S)
     word = json.loads(store.get(_GO))
     if env.rank != 0:
         store.set(f"heard/{env.rank}", "")
@@ -272,7 +159,7 @@ def _give_word(
     """Rank 0: wait for all, then tell them to go, or who is missing."""
     began, keys = time.monotonic(), [f"here/{rank}" for rank in range(env.world_size)]
     while not store.check(keys) and time.monotonic() < deadline:
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE_S)
     here = [rank for rank, key in enumerate(keys) if store.check([key])]
     missing = [rank for rank in range(env.world_size) if rank not in here]
     word: dict[str, Any] = {"missing": missing}
@@ -295,7 +182,7 @@ def _await_heard(store: Store, ranks: Sequence[int]) -> None:
     """The store goes with rank 0: leave when the others know why."""
     until = time.monotonic() + 3
     while time.monotonic() < until and not all(store.check([f"heard/{r}"]) for r in ranks):
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE_S)
 
 
 def _disagreement(hellos: Sequence[Hello]) -> str:
@@ -317,11 +204,3 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(shown) > 8:
         shown = [*shown[:6], "...", shown[-1]]
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def is_loopback(addr: str) -> bool:
-    """Whether an address stays on this machine."""
-    try:
-        return ipaddress.ip_address(addr).is_loopback
-    except ValueError:
-        return addr == "localhost"

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from k8sjob.runtime.env import EnvError
-from k8sjob.runtime.meeting import Hello, Meeting, is_loopback, meet
+from k8sjob.runtime.meeting import Hello, Meeting, meet
+from k8sjob.runtime.place import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -246,18 +247,20 @@ def open_group(
         store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported at run time
         dist.init_process_group(proposed, store=store, rank=0, world_size=1, timeout=timeout)
         return Group(env, proposed, device)
-    hello = Hello(
-        env.rank, env.world_size, socket.gethostname(), os.getpid(), proposed, _gpu(device)
-    )
     met = meet(
         env,
-        hello,
+        _hello(env, proposed, device),
         choose=common_backend,
         timeout=rendezvous_timeout,
         launcher_hosts=launcher_hosts,
     )
     if proposed == "nccl" and met.backend != "nccl":
         device = torch.device("cpu")
+    _init(env, met, device, timeout)
+    return Group(env, met.backend, device, met)
+
+
+def _init(env: DistEnv, met: Meeting, device: torch.device, timeout: timedelta) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -268,11 +271,11 @@ def open_group(
         timeout=timeout,
         device_id=device if met.backend == "nccl" else None,
     )
-    return Group(env, met.backend, device, met)
 
 
-def _gpu(device: torch.device) -> str:
-    """What tells one GPU of a machine from another, whatever each process calls it."""
-    if device.type != "cuda":
-        return ""
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+def _hello(env: DistEnv, backend: str, device: torch.device) -> Hello:
+    """What this rank says of itself; the GPU's own name, whatever each process calls it."""
+    gpu = ""
+    if device.type == "cuda":
+        gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return Hello(env.rank, env.world_size, socket.gethostname(), os.getpid(), backend, gpu)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from k8sjob.contract import EventKind, ExitCode
-from k8sjob.runtime.data import Feed, Share, Tail, move
 from k8sjob.runtime.evaluation import evaluate
+from k8sjob.runtime.feed import Feed, move
 from k8sjob.runtime.progress import Progress
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from k8sjob.runtime.data import Share, Tail
     from k8sjob.runtime.job import Job
     from k8sjob.runtime.strategies import Strategy
 
@@ -145,14 +146,9 @@ class Run:
                 "data sets (torch.utils.data.ConcatDataset), or write a loop of your own"
             )
         self._begun = True
-        feed = self._feed_for(
-            dataset,
-            batch_size=batch_size,
-            global_batch=global_batch,
-            shuffle=shuffle,
-            tail=tail,
-            loader_options=loader_options,
-        )
+        sizes = {"batch_size": batch_size, "global_batch": global_batch}
+        options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
+        feed = self._feed_for(dataset, **sizes, **options)
         shares = self._begin_epoch(feed)
         batches = iter(feed.loader(shares))
         opening = True

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from k8sjob.runtime.data import Feed, ShardSampler, move, strided
+from k8sjob.runtime.data import ShardSampler, strided
+from k8sjob.runtime.feed import Feed, move
 
 
 def samplers(count, world, **options):

@@ -330,7 +330,7 @@ def test_a_model_that_cannot_be_trained_is_refused(settings, options, error, mes
 
 
 def test_batch_norm_needs_a_sample_on_every_rank(settings):
-    from k8sjob.runtime.data import Feed
+    from k8sjob.runtime.feed import Feed
 
     settings()
     with runtime.session() as job:
