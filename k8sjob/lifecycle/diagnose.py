@@ -26,6 +26,7 @@ _MISSING_MODULE: Final = re.compile(r"(?:ModuleNotFoundError: )?No module named 
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
 _ERROR_LINE: Final = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 _ADDRESS: Final = re.compile(r"Address already in use|EADDRINUSE")
+_SUPERVISOR_GONE: Final = frozenset({"PyTorchJobSupervisorGone", "PyTorchJobSupervisorFailed"})
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it goes on from the newest one"
 
 
@@ -86,7 +87,7 @@ def diagnose(snapshot: Snapshot, logs: Mapping[str, Sequence[str]]) -> list[Find
 
 
 def _supervisor_gone(case: _Case) -> Iterator[Finding]:
-    if case.status.reason in ("PyTorchJobSupervisorGone", "PyTorchJobSupervisorFailed"):
+    if case.status.reason in _SUPERVISOR_GONE:
         yield Finding(
             "supervisor-gone",
             case.status.message,
@@ -135,6 +136,8 @@ def _restart_limit(case: _Case) -> Iterator[Finding]:
 
 
 def _container_ended(case: _Case) -> Iterator[Finding]:
+    if case.status.reason in _SUPERVISOR_GONE:
+        return  # it took its containers along
     if case.end and case.status.state not in (JobState.SUCCEEDED, JobState.STOPPED):
         yield next(finding for kind in _ENDS if (finding := kind(case, case.end)))
 

@@ -61,10 +61,9 @@ def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event
         funnel.add("", lambda stop: backend.watch(ref, stop=stop))
         for name in replica_names(snapshot.job) if logs else ():
             funnel.add(name, partial(_follow, backend, ref, name))
-        late = False  # whoever reads this may be slow, and then much is still to be read at the end
-        while late or not watcher.settled(funnel.open):
+        item = None
+        while not watcher.settled(funnel.open, item):
             item = funnel.get(0.1)
-            late = isinstance(item, LogLine) and watcher.is_late(item)
             if isinstance(item, Snapshot):
                 yield from watcher.changed(item)
             elif isinstance(item, Ended):
@@ -95,19 +94,23 @@ class _Watcher:
         self._end_stamp = ""
         self._deleted = False
 
-    def settled(self, sources: set[str]) -> bool:
-        """Whether the job has ended and its output is complete, or was waited for long enough."""
+    def settled(self, sources: set[str], last: Snapshot | LogLine | Ended | None) -> bool:
+        """Whether the job has ended and its output is complete, or was waited for long enough.
+
+        Whoever reads the watch may be slow: as long as what happened before the end still comes
+        (`last`, None where nothing came), there may be more, however long ago the end was.
+        """
         if self._ended_at is None:
             return False
-        waited = time.monotonic() - max(self._ended_at, self._heard_at)
-        return waited > SETTLE_SECONDS or not sources - {""}
-
-    def is_late(self, line: LogLine) -> bool:
-        """Whether a line that comes after the job's end was written before it."""
-        if self._ended_at is None or not line.timestamp <= self._end_stamp:
+        if not sources - {""}:
+            return True
+        if last is not None and not self._was_written_after_the_end(last):
+            self._heard_at = time.monotonic()
             return False
-        self._heard_at = time.monotonic()
-        return True
+        return time.monotonic() - max(self._ended_at, self._heard_at) > SETTLE_SECONDS
+
+    def _was_written_after_the_end(self, item: Snapshot | LogLine | Ended) -> bool:
+        return isinstance(item, LogLine) and item.timestamp > self._end_stamp
 
     def changed(self, snapshot: Snapshot) -> Iterator[Event]:
         """What a newer snapshot tells; the terminal JOB event is kept for the end."""

@@ -107,6 +107,12 @@ def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, said):  # 
     assert rest == []
 
 
+def test_what_a_lost_supervisor_took_along_is_not_a_cause_of_its_own(snapshot, make_pod):
+    killed = make_pod("worker-0", **ended(137, reason="ContainerStatusUnknown"))
+    state = snapshot("Failed:PyTorchJobSupervisorGone:lost", pods=[killed])
+    assert [finding.cause for finding in diagnose(state, {})] == ["supervisor-gone"]
+
+
 def test_the_first_cause_is_not_its_consequences(snapshot, make_pod):
     lost = Reason(138, 0, "PeerLost", "gone", time=1.0).encode()
     broke = Reason(1, 2, "ValueError", "the cause", time=3.0).encode()

@@ -142,6 +142,22 @@ def test_the_end_waits_for_output_that_does_not_end_but_not_long(script, snapsho
     _soon(lambda: len(backend.stopped) == 4)
 
 
+def test_whoever_reads_late_misses_nothing(script, snapshot, make_pod, line, ref):
+    ends = {"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"}
+    snapshots = [
+        snapshot("Succeeded", pods=[make_pod("master-0", running={})]),
+        snapshot("Succeeded", pods=[make_pod("master-0", "Succeeded", terminated=ends)]),
+    ]
+    lines = [line("master-0", f"line {n}") for n in range(25_000)]  # more than any queue holds
+    found = []
+    for event in watch(script(snapshots, lines), ref):
+        if event.kind == "replica":
+            time.sleep(SETTLE_SECONDS + 0.2)
+        found.append(event)
+    assert [event.data["text"] for event in told(found, "log")] == [one.text for one in lines]
+    assert found[-1].data["state"] == "Succeeded"
+
+
 def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
     backend = script([snapshot("Running")])
     events = watch(backend, ref)
