@@ -44,6 +44,7 @@ def screen() -> str:
             return tmux("capture-pane", "-p", "-e")
         finally:
             tmux("kill-server")
+            time.sleep(6)  # the job's processes leave by themselves when their parent is gone
 
 
 def main() -> None:
