@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from k8sjob.cli.failure import fail, say
+from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document, format_option, source_name, text
 from k8sjob.errors import SpecError
 from k8sjob.rendering import dockerfile, render, write_context
@@ -40,12 +40,15 @@ def validate_command(files: tuple[Path, ...], output: str) -> int:
         document([result for result, _ in checked], output)
     for result, verdict in checked if output == "table" else ():
         (click.echo if result["valid"] else fail)(verdict)
+        for remark in result["warnings"]:
+            warn(f"{result['file']}: {remark}")
     return 0 if all(result["valid"] for result, _ in checked) else 1
 
 
 def _checked(file: Path) -> tuple[dict[str, Any], str]:
     """What was found as data, and in words."""
-    result: dict[str, Any] = {"file": source_name(file), "valid": True, "job": None, "problems": []}
+    result: dict[str, Any] = {"file": source_name(file), "valid": True, "job": None}
+    result |= {"problems": [], "warnings": []}
     try:
         spec = load(file)
         render(spec)  # an overlay shows whether it fits in the manifest alone
@@ -53,6 +56,7 @@ def _checked(file: Path) -> tuple[dict[str, Any], str]:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
+    result["warnings"] = list(spec.remarks)
     size = f"{_count(spec.nnodes, 'pod')}, {_count(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(file)}: valid: {spec.name}, {size}"
 
@@ -93,11 +97,14 @@ def render_command(
         spec = spec.with_(namespace=namespace)
     if only_dockerfile:
         text(dockerfile(spec))
-    elif target is None:
+        return
+    if target is None:
         text(render(spec, image))
     else:
         for path in write_context(spec, _context(spec, file), target, image=image):
             say(f"wrote {path}")
+    for remark in spec.remarks:
+        warn(remark)
 
 
 def _context(spec: JobSpec, file: Path) -> Path:

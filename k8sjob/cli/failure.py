@@ -18,7 +18,7 @@ from k8sjob.view.safe import safe_line, safe_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["INTERRUPTED", "TRACEBACK_ENV", "Failures", "fail", "say"]
+__all__ = ["INTERRUPTED", "TRACEBACK_ENV", "Failures", "fail", "say", "warn"]
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
@@ -61,11 +61,20 @@ def say(text: str) -> None:
     click.echo(safe_text(text), err=True)
 
 
+def warn(text: str) -> None:
+    """Something that goes on all the same and may not be what was meant: on stderr."""
+    _labelled("warning:", "yellow", text)
+
+
 def fail(message: str) -> None:
     """An error on stderr, each line of it as one."""
-    label = "error:" if os.environ.get("NO_COLOR") else click.style("error:", fg="red", bold=True)
     for line in message.splitlines() or [""]:
-        click.echo(f"{label} {safe_line(line)}", err=True)
+        _labelled("error:", "red", line)
+
+
+def _labelled(label: str, colour: str, line: str) -> None:
+    styled = label if os.environ.get("NO_COLOR") else click.style(label, fg=colour, bold=True)
+    click.echo(f"{styled} {safe_line(line)}", err=True)
 
 
 def _tell(error: Exception) -> int:

@@ -15,7 +15,7 @@ from k8sjob.cli.naming import find, job_argument
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobNotFound
 from k8sjob.launch import plan
-from k8sjob.lifecycle.status import job_status
+from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.lifecycle.watch import watch
 from k8sjob.spec import load
 from k8sjob.view.feed import Feed, Interrupts
@@ -73,7 +73,7 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
         code = _follow(backend, ref, output, logs=not no_logs, interrupted=stop)
     finally:
         backend.finish(ref)
-    if code > 128 and spec.checkpoint:
+    if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
         say("the same command goes on from the newest checkpoint, if there is one")
     return code
 
@@ -130,6 +130,14 @@ def _follow(
         seconds, more = _afterwards(backend, ref)
         close_with_summary(view, seconds=seconds, more=more)
     return interrupts.exit_code or view.story.exit_code or 0
+
+
+def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
+    """Whether the job was stopped; it may have succeeded in the same moment, or be deleted."""
+    try:
+        return job_status(backend.snapshot(ref)).state is JobState.STOPPED
+    except JobNotFound:
+        return False
 
 
 def _afterwards(backend: LocalBackend, ref: JobRef) -> tuple[float | None, dict[str, str]]:

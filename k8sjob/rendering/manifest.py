@@ -199,11 +199,9 @@ def _volumes(spec: JobSpec) -> list[Volume]:
     from k8sjob.spec import EmptyDir, Volume  # noqa: PLC0415 - there is a spec, so it is loaded
 
     volumes = list(spec.volumes)
-    if spec.checkpoint is None:
+    if spec.checkpoint is None or spec.checkpoint_volume is not None:
         return volumes
     folder = PurePosixPath(spec.checkpoint.dir)
-    if any(folder.is_relative_to(volume.mount) for volume in spec.volumes):
-        return volumes
     if any(PurePosixPath(code).is_relative_to(folder) for code in (WORKDIR, RUNTIME_HOME)):
         return volumes  # it would hide the code
     names = {volume.name for volume in spec.volumes}

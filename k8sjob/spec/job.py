@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -12,12 +13,13 @@ from pydantic import (
 )
 
 from k8sjob.contract import RuntimeConfig
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.free import FreeJson
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
 from k8sjob.spec.policy import Gang, Policy
+from k8sjob.spec.remarks import job_remarks
 from k8sjob.spec.replicas import Replicas
 from k8sjob.spec.resources import Resources
 from k8sjob.spec.rules import job_rules
@@ -220,6 +222,11 @@ class JobSpec(Part):
         yield from job_rules(self)
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What will not go on a cluster as it seems, though the spec is valid; most have none."""
+        return tuple(f"{field_path(field)}: {text}" for field, text in job_remarks(self))
+
+    @property
     def nnodes(self) -> int:
         """Pods of the job; each is one node."""
         return self.replicas.nnodes
@@ -238,6 +245,15 @@ class JobSpec(Part):
     def image_reference(self) -> str:
         """The image, or the repository of one that is to be built and has no digest yet."""
         return self.image.repository if isinstance(self.image, Image) else self.image
+
+    @property
+    def checkpoint_volume(self) -> Volume | None:
+        """The volume that checkpoint.dir lies on, the innermost of them; None: on none."""
+        if self.checkpoint is None:
+            return None
+        folder = PurePosixPath(self.checkpoint.dir)
+        around = [volume for volume in self.volumes if folder.is_relative_to(volume.mount)]
+        return max(around, key=lambda volume: len(volume.mount), default=None)
 
     @property
     def builds_image(self) -> bool:

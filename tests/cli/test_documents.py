@@ -59,6 +59,22 @@ def test_validate_as_json(k8sjob, job_file):
     assert result["job"] == {"name": "tiny", "nodes": 1, "processes": 1}
 
 
+def test_warnings_go_beside_the_data(k8sjob, job_file):
+    file = job_file("replicas: {workers: 1, elastic: {min: 1, max: 2}}")
+    done = k8sjob("render", file)
+    assert done.code == 0
+    assert done.out == render(load(file))
+    assert done.err.startswith("warning: replicas.elastic: the operator gives ")
+    assert "run.command: [torchrun, main.py]" in done.err
+    done = k8sjob("validate", file)
+    assert done.code == 0
+    assert done.err.startswith(f"warning: {file}: replicas.elastic: ")
+    (result,) = json.loads(k8sjob("validate", file, "-o", "json").out)
+    assert [result["valid"], len(result["warnings"])] == [True, 1]
+    file.write_text(file.read_text().replace("script: main.py", "command: [torchrun, main.py]"))
+    assert k8sjob("render", file).err == ""
+
+
 def test_schema(k8sjob):
     assert json.loads(k8sjob("schema").out) == schema()
 

@@ -93,12 +93,20 @@ def staged(given: str, folder: Path) -> str:
     return str(write_context(spec, folder / spec.image.context, folder / "build"))
 
 
+def warned(given: str, folder: Path) -> str:
+    fragment(given, folder)
+    warning = K8sJobError("\n".join(load(folder / "job.yaml").remarks))
+    warning.exit_code = 0
+    raise warning
+
+
 RUNNERS: dict[str, Callable[[str, Path], str]] = {
     "job.yaml": fragment,
     "job.yaml, whole": whole,
     "job.yaml, rendered": rendered,
     "job.yaml, its Dockerfile": built,
     "job.yaml, its build folder": staged,
+    "job.yaml, warned of": warned,
     "JobSpec": keywords,
 }
 """What an input is: a function that raises the K8sJobError; else what it returns is shown."""

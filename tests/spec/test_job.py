@@ -179,3 +179,22 @@ def test_pythonpath_may_add_to_the_runtimes_folder():
     env = {"PYTHONPATH": "/opt/k8sjob:/app/src"}
     assert job(run={"script": "main.py", "env": env}).run.env == env
     assert job(run={"command": ["python"], "env": {"PYTHONPATH": "/x"}})
+
+
+def test_checkpoints_lie_on_the_innermost_volume():
+    volumes = [
+        {"name": "all", "mount": "/data", "pvc": "all"},
+        {"name": "fast", "mount": "/data/ckpt", "empty_dir": {}},
+        {"name": "other", "mount": "/data/ck", "pvc": "other"},
+    ]
+    base = {"name": "x", "image": "r/x", "run": {"script": "main.py"}, "volumes": volumes}
+
+    def volume(folder):
+        spec = JobSpec(**base, checkpoint={"dir": folder})
+        return spec.checkpoint_volume.name if spec.checkpoint_volume else None
+
+    assert volume("/data/ckpt/run") == "fast"
+    assert volume("/data/ckpts") == "all"
+    assert volume("/elsewhere") is None
+    assert JobSpec(**base).checkpoint_volume is None
+    assert JobSpec(**base, checkpoint={"dir": "/data"}).remarks == ()

@@ -1,0 +1,33 @@
+"""What is valid and will not do on a cluster what it seems to say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from k8sjob.spec.base import Broken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.spec.job import JobSpec
+
+__all__ = ["job_remarks"]
+
+
+def job_remarks(spec: JobSpec) -> Iterator[Broken]:
+    """Every remark on a job: the field, and what to do about it."""
+    if spec.replicas.elastic and spec.uses_agent:
+        started = spec.run.script or f"-m {spec.run.module}"
+        yield Broken(
+            ("replicas", "elastic"),
+            "the operator gives the nodes of an elastic job no RANK, so k8sjob's agent ends each"
+            f" with exit code 2; let torchrun start them, as run.command: [torchrun, {started}]",
+        )
+    checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
+    if checkpoint and (volume is None or volume.empty_dir is not None):
+        where = "no volume" if volume is None else f"{volume.name!r}, an empty_dir"
+        yield Broken(
+            ("checkpoint", "dir"),
+            f"{checkpoint.dir} lies on {where}: on a cluster its checkpoints outlive a restart in"
+            " the pod, not the pod; mount a pvc there",
+        )
