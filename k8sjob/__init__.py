@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from k8sjob.launch import run
     from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
-    from k8sjob.spec import JobSpec
+    from k8sjob.spec import JobSpec, load
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,7 @@ _HOME = {
     "K8sJobError": "k8sjob.errors",
     "SpecError": "k8sjob.errors",
     "dockerfile": "k8sjob.rendering",
+    "load": "k8sjob.spec",
     "render": "k8sjob.rendering",
     "replica_env": "k8sjob.rendering",
     "run": "k8sjob.launch",
@@ -35,6 +36,7 @@ __all__ = [
     "SpecError",
     "__version__",
     "dockerfile",
+    "load",
     "render",
     "replica_env",
     "run",
