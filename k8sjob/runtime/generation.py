@@ -1,6 +1,6 @@
 """One start of a node's processes, until the last of them has gone, and whom to blame.
 
-What is decided here is in two pure functions: `deadlines`, when to signal, and `verdict`.
+What is decided here is in pure functions: `deadlines` and `last_look`, when to signal; `verdict`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["Member", "Record", "deadlines", "run_generation", "verdict"]
+__all__ = ["Member", "Record", "deadlines", "last_look", "run_generation", "verdict"]
 
 PEER_GRACE: Final = 3.0
 """Seconds that the others have, after a first failure, to end by it and to write their reasons."""
 KILL_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL where nobody is to save anything: a failure, an orphan."""
 DUMP_GRACE: Final = 2.0
-"""Seconds that hung processes have to write their stacks."""
+"""Seconds that processes which do not end have to write their stacks."""
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
@@ -116,7 +116,7 @@ def run_generation(
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
         if group.gone:
             break
-        if not record.sent and not record.failures:
+        if not (record.hung or record.failures or signal.SIGKILL in record.sent):
             hung = pulse.stale(group.alive)
             if hung:
                 record.hung, record.hang_time = tuple(members[i].rank for i in hung), _now()
@@ -138,6 +138,18 @@ def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
         record.hang_time + DUMP_GRACE,
     )
     return term, kill
+
+
+def last_look(record: Record, stop_grace: float) -> float:
+    """When those that SIGTERM did not end are to write their stacks, by time.monotonic().
+
+    Whoever made the others fail may be the one that cannot end: its stacks must not be lost.
+    Infinite: not at all; an orphan has nobody to read them.
+    """
+    if record.orphan_time < _NEVER or signal.SIGABRT in record.sent:
+        return _NEVER
+    term, kill = deadlines(record, stop_grace)
+    return max((term + kill) / 2, kill - DUMP_GRACE)
 
 
 def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
@@ -180,6 +192,8 @@ def _before(rank: int, moment: float, record: Record) -> bool:
 def _enforce(group: Group, record: Record, members: Sequence[Member], stop_grace: float) -> float:
     """Send what is due, and return the seconds until the next is."""
     term, kill = deadlines(record, stop_grace)
+    # A program that knows nothing of k8sjob would answer SIGABRT by a core dump.
+    look = last_look(record, stop_grace) if any(m.error_file for m in members) else _NEVER
     now = _now()
     if now >= min(term, kill) and not record.sent:
         record.early = frozenset(_read_reasons(members))
@@ -190,7 +204,10 @@ def _enforce(group: Group, record: Record, members: Sequence[Member], stop_grace
     if now >= term and signal.SIGTERM not in record.sent:
         record.sent[signal.SIGTERM] = now
         group.send(signal.SIGTERM)
-    upcoming = [kill] if signal.SIGTERM in record.sent else [term, kill]
+    elif now >= look:
+        _dump(group, record)
+        look = _NEVER
+    upcoming = [kill, look] if signal.SIGTERM in record.sent else [term, kill]
     return min(upcoming) - now
 
 

@@ -342,6 +342,36 @@ class TestHang:
         assert result.seconds < 15
         assert result.err.count(f'File "{tmp_path}/main.py"') >= 2, "stacks of both ranks"
 
+    def test_one_that_cannot_stop_is_not_waited_for_to_the_end_of_the_grace(self, start, tmp_path):
+        script = """
+            import os, pathlib, signal
+            from k8sjob.runtime import config
+            config.heartbeat_file().touch()
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as in a session
+            pathlib.Path("ready").write_text("x")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        """
+        node = start(script, hang_timeout=1.0, stop_grace=60)
+        node.until("ready")
+        node.send(signal.SIGTERM)
+        result = node.finish()
+        assert result.code == ExitCode.HUNG
+        assert f'File "{tmp_path}/main.py"' in result.err
+
+    def test_the_culprit_writes_its_stacks_even_if_its_peer_has_ended_by_it(self, run, tmp_path):
+        """A stopped rank answers no alarm; its peer's watchdog has ended the peer meanwhile."""
+        script = """
+            import os, signal, time
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as in a session
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.5)
+            os._exit(140)
+        """
+        result = run(script, nproc=2, hang_timeout=60.0)
+        assert result.code == ExitCode.HUNG
+        assert f'File "{tmp_path}/main.py", line 5' in result.err
+
     def test_one_that_does_not_beat_is_not_watched(self, run):
         assert run("import time; time.sleep(2.5)", hang_timeout=0.5).code == 0
 

@@ -15,6 +15,7 @@ from k8sjob.runtime.generation import (
     PEER_GRACE,
     Record,
     deadlines,
+    last_look,
     verdict,
 )
 from k8sjob.runtime.group import Exit
@@ -48,6 +49,16 @@ class TestDeadlines:
 
     def test_who_hangs_has_time_to_write_its_stacks(self):
         assert deadlines(Record(hang_time=10), 45) == (NEVER, 10 + DUMP_GRACE)
+
+    def test_who_does_not_end_writes_its_stacks_before_it_is_killed(self):
+        assert last_look(Record(stop_time=10), 45) == 55 - DUMP_GRACE
+        assert last_look(Record(stop_time=10), 1) == 10.5
+        assert last_look(Record(exits={0: ended(1, 10)}), 45) == 10 + PEER_GRACE + KILL_GRACE / 2
+
+    def test_stacks_are_written_once_and_not_for_nobody(self):
+        assert last_look(Record(), 45) == NEVER
+        assert last_look(Record(stop_time=10, orphan_time=12), 45) == NEVER
+        assert last_look(Record(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
 
     def test_an_exit_that_was_asked_for_is_no_failure(self):
         record = Record(
