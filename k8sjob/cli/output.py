@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.cells import cell_len
 
 from k8sjob.document import dump
 from k8sjob.view.safe import safe_line
@@ -53,6 +52,8 @@ def text(content: str) -> None:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns, as kubectl does; what does not fit a terminal is not cut off."""
+    from rich.cells import cell_len  # noqa: PLC0415 - documents are printed without it
+
     cells = [list(header), *([safe_line(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     for row in cells:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
 
 from k8sjob import __version__
 from k8sjob.cli.failure import Failures
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["COMMANDS", "main", "program"]
+
+_PLUGINS_OFF: Final = "PYDANTIC_DISABLE_PLUGINS"
+_GARBAGE: Final = 100_000
+"""New objects before the collector looks at them; Python's own number is 700."""
 
 
 class Command(NamedTuple):
@@ -61,7 +70,8 @@ class Program(click.Group):
         """The command of that name; its function is called as the command, `_` for `-`."""
         if name not in COMMANDS:
             return None
-        module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
+        with _without_plugins():
+            module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
         command = getattr(module, f"{name}_command")
         assert isinstance(command, click.Command)  # noqa: S101 - tells mypy what the modules hold
         return command
@@ -88,6 +98,23 @@ class Program(click.Group):
                         if c.section == section
                     ]
                 )
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """While models are built, pydantic looks for plugins in all installed packages, in vain here.
+
+    What a command starts must not see it: a job's own pydantic may have plugins.
+    """
+    before = os.environ.get(_PLUGINS_OFF)
+    os.environ[_PLUGINS_OFF] = "__all__"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PLUGINS_OFF]
+        else:
+            os.environ[_PLUGINS_OFF] = before
 
 
 def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -126,6 +153,8 @@ def main(args: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
+    # What is loaded stays: to look it over for garbage again and again takes a tenth of a command.
+    gc.set_threshold(_GARBAGE)
     args = sys.argv[1:] if args is None else args
     failures = Failures()
     with failures.told():

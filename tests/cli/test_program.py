@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -115,3 +116,22 @@ def test_a_shell_completes_commands_and_job_names(tmp_path):
 def test_usage_speaks_of_what_was_typed(argv0, name, k8sjob, monkeypatch):
     monkeypatch.setattr("sys.argv", [argv0])
     assert k8sjob("--help").out.startswith(f"Usage: {name} [OPTIONS] COMMAND")
+
+
+def test_pydantic_looks_for_no_plugins_and_no_child_knows():
+    code = """
+import os, sys
+from importlib import metadata
+found, metadata.entry_points = [], lambda **asked: found.append(asked) or []
+before = dict(os.environ)
+from k8sjob.cli.program import program
+command = program.get_command(None, "render")
+assert "pydantic" in sys.modules
+assert dict(os.environ) == before
+print(found)
+"""
+    for off in ({}, {"PYDANTIC_DISABLE_PLUGINS": "logfire-plugin"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | off, capture_output=True, check=False
+        )
+        assert done.stdout == b"[]\n", done.stderr
