@@ -148,12 +148,13 @@ def _container_ended(case: _Case) -> Iterator[Finding]:
 def _hung(case: _Case, end: End) -> Finding | None:
     if end.exit_code != ExitCode.HUNG:
         return None
-    who = _ranks(end.reason.culprits) if end.reason else ""
+    who = end.reason.culprits if end.reason else ()
+    where = f" --rank {who[0]}" if who else ""
     return Finding(
         "hung",
-        f"{end.told}: {who or 'a rank'} made no progress{_said(end)}",
-        f"the Python stacks of all ranks are in the output: k8sjob logs {case.name} -r"
-        f" {end.replica}; if a step may take so long, raise run.hang_timeout",
+        f"{_ranks(who) or end.told} hung{_own_words(end)}",
+        f"see the Python stacks in the output: k8sjob logs {case.name}{where}; if a step may take"
+        " so long, raise run.hang_timeout",
         end.replica,
     )
 
@@ -161,11 +162,12 @@ def _hung(case: _Case, end: End) -> Finding | None:
 def _not_met(case: _Case, end: End) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
         return None
+    who = end.reason.culprits
     return Finding(
         "rendezvous",
-        f"{end.told}: {_ranks(end.reason.culprits)} did not come{_said(end)}",
-        f"see why their replicas do not run: k8sjob status {case.name}; if they only need longer,"
-        " raise run.rendezvous_timeout",
+        f"{_ranks(who)} did not come{_own_words(end)}",
+        f"see why: k8sjob status {case.name}, k8sjob logs {case.name} --rank {who[0]}; if it only"
+        " needs longer, raise run.rendezvous_timeout",
         end.replica,
     )
 
@@ -274,6 +276,10 @@ def _said(end: End, case: _Case | None = None) -> str:
     lines = end.message.splitlines() if not end.reason and end.message else lines
     likely = [line for line in lines if _ERROR_LINE.match(line)] or lines
     return f": {likely[-1]}" if likely else ""
+
+
+def _own_words(end: End) -> str:
+    return f": {end.reason.message}" if end.reason else ""
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

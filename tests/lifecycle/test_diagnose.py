@@ -81,13 +81,13 @@ def test_the_job_itself(snapshot, condition, cause, step):
             ended(140, Reason(140, 1, "Hang", "no beat for 9 s", culprits=(2, 3)).encode()),
             [],
             "hung",
-            "ranks 2, 3 made no progress",
+            "ranks 2, 3 hung: no beat for 9 s",
         ),
         (
             ended(138, Reason(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)).encode()),
             [],
             "rendezvous",
-            "rank 1 did not come",
+            "rank 1 did not come: 2 of 3 came",
         ),
         (
             ended(2, Reason(2, -1, "EnvError", "WORLD_SIZE=0 is too small").encode()),
