@@ -27,8 +27,8 @@ a file, `k8sjob schema` prints the JSON Schema for editors; what each error says
 - **Text** may be written as a number (`PORT: 8080`); it is kept as it stands in the file. Booleans
   are refused where text is meant, because YAML reads `on`, `off`, `yes` and `no` as booleans too:
   quote them.
-- **null** is for fields whose default is `null`; it means that nothing is set, as leaving the key out
-  does.
+- **null** is for fields whose default is `null`; nothing is set, as if the key were left
+  out.
 """
 
 WORDS = {
