@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from k8sjob.launch import run
     from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
-    from k8sjob.spec import JobSpec, load
+    from k8sjob.spec import JobSpec
+    from k8sjob.spec.load import load
 
 __version__ = "0.1.0"
 
