@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob import __version__
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
-from k8sjob.runtime import config
+from k8sjob.runtime import config, strays
 from k8sjob.runtime.agent import describe, keep, say
 from k8sjob.runtime.env import EnvError, NodeEnv, node_env
 from k8sjob.runtime.master import await_master
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     """
     environ = dict(os.environ)
     environ.pop(LIFELINE_ENV, None)
+    strays.adopt()
     try:
         with Inbox(_parents_lifeline()) as inbox:
             reason = _run(argv, environ, inbox)

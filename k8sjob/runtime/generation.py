@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime import strays
 from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
 from k8sjob.runtime.last_words import read_reason
@@ -123,6 +124,7 @@ def run_generation(
                 _dump(group, record)
         due = _enforce(group, record, members, stop_grace)
         inbox.wait(min(due, pulse.interval, 0.05 if group.lingering else _NEVER))
+    strays.end()
     record.reasons = _read_reasons(members)
     return record
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
+from k8sjob.runtime import strays
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Command", "Exit", "Group"]
 
@@ -104,7 +105,7 @@ class Group:
                 self._signal_group(pid, signal.SIGTERM)
             self._release(index, pid)
         if not self.lingering:
-            _reap_orphans(known=self._held.values())
+            strays.reap(known=self._held.values())
 
     def send(self, number: int) -> None:
         """Signal each living process itself; its own children are its business.
@@ -157,18 +158,6 @@ def _peek(pid: int) -> int | None:
     if seen is None:
         return None
     return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-
-
-def _reap_orphans(known: Collection[int]) -> None:
-    """As PID 1: collect adopted children; stops at the first of our own, which poll will see."""
-    if not hasattr(os, "waitid"):
-        return
-    with suppress(ChildProcessError):
-        while True:
-            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if seen is None or seen.si_pid in known:
-                return
-            os.waitpid(seen.si_pid, 0)
 
 
 def _has_others(group: int) -> bool:

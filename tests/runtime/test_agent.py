@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -294,6 +295,23 @@ class TestOrphans:
         pids = node.until("pids").split()
         assert node.finish().code == 0
         assert all(gone(int(pid)) for pid in pids)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets the agent adopt them")
+    def test_what_has_left_the_group_ends_before_the_next_start(self, run):
+        """As at the end of a container: no daemon of one start keeps a port of the next."""
+        script = """
+            import os, pathlib, subprocess, time
+            old = pathlib.Path("old")
+            if old.exists():
+                print(pathlib.Path("/proc", old.read_text()).exists())
+                raise SystemExit
+            daemon = "setsid sleep 300 >&- 2>&- & echo $!"
+            words = subprocess.check_output(["sh", "-c", daemon], env={}, text=True)
+            old.write_text(words.strip())
+            os.kill(os.getpid(), 9)
+        """
+        result = run(script, max_restarts=1)
+        assert (result.code, result.out) == (0, "False\n")
 
     def test_a_killed_agent_takes_its_ranks_along(self, start, gone):
         node = start([self.FAMILY, "time.sleep(60)"])
