@@ -25,6 +25,7 @@ __all__ = ["Finding", "diagnose"]
 _MISSING_MODULE: Final = re.compile(r"(?:ModuleNotFoundError: )?No module named '?([\w.]+)'?")
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
 _ERROR_LINE: Final = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
+_WORDLESS: Final = re.compile(r"k8sjob: (rank \d+: )?Exit: it gave no reason")
 _ADDRESS: Final = re.compile(r"Address already in use|EADDRINUSE")
 _SUPERVISOR_GONE: Final = frozenset({"PyTorchJobSupervisorGone", "PyTorchJobSupervisorFailed"})
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it goes on from the newest one"
@@ -55,7 +56,8 @@ class Finding:
 class _Case:
     """What the causes look at. `end` is the failure that began the others, if any container failed.
 
-    `tail` gives the last lines of a replica, runtime events left out.
+    `tail` gives the last lines of a replica, runtime events and the
+    agent's word that there was none left out.
     """
 
     snapshot: Snapshot
@@ -69,7 +71,8 @@ class _Case:
 
     def tail(self, replica: str) -> list[str]:
         lines = (line.rstrip() for line in self.logs.get(replica, ()))
-        return [line for line in lines if line and Event.decode(line) is None]
+        said = (line for line in lines if line and not _WORDLESS.match(line))
+        return [line for line in said if Event.decode(line) is None]
 
 
 def diagnose(snapshot: Snapshot, logs: Mapping[str, Sequence[str]]) -> list[Finding]:
@@ -251,9 +254,11 @@ def _killed(case: _Case, end: End) -> Finding | None:
     step = {
         "SIGKILL": "see what killed it: often memory (raise resources.memory), or an operator's"
         " hand",
+        "SIGBUS": "mostly /dev/shm is full: raise resources.shm, or use fewer data loader workers",
         "SIGTERM": "something asked it to end; if it was the cluster, the job goes on by itself",
     }.get(name, f"see its last lines: k8sjob logs {case.name} -r {end.replica}")
-    return Finding("killed", f"{end.told}: ended by {name}{_said(end, case)}", step, end.replica)
+    said = "" if end.reason and end.reason.type == "Signal" else _said(end, case)
+    return Finding("killed", f"{end.told}: ended by {name}{said}", step, end.replica)
 
 
 def _crashed(case: _Case, end: End) -> Finding | None:

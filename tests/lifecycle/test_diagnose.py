@@ -56,6 +56,18 @@ def test_the_job_itself(snapshot, condition, cause, step):
         (ended(137, reason="OOMKilled"), [], "memory", "out of memory"),
         (ended(137), [], "killed", "ended by SIGKILL"),
         (ended(139), [], "killed", "ended by SIGSEGV"),
+        (
+            ended(139, Reason(139, 5, "Signal", "killed by SIGSEGV").encode()),
+            [],
+            "killed",
+            "worker-0, rank 5: ended by SIGSEGV$",
+        ),
+        (
+            ended(7, Reason(7, 5, "Exit", "it gave no reason").encode()),
+            ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
+            "crash",
+            "exit code 7: the last line",
+        ),
         (ended(128, "cannot start 'x'", "StartError"), [], "start", "cannot start 'x'"),
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
         (
@@ -101,7 +113,7 @@ def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, said):  # 
     pods = [make_pod("master-0", running={}), make_pod("worker-0", "Failed", terminated=end)]
     (finding, *rest) = diagnose(snapshot("Failed:x:why", pods=pods), {"worker-0": tail})
     assert finding.cause == cause
-    assert said in finding.message
+    assert said in finding.message + "$"
     assert finding.replica == "worker-0"
     assert finding.next_step
     assert rest == []

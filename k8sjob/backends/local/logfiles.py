@@ -118,7 +118,8 @@ class _Reader:
         self.attempt = attempt
         self._path, self._replica = folder / f"{attempt}.log", replica
         self._file: BinaryIO | None = None
-        self._cut, self._part = b"", b""
+        self._cut = b""
+        self._parts: list[bytes] = []
 
     def lines(self) -> Iterator[LogLine]:
         if self._file is None:
@@ -130,9 +131,10 @@ class _Reader:
             *rows, self._cut = (self._cut + data).split(b"\n")
             for row in rows:
                 timestamp, _, tag, text = row.split(b" ", 3)
-                self._part += text
+                self._parts.append(text)
                 if tag != b"P":
-                    whole, self._part = self._part.decode(errors="replace"), b""
+                    whole = b"".join(self._parts).decode(errors="replace")
+                    self._parts.clear()
                     yield LogLine(self._replica, self.attempt, timestamp.decode(), whole)
 
     def close(self) -> None:

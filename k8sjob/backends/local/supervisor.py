@@ -168,7 +168,8 @@ class Supervisor:
             if failures > self._max_restarts:
                 return (
                     f"Job {self._job['metadata']['name']} has failed because {replica} failed"
-                    f" {failures} times and max_restarts is {self._max_restarts}"
+                    f" {failures} time{'s' * (failures > 1)} and max_restarts is"
+                    f" {self._max_restarts}"
                 )
         return ""
 
