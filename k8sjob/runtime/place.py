@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import time
 from datetime import timedelta
@@ -108,8 +107,6 @@ def _tcp_store(
     addr: str, port: int, *, is_master: bool, listener: socket.socket | None = None
 ) -> Store:
     def make(**more: Any) -> Store:
-        if listener is not None:
-            more["master_listen_fd"] = os.dup(listener.fileno())
         store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
             addr,
             port,
@@ -121,6 +118,9 @@ def _tcp_store(
         store.set_timeout(_ANSWER)
         return store
 
+    if listener is not None:
+        # Before torch 2.7 the newer server, libuv's, takes no socket of ours.
+        return make(use_libuv=False, master_listen_fd=listener.detach())
     try:
         return make()
     except RuntimeError as error:
@@ -128,9 +128,6 @@ def _tcp_store(
             raise
         # Debian builds torch without it; then the store has its older server alone.
         return make(use_libuv=False)
-    finally:
-        if listener is not None:
-            listener.close()
 
 
 def is_loopback(addr: str) -> bool:

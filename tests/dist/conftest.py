@@ -65,7 +65,9 @@ class Process:
         until = time.monotonic() + timeout
         while self.code is None:
             if time.monotonic() > until:
-                raise TimeoutError(f"pid {self.pid} still runs: {self.read('err')}")
+                os.kill(self.pid, signal.SIGABRT)  # faulthandler writes the stacks
+                time.sleep(1)
+                raise TimeoutError(f"pid {self.pid} still ran: {self.read('err')}")
             time.sleep(0.01)
 
 
