@@ -188,32 +188,51 @@ class Container:
             time.sleep(0.005)
 
     def _kill_all(self) -> None:
-        """SIGKILL for the process, its group, and all that still carry its mark."""
+        """SIGKILL for the process, its group, and all that come from it or still carry its mark."""
         assert self._process is not None  # noqa: S101 - for the type checker: callers have looked
-        if self._process.returncode is None:
+        running = self._process.returncode is None
+        if sys.platform == "linux":
+            _kill_family(self._process.pid if running else None, self._mark)
+        if running:
             self._process.kill()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        if sys.platform == "linux":
-            _kill_marked(self._mark)
 
 
-def _kill_marked(mark: str) -> None:
-    """SIGKILL for each process whose environment holds `mark`.
+def _kill_family(root: int | None, mark: str) -> None:
+    """SIGKILL for each process that descends from `root`, or whose environment holds `mark`.
 
-    Each is held by a descriptor while it is looked at, so that a reused pid cannot be hit.
+    The agent adopts what its ranks leave behind, so while it lives all descend from it. Each
+    process is held by a descriptor while it is looked at, so that a reused pid cannot be hit.
     """
     wanted = mark.encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
+    births = {int(e.name): _birth(e) for e in Path("/proc").iterdir() if e.name.isdecimal()}
+    for pid, birth in births.items():
+        entry = Path("/proc", str(pid))
         with suppress(OSError):  # gone, or not ours to look at
-            held = os.pidfd_open(int(entry.name))
+            held = os.pidfd_open(pid)
             try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                kin = root and _descends(pid, root, births) and _birth(entry)[1] == birth[1]
+                if kin or wanted in (entry / "environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(held, signal.SIGKILL)
             finally:
                 os.close(held)
+
+
+def _birth(entry: Path) -> tuple[int, int]:
+    """The parent and the start time of a process, by its folder in /proc; zeros if it is gone."""
+    with suppress(OSError):
+        fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[1]), int(fields[19])
+    return 0, 0
+
+
+def _descends(pid: int, root: int, births: Mapping[int, tuple[int, int]]) -> bool:
+    for _ in births:  # so that the loop ends whatever was read
+        pid = births.get(pid, (0, 0))[0]
+        if pid in (root, 0):
+            break
+    return pid == root
 
 
 def _oom_kills() -> int:

@@ -329,6 +329,23 @@ def test_what_a_container_leaves_behind_is_killed_with_it(backend, wait, make_pl
     assert not alive(int(wait.lines(ref)[0]))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows who descends from whom")
+def test_a_daemon_without_a_trace_of_its_replica_is_killed_with_it(backend, wait, make_plan, alive):
+    script = """
+    import subprocess, time
+    daemon = "setsid sleep 100 >&- 2>&- & echo $!"
+    print(subprocess.check_output(["sh", "-c", daemon], env={}, text=True), end="", flush=True)
+    time.sleep(100)
+    """
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
+    wait.text(ref, "")
+    pid = int(wait.lines(ref)[0])
+    assert alive(pid)
+    backend.stop(ref, now=True)
+    assert wait.end(ref).state is JobState.STOPPED
+    assert not alive(pid)
+
+
 PARENT = """
 import sys, time
 from pathlib import Path
