@@ -11,21 +11,23 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench goldens docs clean system-packages
+.PHONY: demo test check lint bench goldens docs clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
 	$(BIN)/k8sjob run --fresh manifests/digits-ddp/job.yaml
 
-test: check system-packages
+test: lint system-packages
 	$(BIN)/python -m pytest --durations=10
 
-check: $(VENV)/.dev
+check: lint
+	$(BIN)/python -m pytest -q -m "not dist and not system and not slow"
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not dist and not system and not slow"
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py
