@@ -8,7 +8,7 @@ import socket
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 import torch.distributed as dist
@@ -206,9 +206,20 @@ class Group:
         self.on_phase("compute")
 
     def destroy(self) -> None:
-        """Give back the process group's sockets and threads."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """Take the process group away from torch.distributed; nothing is sent after this."""
+        if not dist.is_initialized():
+            return
+        if self.world_size > 1 and self.backend == "gloo":
+            _KEPT.append(dist.group.WORLD)
+        dist.destroy_process_group()
+
+
+_KEPT: Final[list[Any]] = []
+"""Groups whose last reference must not go before the process does.
+
+Their destructor joins gloo's threads while it holds the interpreter's lock, and such a thread may
+wait for that lock to drop a tensor: both would wait for ever (seen with torch 2.6).
+"""
 
 
 def open_group(
