@@ -27,7 +27,8 @@ _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNOR
 _ERROR_LINE: Final = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 _WORDLESS: Final = re.compile(r"k8sjob: (rank \d+: )?Exit: it gave no reason")
 _ADDRESS: Final = re.compile(r"Address already in use|EADDRINUSE")
-_SUPERVISOR_GONE: Final = frozenset({"PyTorchJobSupervisorGone", "PyTorchJobSupervisorFailed"})
+_GONE: Final = "PyTorchJobSupervisorGone"
+_SUPERVISOR_GONE: Final = frozenset({_GONE, "PyTorchJobSupervisorFailed"})
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it goes on from the newest one"
 
 
@@ -94,7 +95,7 @@ def _supervisor_gone(case: _Case) -> Iterator[Finding]:
         yield Finding(
             "supervisor-gone",
             case.status.message,
-            _AGAIN,
+            _AGAIN if case.status.reason == _GONE else f"remove the cause, then {_AGAIN}",
         )
 
 

@@ -32,7 +32,7 @@ from k8sjob.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["JobFolder", "Store", "read_json", "write_json"]
+__all__ = ["JobFolder", "Store", "read_json", "trouble", "write_json"]
 
 STATE_ENV: Final = "K8SJOB_STATE"
 _BALLAST: Final = 256 * 1024
@@ -115,7 +115,7 @@ class Store:
             if owner == os.getuid():
                 self.root.chmod(0o700)
         except OSError as error:
-            raise BackendError(_trouble("use", self.root, error)) from error
+            raise BackendError(trouble("use", self.root, error)) from error
         if owner != os.getuid():
             raise BackendError(
                 f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
@@ -151,11 +151,11 @@ class Store:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
             (draft / "ballast").write_bytes(b"\0" * _BALLAST)
         except OSError as error:
-            raise BackendError(_trouble("write", self._jobs, error)) from error
+            raise BackendError(trouble("write", self._jobs, error)) from error
         try:
             yield JobFolder(draft)
         except OSError as error:
-            raise BackendError(_trouble("write", draft, error)) from error
+            raise BackendError(trouble("write", draft, error)) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -181,7 +181,7 @@ class Store:
         try:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BackendError(_trouble("write", self.root / "lock", error)) from error
+            raise BackendError(trouble("write", self.root / "lock", error)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -213,7 +213,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BackendError(_trouble("read", path, error)) from error
+        raise BackendError(trouble("read", path, error)) from error
     except ValueError as error:
         raise BackendError(f"{path} is damaged: {error}; remove the job's folder") from error
     if not isinstance(body, dict):
@@ -235,10 +235,11 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise BackendError(_trouble("write", path, error)) from error
+        raise BackendError(trouble("write", path, error)) from error
 
 
-def _trouble(verb: str, path: Path, error: OSError) -> str:
+def trouble(verb: str, path: Path, error: OSError) -> str:
+    """What cannot be done with a path, why, and what to do about it."""
     advice = (
         "free some space there"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)

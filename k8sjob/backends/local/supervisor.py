@@ -25,7 +25,7 @@ from k8sjob.backends.local.conditions import fail, finished, is_true, stamp
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.operator import CreatePod, DeletePod, Record
-from k8sjob.backends.local.store import JobFolder, read_json, write_json
+from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
 from k8sjob.contract import ExitCode, Reason
 
 if TYPE_CHECKING:
@@ -232,11 +232,17 @@ class Supervisor:
                 time.sleep(TICK_SECONDS)
         with suppress(Exception):
             self._folder.make_room()
-            message = f"the supervisor of the job failed: {error!s}"
+            message = f"the supervisor of the job failed: {self._told(error)}"
             self._job["status"] = fail(
                 self._status, "PyTorchJobSupervisorFailed", message, datetime.now(UTC)
             )
             self._save()
+
+    def _told(self, error: BaseException) -> str:
+        """An error in one line; a full disk with what to do about it."""
+        if isinstance(error, OSError):
+            return trouble("write", Path(error.filename or self._folder.path), error)
+        return str(error) or type(error).__name__
 
     # --- the environment of a container ---------------------------------------------------------
 

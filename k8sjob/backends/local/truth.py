@@ -101,14 +101,11 @@ def _has_ended(state: Json) -> bool:
 
 
 def _lost(state: Json, folder: JobFolder) -> Json:
-    """The state with the job failed, and each Pod that had not ended lost, as of its last change.
+    """The state with the job failed, and each Pod that had not ended lost, as of its last sign.
 
     The replicas hang on the supervisor's lifeline, so they have ended, or will within seconds.
     """
-    when = datetime.now(UTC)
-    with suppress(FileNotFoundError):
-        when = datetime.fromtimestamp(folder.state.stat().st_mtime, UTC)
-    job = state["job"]
+    when, job = _last_sign(folder), state["job"]
     message = (
         f"PyTorchJob {job['metadata']['name']} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
@@ -119,6 +116,15 @@ def _lost(state: Json, folder: JobFolder) -> Json:
         end = pods.End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
         pods.ended(pod, containers[0].get("restartCount", 0), end, final=True)
     return {**state, "job": job}
+
+
+def _last_sign(folder: JobFolder) -> datetime:
+    """When the supervisor last wrote something: the state, or a line of output."""
+    times = [0.0]
+    for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
+        with suppress(FileNotFoundError):
+            times.append(file.stat().st_mtime)
+    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _last_line(folder: JobFolder) -> str:

@@ -404,7 +404,10 @@ def test_when_the_supervisor_is_killed_the_state_says_so_and_nothing_outlives_it
     status = job_status(LocalBackend(state).snapshot(ref))
     assert (status.state, status.reason) == (JobState.FAILED, "PyTorchJobSupervisorGone")
     assert [r.reason for r in status.replicas] == ["ContainerStatusUnknown"] * 2
-    assert status.finished is not None
+    log = backend.folder(ref).replica("worker-0") / "logs" / "0.log"
+    os.utime(log, (1e10, 1e10))  # as if it had gone on writing after the last change of state
+    status = job_status(backend.snapshot(ref))
+    assert status.finished.timestamp() == 1e10
     backend.delete(ref)
     assert not backend.jobs()
 
@@ -544,7 +547,7 @@ def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     status = wait.end(ref)
     assert status.state is JobState.FAILED
-    assert "File too large" in status.message
+    assert f"cannot write {backend.folder(ref).path}: File too large" in status.message
     wait.until(lambda: not alive(int(wait.lines(ref)[0])), seconds=5)
 
 
