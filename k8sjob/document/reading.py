@@ -27,6 +27,9 @@ MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 """Most values in one document, with every alias counted as often as it is used."""
 
+_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart."""
+
 Path = tuple[str | int, ...]
 Place = tuple[int, int]
 """Line and column, both from 1."""
@@ -223,7 +226,7 @@ def _scalar_value(node: yaml.ScalarNode) -> Any:
     if tag not in ("str", *_IMPLICIT):
         raise _Refused(f"the tag {tag!r} is not known here; leave it out", node.start_mark)
     if tag in ("str", "merge"):
-        return text
+        return _PAIR.sub(_joined, text)
     if tag == "null":
         return None
     if tag == "bool" and text.lower() in _TRUE + _FALSE:
@@ -233,6 +236,10 @@ def _scalar_value(node: yaml.ScalarNode) -> Any:
     if tag == "float" and _is_float(text):
         return WrittenFloat(float(text), text)
     raise _Refused(f"{text!r} is not what its tag {tag!r} says", node.start_mark)
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def _is_float(text: str) -> bool:

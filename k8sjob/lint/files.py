@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import Document, parse, parse_all
+from k8sjob.document.source import MAX_BYTES, content
 from k8sjob.errors import Problem, SpecError
 from k8sjob.lint.finding import Check, Finding, Hit, Rule, Severity, findings
 from k8sjob.lint.manifest import CHECKS as MANIFEST_CHECKS
@@ -60,7 +60,7 @@ def lint(path: str | Path) -> list[Finding]:
         SpecError: the file cannot be read.
     """
     if str(path) == "-":
-        return _lint_text(_decoded(sys.stdin.buffer.read(), "<stdin>"), "<stdin>", Path())
+        return _lint_text(_decoded(content("-"), "<stdin>"), "<stdin>", Path())
     file = Path(path)
     if file.is_dir():
         file /= "job.yaml"
@@ -69,7 +69,7 @@ def lint(path: str | Path) -> list[Finding]:
 
 def _read(file: Path) -> str:
     try:
-        return _decoded(file.read_bytes(), str(file))
+        return _decoded(content(file), str(file))
     except OSError as error:
         step = "name a PyTorchJob manifest, a job.yaml or a script"
         message = f"cannot be read: {error.strerror or error}; {step}"
@@ -77,6 +77,9 @@ def _read(file: Path) -> str:
 
 
 def _decoded(data: bytes, source: str) -> str:
+    if len(data) > MAX_BYTES:
+        message = f"longer than {MAX_BYTES} bytes; name a manifest, a job.yaml or a script"
+        raise SpecError([Problem("", message)], source)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

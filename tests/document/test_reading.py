@@ -164,3 +164,7 @@ def test_a_document_says_what_is_wrong_with_a_field():
     error = parse(TEXT, "job.yaml").refuse(("run", "args", 1), "0.1 is too much")
     assert str(error) == "job.yaml:5:7: run.args[1]: 0.1 is too much"
     assert str(Document({"a": 1}).refuse(("a",), "no")) == "line:1:1: a: no"
+
+
+def test_json_with_escaped_surrogate_pairs_is_read_as_json():
+    assert parse('{"\\ud83d\\ude00": "a\\ud83d\\ude00"}').data == {"\U0001f600": "a\U0001f600"}

@@ -116,3 +116,8 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "latin.py").write_bytes(b"# caf\xe9\n")
     with pytest.raises(SpecError, match="byte 0xe9 is not UTF-8"):
         lint(tmp_path / "latin.py")
+
+
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(SpecError, match="longer than 1048576 bytes"):
+        lint("/dev/zero")
