@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,8 @@ __all__ = ["JobFolder", "Store", "read_json", "trouble", "write_json"]
 STATE_ENV: Final = "K8SJOB_STATE"
 _BALLAST: Final = 256 * 1024
 """Bytes that each job sets aside, so that its end can be written down on a full disk."""
+_ABANDONED_S: Final = 24 * 3600.0
+"""Nobody works so long on a folder that is out of sight."""
 
 
 class JobFolder:
@@ -147,6 +150,7 @@ class Store:
     @contextmanager
     def draft(self) -> Iterator[JobFolder]:
         """A folder for a new job, out of sight until it is published; gone if it never is."""
+        self._sweep()
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
             (draft / "ballast").write_bytes(b"\0" * _BALLAST)
@@ -158,6 +162,13 @@ class Store:
             raise BackendError(trouble("write", draft, error)) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half made or half removed, when it is surely theirs."""
+        for path in self._jobs.glob(".*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
         """Make a draft the folder of a job."""

@@ -62,6 +62,16 @@ def test_jobs_are_found_by_their_whole_name_newest_first(store):
     assert [f.path.name for f in store.folders("a")] == ["a-20000000", "a-00000000"]
 
 
+def test_what_a_killed_process_left_out_of_sight_goes_after_a_day(store):
+    jobs = store.root / "jobs"
+    old, young = jobs / ".new-old", jobs / ".gone-young"
+    for path in (old, young):
+        (path / "replicas").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    make(store, "job", "0123456789")
+    assert [path.name for path in jobs.glob(".*")] == [young.name]
+
+
 def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
     def fail():
         with store.draft() as draft:
