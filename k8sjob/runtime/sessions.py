@@ -60,21 +60,10 @@ def session(*, seed: int = 0) -> Iterator[Job]:
     reporter = Reporter(active=env.rank == 0, events=settings.under_k8sjob())
     job = Job(env, config, group, reporter, seed)
     rng.seed_all(seed)
-    reporter.emit(
-        EventKind.STARTED,
-        world_size=env.world_size,
-        backend=group.backend,
-        device=_name(group.device),
-        strategy=config.strategy,
-        restart=env.restart,
-        import_s=round(import_s, 3),
-        rendezvous_s=round(time.monotonic() - began, 3),
-    )
-    if group.meeting and group.meeting.remark:
-        reporter.warn(group.meeting.remark)
-    job.lookout.start()
     with _handling_sigterm(job):
         try:
+            _tell_start(job, env.restart, import_s, time.monotonic() - began)
+            job.lookout.start()
             yield job
         except BaseException as error:
             if _is_orderly(error, job):
@@ -85,6 +74,22 @@ def session(*, seed: int = 0) -> Iterator[Job]:
         job.part()
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
+
+
+def _tell_start(job: Job, restart: int, import_s: float, rendezvous_s: float) -> None:
+    group = job.group
+    job.reporter.emit(
+        EventKind.STARTED,
+        world_size=job.world_size,
+        backend=group.backend,
+        device=_name(group.device),
+        strategy=job.config.strategy,
+        restart=restart,
+        import_s=round(import_s, 3),
+        rendezvous_s=round(rendezvous_s, 3),
+    )
+    if group.meeting and group.meeting.remark:
+        job.reporter.warn(group.meeting.remark)
 
 
 def _is_orderly(error: BaseException, job: Job) -> bool:

@@ -54,7 +54,9 @@ def main():
     options = {**OPTIONS, **json.loads(sys.argv[1])}
     torch.set_default_dtype(torch.float64)
     with runtime.session(seed=3) as job:
-        time.sleep(options["wait"])
+        # In slices: a signal that comes just before a sleep begins is handled after it.
+        for _ in range(int(options["wait"] * 20)):
+            time.sleep(0.05)
         run = job.prepare(
             lambda: build(options),
             loss=functional.cross_entropy,
