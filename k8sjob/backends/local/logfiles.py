@@ -34,6 +34,7 @@ class LogWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._rest = b""
+        self._in_line = False
 
     def feed(self, data: bytes) -> None:
         """Some output; whole lines are written at once, the rest waits for its newline."""
@@ -45,6 +46,7 @@ class LogWriter:
                 part = line[start : start + LONGEST_LINE]
                 whole = start + LONGEST_LINE >= len(line)
                 written += head + (b"F " if whole else b"P ") + part + b"\n"
+        self._in_line = bool(self._rest) or (self._in_line and not lines)
         while len(self._rest) >= LONGEST_LINE:
             written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
             self._rest = self._rest[LONGEST_LINE:]
@@ -53,7 +55,7 @@ class LogWriter:
 
     def close(self) -> None:
         """The container has ended: what waits is the last line."""
-        if self._rest:
+        if self._in_line:
             self.feed(b"\n")
         self._file.close()
 
