@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from k8sjob.backends.local import logfiles
 from k8sjob.backends.local.logfiles import LONGEST_LINE, LogWriter, attempts, follow, read
 
-
 PIECES = [b"\n", b"\r", b"a b\n", "é\n".encode(), b"x" * LONGEST_LINE]
 
 
