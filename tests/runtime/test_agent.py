@@ -341,7 +341,7 @@ class TestOrphans:
 
 
 # Known and open: whoever is continued to write its stacks runs on for a moment before the alarm is
-# taken, by whichever thread is first, so the line that hung may be left already. About 1 in 20.
+# taken, by whichever thread is first, so the line that hung may be left already.
 stacks_may_come_late = pytest.mark.xfail(strict=False, reason="stacks may show a later line")
 
 
