@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import faulthandler
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
-from k8sjob.runtime.last_words import leave_reason
+from k8sjob.runtime.last_words import keep_stacks, leave_reason
 from k8sjob.runtime.peer import is_peer_loss, peer_loss
 from k8sjob.runtime.script import run_as_main
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     _die_with_parent()
     if argv[0] == "--exec":
         _replace(argv[1:])
-    faulthandler.enable()
+    keep_stacks(config.error_file())
     if not sys.flags.safe_path:
         del sys.path[0]  # the working directory, put there for -m k8sjob.runtime.boot
     code = 0

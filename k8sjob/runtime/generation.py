@@ -6,7 +6,9 @@ What is decided here is in pure functions: `deadlines` and `last_look`, when to 
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +16,7 @@ from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import strays
 from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
-from k8sjob.runtime.last_words import read_reason
+from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +115,7 @@ def run_generation(
     record = Record()
     while True:
         group.poll()
-        record.exits = {members[index].rank: end for index, end in group.exits.items()}
+        _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
         if group.gone:
             break
@@ -214,13 +216,21 @@ def _enforce(group: Group, record: Record, members: Sequence[Member], stop_grace
 
 
 def _dump(group: Group, record: Record) -> None:
-    """Have every process write its Python stacks: faulthandler answers SIGABRT even in C code.
-
-    SIGCONT after it, for a process that somebody stopped.
-    """
+    """Have every process write its Python stacks: faulthandler answers SIGABRT even in C code."""
     record.sent[signal.SIGABRT] = _now()
-    group.send(signal.SIGABRT)
-    group.send(signal.SIGCONT)
+    group.show_stacks()
+
+
+def _take_exits(group: Group, members: Sequence[Member], record: Record) -> None:
+    """Note who has ended; bring the stacks of a fatal error to the log, one rank at a time."""
+    before = record.exits
+    record.exits = {members[index].rank: end for index, end in group.exits.items()}
+    for index in group.exits:
+        member = members[index]
+        if member.rank not in before:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(by_rank(member.rank, read_stacks(member.error_file)))
+                sys.stderr.flush()
 
 
 def _hang(record: Record) -> Reason:

@@ -6,6 +6,7 @@ too, belongs to nobody else, so no signal can meet a stranger.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -116,6 +117,16 @@ class Group:
         for index in self.alive:
             os.kill(self._held[index], number)
 
+    def show_stacks(self) -> None:
+        """SIGABRT to each living process's main thread, and SIGCONT in case somebody stopped it.
+
+        The SIGABRT of a stopped process as a whole would be taken after the SIGCONT by whichever
+        thread comes first, while the main thread leaves the line where it hung.
+        """
+        for index in self.alive:
+            _signal_main_thread(self._held[index], signal.SIGABRT)
+            os.kill(self._held[index], signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL to all processes and everything in their groups."""
         for pid in self._held.values():
@@ -142,6 +153,13 @@ def _spawn(command: Command) -> int:
     return os.posix_spawnp(
         command.argv[0], list(command.argv), dict(command.environ), setsid=True, setsigdef=_RESET
     )
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    # Linux: a process's main thread has the process's number. Elsewhere there is no tgkill.
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None or tgkill(pid, pid, number):
+        os.kill(pid, number)
 
 
 def _exit(status: int) -> Exit:

@@ -1,17 +1,23 @@
-"""How a rank's Reason reaches the agent of its node: a file, written once, whole or not at all."""
+"""What a rank leaves to the agent of its node: a Reason, written once, whole; and its stacks.
+
+The stacks of a fatal error go to a file of the rank's own, and from there to the log: faulthandler
+writes in small pieces, and those of several ranks on one stderr would mix within a line.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from k8sjob.contract import Reason
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["leave_reason", "read_reason"]
+__all__ = ["by_rank", "keep_stacks", "leave_reason", "read_reason", "read_stacks"]
 
 
 def leave_reason(reason: Reason, file: Path | None) -> None:
@@ -38,3 +44,34 @@ def read_reason(file: Path | None) -> Reason | None:
         return Reason.decode(file.read_text()) if file else None
     except (OSError, ValueError):
         return None
+
+
+def keep_stacks(file: Path | None) -> None:
+    """Have a fatal error of this process write all threads' Python stacks.
+
+    Args:
+        file: the same as for the reason; the stacks lie beside it. None, or a folder that takes
+            no more files: they go to stderr.
+    """
+    place: TextIO | int = sys.stderr
+    if file:
+        with suppress(OSError):
+            # Never closed: the fatal error is the process's last moment.
+            place = os.open(_stacks(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    faulthandler.enable(place)
+
+
+def read_stacks(file: Path | None) -> str:
+    """What keep_stacks's process wrote before it ended; empty: it met no fatal error."""
+    with suppress(OSError):
+        return _stacks(file).read_text(errors="replace") if file else ""
+    return ""
+
+
+def by_rank(rank: int, text: str) -> str:
+    """A text of several lines for a log that ranks share: each line says whose it is."""
+    return "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+
+
+def _stacks(file: Path) -> Path:
+    return file.with_suffix(".stacks")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.heartbeat import Heartbeat, settle
-from k8sjob.runtime.last_words import leave_reason
+from k8sjob.runtime.last_words import by_rank, leave_reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,8 +181,8 @@ class Watchdog:
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
-            lines = [f"k8sjob: {message}", *file.read().decode(errors="replace").splitlines()]
-        sys.stderr.write("".join(f"[rank {self._env.rank}] {line}\n" for line in lines))
+            stacks = file.read().decode(errors="replace")
+        sys.stderr.write(by_rank(self._env.rank, f"k8sjob: {message}\n{stacks}"))
         sys.stderr.flush()
 
     # --- the thread that talks to the store ------------------------------------------------------
