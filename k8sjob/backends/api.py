@@ -130,6 +130,13 @@ class Backend(Protocol):
             stop: set from another thread to end the iteration within a second.
         """
 
+    def related(self, snapshot: Snapshot) -> Sequence[Json]:
+        """Objects beside a job's own that tell why it does not run; for `why` alone.
+
+        Nodes, claims, quotas, Events of the namespace, the operator's Deployment: what there is.
+        What the user may not read is left out; on this machine there are none.
+        """
+
     def suspend(self, ref: JobRef, *, value: bool) -> None:
         """Suspend the job (its replicas are stopped, the job stays) or let it go on."""
 

@@ -229,6 +229,10 @@ class LocalBackend:
             return _follow(logs, replica, Silence(folder, replica), stop)
         return (line for number in attempts(logs) for line in read(logs, replica, number))
 
+    def related(self, snapshot: Snapshot) -> tuple[Json, ...]:  # noqa: ARG002 - the Protocol's
+        """None: on this machine everything about a job is in its own objects."""
+        return ()
+
     def folder(self, ref: JobRef) -> JobFolder:
         """The folder of a job: state, output, and each replica's working folder.
 

@@ -1,0 +1,1 @@
+"""Which cluster is meant, and by which client it is spoken to."""

@@ -1,0 +1,1 @@
+"""kubectl as a transport: `get --raw` and its kin."""

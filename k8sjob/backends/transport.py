@@ -1,0 +1,104 @@
+"""How requests reach an apiserver: the few calls that the cluster's back end is written over.
+
+Two transports exist, the Python client's (kubernetes.py) and kubectl's (kubectl.py). Both take
+contexts, credentials and TLS from a kubeconfig or from the pod that they run in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from threading import Event
+
+    from k8sjob.backends.api import Json
+
+__all__ = ["ApiError", "Cause", "Transport"]
+
+Cause = tuple[str, str]
+"""A field's path and what is wrong with it, as in a Status' details.causes."""
+
+
+class ApiError(BackendError):
+    """An apiserver's refusal, or that none could be reached.
+
+    Attributes:
+        code: the HTTP status; 0: there was no answer, or the connection broke in the middle of one.
+        reason: the Status' reason, as "AlreadyExists", "Forbidden", "Invalid", "Expired"; for
+            code 0 "Unreachable".
+        said: the server's own message.
+        causes: the fields that are wrong, where the server names them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int = 0,
+        reason: str = "Unreachable",
+        said: str = "",
+        causes: Sequence[Cause] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.said, self.causes = code, reason, said or message, causes
+
+
+class Transport(Protocol):
+    """A connection to one cluster, as one user. Safe to use from several threads."""
+
+    context: str
+    """The kubeconfig's context, or "in-cluster"."""
+    namespace: str
+    """The namespace where none is said."""
+    server: str
+    """The apiserver's URL, for messages."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; the object in the answer.
+
+        Args:
+            method: "GET", "POST", "PUT", "PATCH" or "DELETE".
+            path: the path at the apiserver, percent-encoded, as /api/v1/namespaces/default/pods.
+            query: parameters, not encoded yet.
+            body: an object.
+            content_type: of the body; a PATCH names its kind by it.
+            timeout: seconds without an answer until the request is given up.
+
+        Raises:
+            ApiError: the server refuses, or cannot be reached.
+        """
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come, each with its newline; a last one may lack it.
+
+        Closing the iterator closes the connection.
+
+        Args:
+            path: as for request.
+            query: as for request.
+            idle: seconds of silence after which the connection counts as broken.
+            stop: set from another thread to end the iteration within a second.
+
+        Raises:
+            ApiError: the server refuses; with code 0 where the connection breaks. A clean end of
+                the answer ends the iteration.
+        """
