@@ -49,7 +49,7 @@ COMMANDS: Final = {
         Command("Look", "status", "jobs", "Show one job and its replicas"),
         Command("Look", "watch", "running", "Follow a job to its end"),
         Command("Look", "logs", "reading", "Print what the replicas wrote"),
-        Command("Look", "why", "reading", "Say why a job failed or does not go on"),
+        Command("Look", "why", "explaining", "Say why a job failed or does not go on"),
         Command("Change", "suspend", "jobs", "Stop a job's replicas after a checkpoint"),
         Command("Change", "resume", "jobs", "Let a suspended job go on"),
         Command("Change", "delete", "jobs", "Stop a job and remove it"),

@@ -1,4 +1,4 @@
-"""Commands that read what a job's replicas wrote: as it is, or for what it explains."""
+"""The command that prints what a job's replicas wrote."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from rich.text import Text
 
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
-from k8sjob.cli.output import document, format_option
+from k8sjob.cli.output import format_option
 from k8sjob.contract import Event, EventKind
-from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.logs import last_lines, logs, select
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.lifecycle.logs import logs, select
 from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.lines import Speaker, finding_lines, phrase, position
+from k8sjob.view.lines import Speaker, phrase, position
 from k8sjob.view.show import console_for
-from k8sjob.view.story import Finding, Story, text
+from k8sjob.view.story import Story, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8sjob.backends.api import LogLine
 
-__all__ = ["logs_command", "why_command"]
+__all__ = ["logs_command"]
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -134,24 +132,3 @@ def _told(event: Event) -> Text:
         story.add(event)
         return Text("  ".join(position(story.progress)))
     return phrase(event) or Text(text(event.kind))
-
-
-@click.command("why")
-@job_argument()
-@format_option("table", "json", "yaml")
-def why_command(job: str, output: str) -> None:
-    """Say why a job failed, hangs or does not start, and what to do about it."""
-    backend, ref = find(job)
-    snapshot = backend.snapshot(ref)
-    found = diagnose(snapshot, last_lines(backend, ref, snapshot.job))
-    if output != "table":
-        document([finding.as_dict() for finding in found], output)
-        return
-    console = console_for(sys.stdout)
-    for finding in found:
-        shown = Finding(finding.cause, finding.message, finding.next_step, finding.replica)
-        console.print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
-    if not found:
-        status = job_status(snapshot)
-        what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
-        click.echo(f"{ref} {what}; there is nothing to explain")
