@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,19 +11,17 @@ from k8sjob.errors import JobFailed, JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status
-from k8sjob.lifecycle.watch import watch
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec, load
-from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.show import close_with_summary, viewer
+from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from k8sjob.backends.api import JobRef, Snapshot
     from k8sjob.contract import Event
 
-__all__ = ["follow", "plan", "run"]
+__all__ = ["plan", "run", "stopper"]
 
 
 def plan(spec: JobSpec, folder: str | Path = ".", *, image: str | None = None) -> Plan:
@@ -88,14 +85,20 @@ def run(
     backend = backend or LocalBackend(fresh=fresh)
     ref = backend.create(plan(spec, folder or "."))
     try:
-        with _shown(ref, view) as show:
-            interrupted = follow(backend, ref, show, logs=logs)
+        code = follow(
+            backend,
+            ref,
+            output=view or "auto",
+            logs=logs,
+            interrupted=stopper(backend, ref),
+            files=backend.folder(ref).path,
+        )
         snapshot = backend.snapshot(ref)
     except JobNotFound:
         raise JobFailed(f"{ref} was deleted while it ran") from None
     finally:
         backend.finish(ref)
-    if interrupted:
+    if code > 128:
         raise KeyboardInterrupt
     status = job_status(snapshot)
     if check and status.state is not JobState.SUCCEEDED:
@@ -103,50 +106,18 @@ def run(
     return status
 
 
-def follow(
-    backend: LocalBackend,
-    ref: JobRef,
-    show: Callable[[Sequence[Event]], object],
-    *,
-    logs: bool = True,
-) -> bool:
-    """Show a job of this process to its end; Ctrl-C or SIGTERM stops it, a second one kills it.
+def stopper(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
+    """What interrupts do to a job of this process: the first stops it, the second kills it."""
 
-    Args:
-        backend: the back end that made the job.
-        ref: the job.
-        show: is called with what happened, ten times a second, also when nothing did.
-        logs: follow the replicas' output.
+    def stop(times: int) -> str | None:
+        if times > 2:
+            return None
+        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
+        if times == 2:
+            return "ending it at once"
+        return "stopping after a checkpoint; Ctrl-C again ends it at once"
 
-    Returns:
-        Whether it was interrupted.
-    """
-    seen = 0
-    with Interrupts() as interrupts:
-        for events in Feed(watch(backend, ref, logs=logs)):
-            show(events)
-            if interrupts.count > seen:
-                seen = interrupts.count
-                backend.stop(ref, now=seen > 1, message="Ctrl-C or SIGTERM")
-    return seen > 0
-
-
-@contextmanager
-def _shown(
-    ref: JobRef, view: Callable[[Event], object] | None
-) -> Iterator[Callable[[Sequence[Event]], object]]:
-    """The view that was given, or the one that suits standard output, with a summary."""
-    if view is not None:
-
-        def one_by_one(events: Sequence[Event]) -> None:
-            for event in events:
-                view(event)
-
-        yield one_by_one
-        return
-    with viewer(job=ref.name) as shown:
-        yield shown.show
-        close_with_summary(shown)
+    return stop
 
 
 def _failed(backend: LocalBackend, snapshot: Snapshot) -> JobFailed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -12,26 +11,24 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.documents import FILE, folder_of
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
-from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobNotFound
-from k8sjob.launch import plan
+from k8sjob.launch import plan, stopper
 from k8sjob.lifecycle.status import JobState, job_status
-from k8sjob.lifecycle.watch import watch
 from k8sjob.spec import load
-from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.show import close_with_summary, viewer
+from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from k8sjob.backends.api import JobRef
-    from k8sjob.view.show import Format
+    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.view.show import Output
 
-__all__ = ["run_command", "watch_command"]
+__all__ = ["attach", "run_command", "view_options", "watch_command"]
 
 
-def _view_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options -o and --no-logs of a command that follows a job."""
     output = click.option(
         "-o",
         "--output",
@@ -50,7 +47,7 @@ def _view_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("run")
 @FILE
 @click.option("--fresh", is_flag=True, help="Begin anew, not at the last run's checkpoint.")
-@_view_options
+@view_options
 def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
@@ -61,16 +58,15 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
     backend = LocalBackend(fresh=fresh)
     ref = backend.create(plan(spec, folder_of(file)))
 
-    def stop(times: int) -> str | None:
-        if times > 2:
-            return None
-        backend.stop(ref, now=times == 2, message="Ctrl-C")
-        if times == 2:
-            return "ending it at once"
-        return "stopping after a checkpoint; Ctrl-C again ends it at once"
-
     try:
-        code = _follow(backend, ref, output, logs=not no_logs, interrupted=stop)
+        code = follow(
+            backend,
+            ref,
+            output=cast("Output", output),
+            logs=not no_logs,
+            interrupted=stopper(backend, ref),
+            files=backend.folder(ref).path,
+        )
     finally:
         backend.finish(ref)
     if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
@@ -80,7 +76,7 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
 
 @click.command("watch")
 @job_argument()
-@_view_options
+@view_options
 def watch_command(job: str, output: str, no_logs: bool) -> int:
     """Follow a job to its end: its state, its progress, its output.
 
@@ -88,48 +84,24 @@ def watch_command(job: str, output: str, no_logs: bool) -> int:
     failed, 103 if it was stopped or deleted.
     """
     backend, ref = find(job)
-    code = _follow(backend, ref, output, logs=not no_logs, interrupted=lambda _times: None)
-    if code > 128:
-        say(f"the job goes on; again: k8sjob watch {shlex.quote(job)}")
-    return code
+    return attach(backend, ref, output=output, logs=not no_logs, again=f"watch {shlex.quote(job)}")
 
 
-def _follow(
-    backend: LocalBackend,
-    ref: JobRef,
-    output: str,
-    *,
-    logs: bool,
-    interrupted: Callable[[int], str | None],
-) -> int:
-    """Show a job to its end; the exit code.
+def attach(backend: Backend, ref: JobRef, *, output: str, logs: bool, again: str) -> int:
+    """Follow a job that goes on when its reader leaves; the exit code.
 
     Args:
-        backend: where it lives.
+        backend: where the job lives.
         ref: the job.
         output: "auto", "plain" or "json".
-        logs: whether to read what the replicas write.
-        interrupted: called at each Ctrl-C with how many there were; says what is done about it,
-            or None where the job is left alone.
+        logs: read what the replicas write.
+        again: the command that attaches again, without the program's name.
     """
-    begun = job_status(backend.snapshot(ref)).created
-    since = begun.timestamp() if begun else None
-    with (
-        viewer(cast("Format", output), job=ref.name, since=since) as view,
-        Interrupts() as interrupts,
-    ):
-        answered = 0
-        for batch in Feed(watch(backend, ref, logs=logs)):
-            view.show(batch)
-            while answered < interrupts.count:
-                answered += 1
-                answer = interrupted(answered)
-                if answer is None:
-                    return interrupts.exit_code
-                view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
-        seconds, more = _afterwards(backend, ref)
-        close_with_summary(view, seconds=seconds, more=more)
-    return interrupts.exit_code or view.story.exit_code or 0
+    files = backend.folder(ref).path if isinstance(backend, LocalBackend) else None
+    code = follow(backend, ref, output=cast("Output", output), logs=logs, files=files)
+    if code > 128:
+        say(f"the job goes on; again: k8sjob {again}")
+    return code
 
 
 def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
@@ -138,15 +110,3 @@ def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
         return job_status(backend.snapshot(ref)).state is JobState.STOPPED
     except JobNotFound:
         return False
-
-
-def _afterwards(backend: LocalBackend, ref: JobRef) -> tuple[float | None, dict[str, str]]:
-    """How long an ended job ran, and where to look further; nothing of one that is gone."""
-    try:
-        status = job_status(backend.snapshot(ref))
-    except JobNotFound:
-        return None, {}
-    seconds = None
-    if status.started and status.finished:
-        seconds = (status.finished - status.started).total_seconds()
-    return seconds, {"files": str(backend.folder(ref).path), "logs": f"k8sjob logs {ref.name}"}

@@ -9,6 +9,7 @@
     plot     a curve as a few lines of text
     summary  what is left to say when the job is over
     feed     events from a blocking source, in batches, while Ctrl-C stays in our hands
+    follow   a job from its beginning until it ends or its reader leaves
 
 Nothing is imported here: the command line asks for `safe` alone when it prints an error.
 """

@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO, Union
 
 from rich.console import Console
 from rich.text import Text
 
 from k8sjob.view.live import LiveView
 from k8sjob.view.plain import JsonView, PlainView
+from k8sjob.view.story import Story
 from k8sjob.view.summary import summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from k8sjob.contract import Event
-    from k8sjob.view.story import Story
 
-__all__ = ["Format", "View", "ascii_only", "close_with_summary", "console_for", "is_live", "viewer"]
+__all__ = ["Output", "View", "ascii_only", "close_with_summary", "console_for", "is_live", "viewer"]
 
 Format = Literal["auto", "plain", "json"]
+Output = Union[Format, "Callable[[Event], object]"]
+"""A name of a view, or a function that is called with each event."""
 
 
 class View(Protocol):
@@ -38,9 +40,30 @@ class View(Protocol):
         """Leave the terminal as it was found."""
 
 
+class CallbackView:
+    """Hands each event to a function of the caller's.
+
+    Attributes:
+        story: what was shown so far, added up.
+    """
+
+    def __init__(self, callback: Callable[[Event], object], job: str = "") -> None:
+        self.story = Story(job)
+        self._callback = callback
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Call the function with each of the events."""
+        for event in events:
+            self.story.add(event)
+            self._callback(event)
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
 @contextmanager
 def viewer(
-    kind: Format = "auto",
+    kind: Output = "auto",
     *,
     job: str = "",
     since: float | None = None,
@@ -50,14 +73,17 @@ def viewer(
 
     Args:
         kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
-            output is a terminal and plain lines where it is not.
+            output is a terminal and plain lines where it is not; a function is called with each
+            event.
         job: the job as its user calls it.
         since: when the job began, seconds since the epoch; None: now.
         out: standard output, unless another stream is given.
     """
     out = out or sys.stdout
     view: View
-    if kind == "json":
+    if callable(kind):
+        view = CallbackView(kind, job)
+    elif kind == "json":
         view = JsonView(out, job)
     elif kind == "auto" and is_live(out):
         view = LiveView(console_for(out), job, since=since, ascii_only=ascii_only(out))
@@ -76,7 +102,7 @@ def close_with_summary(
     more: Mapping[str, str] | None = None,
     out: TextIO | None = None,
 ) -> None:
-    """End a view and write the summary of what it showed; not for JSON, which is for programs.
+    """End a view and write the summary of what it showed; not where the view is for a program.
 
     Args:
         view: from `viewer`.
@@ -85,7 +111,7 @@ def close_with_summary(
         out: as for `viewer`.
     """
     view.close()
-    if isinstance(view, JsonView):
+    if isinstance(view, JsonView | CallbackView):
         return
     out = out or sys.stdout
     console = console_for(out)

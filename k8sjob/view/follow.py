@@ -1,0 +1,89 @@
+"""A job on the screen, from its beginning until it ends or its reader leaves.
+
+`run`, `submit --watch` and `watch` differ in what an interrupt does, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import JobNotFound
+from k8sjob.lifecycle.status import job_status
+from k8sjob.lifecycle.watch import watch
+from k8sjob.view.feed import Feed, Interrupts
+from k8sjob.view.show import close_with_summary, viewer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.view.show import Output
+
+__all__ = ["follow", "leave"]
+
+
+def leave(_times: int) -> str | None:
+    """What an interrupt does by default: the reader leaves, and the job goes on."""
+    return None
+
+
+def follow(
+    backend: Backend,
+    ref: JobRef,
+    *,
+    output: Output = "auto",
+    logs: bool = True,
+    interrupted: Callable[[int], str | None] = leave,
+    files: Path | None = None,
+) -> int:
+    """Show a job to its end.
+
+    Args:
+        backend: where the job lives.
+        ref: the job.
+        output: how, see `viewer`.
+        logs: read what the replicas write; without it there is no progress either.
+        interrupted: called at each SIGINT or SIGTERM with how many there were; does what is to be
+            done and says it, or gives None where the reader leaves the job alone.
+        files: where the job's files lie on this machine; the summary names it.
+
+    Returns:
+        The exit code: 130 or 143 where it was interrupted, else that of the job's outcome.
+
+    Raises:
+        JobNotFound: there is no such job.
+        BackendError: the back end could not be read any more.
+    """
+    begun = job_status(backend.snapshot(ref)).created
+    since = begun.timestamp() if begun else None
+    with viewer(output, job=ref.name, since=since) as view, Interrupts() as interrupts:
+        answered = 0
+        for batch in Feed(watch(backend, ref, logs=logs)):
+            view.show(batch)
+            while answered < interrupts.count:
+                answered += 1
+                answer = interrupted(answered)
+                if answer is None:
+                    return interrupts.exit_code
+                view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
+        seconds, more = _afterwards(backend, ref, files)
+        close_with_summary(view, seconds=seconds, more=more)
+    return interrupts.exit_code or view.story.exit_code or 0
+
+
+def _afterwards(
+    backend: Backend, ref: JobRef, files: Path | None
+) -> tuple[float | None, dict[str, str]]:
+    """How long an ended job ran, and where to look further; nothing of one that is gone."""
+    try:
+        status = job_status(backend.snapshot(ref))
+    except JobNotFound:
+        return None, {}
+    seconds = None
+    if status.started and status.finished:
+        seconds = (status.finished - status.started).total_seconds()
+    more = {"files": str(files)} if files else {}
+    return seconds, more | {"logs": f"k8sjob logs {ref.name if files else ref}"}
