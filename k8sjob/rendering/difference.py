@@ -1,0 +1,107 @@
+"""What a job in a cluster and a job.yaml have different, and what of it running pods would notice.
+
+Pure. Both sides are objects as an apiserver returns them, so that its defaults stand on both and
+never show as differences.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob import document
+from k8sjob.errors import field_path
+from k8sjob.rendering.manifest import DIGEST_ANNOTATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Difference", "difference"]
+
+_Json = dict[str, Any]
+_Path = tuple[str | int, ...]
+_KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_BOOKKEEPING: Final = frozenset({DIGEST_ANNOTATION, _KUBECTL})
+"""Annotations that repeat what stands elsewhere in the object."""
+_IDENTITY: Final = ("name", "namespace", "labels", "annotations")
+"""All of an object's metadata that its author writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a job would change; false where it would not.
+
+    Attributes:
+        lines: a unified diff of the two as YAML, from what is there to what is wanted.
+        anew: paths of fields whose new value reaches no pod that is there already: pods keep what
+            they were started with, so the job must be made anew. A changed number of replicas is
+            one of them: the other pods keep the old world size.
+        at_once: paths of fields that the operator reads again whenever it looks at the job.
+    """
+
+    lines: tuple[str, ...] = ()
+    anew: tuple[str, ...] = ()
+    at_once: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+
+def difference(there: _Json | None, wanted: _Json) -> Difference:
+    """What would change if a job became as it is wanted.
+
+    Args:
+        there: the job in the cluster; None: it is not there, so everything is new.
+        wanted: the job that the cluster would make of a manifest, its defaults filled in.
+    """
+    old, new = _written(there) if there else {}, _written(wanted)
+    paths = list(_paths(old, new, ()))
+    at_once = [path for path in paths if _is_read_again(path)]
+    name = f"{new['metadata'].get('namespace', '')}/{new['metadata'].get('name', '')}"
+    lines = difflib.unified_diff(
+        document.dump(old).splitlines() if there else [],
+        document.dump(new).splitlines(),
+        f"{name} in the cluster" if there else "/dev/null",
+        f"{name} as it would be",
+        lineterm="",
+    )
+    return Difference(
+        tuple(lines),
+        tuple(field_path(path) for path in paths if path not in at_once),
+        tuple(field_path(path) for path in at_once),
+    )
+
+
+def _written(job: _Json) -> _Json:
+    """What the author of a job has written, with the server's defaults, in one order of keys."""
+    metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
+    annotations = metadata.get("annotations") or {}
+    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _BOOKKEEPING}
+    kept = {"apiVersion": job.get("apiVersion"), "kind": job.get("kind"), "spec": job.get("spec")}
+    ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
+    return ordered
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _ordered(value[key]) for key in sorted(value) if value[key] is not None}
+    return [_ordered(item) for item in value] if isinstance(value, list) else value
+
+
+def _paths(old: Any, new: Any, at: _Path) -> Iterator[_Path]:
+    """Where two values differ, each time as deep as both have the same shape."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from _paths(old.get(key), new.get(key), (*at, key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _paths(*pair, (*at, index))
+    elif old != new:
+        yield at
+
+
+def _is_read_again(path: _Path) -> bool:
+    if path[0] == "metadata":
+        return True
+    return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)

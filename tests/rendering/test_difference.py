@@ -1,0 +1,93 @@
+import copy
+
+import pytest
+
+from k8sjob.rendering import DIGEST_ANNOTATION, manifest
+from k8sjob.rendering.difference import difference
+from k8sjob.spec import JobSpec
+
+SPEC = JobSpec(
+    name="tiny",
+    namespace="blue",
+    image="team/tiny:1",
+    run={"script": "main.py", "env": {"A": "1"}},
+    replicas={"workers": 2},
+)
+MASTER = "spec.pytorchReplicaSpecs.Master"
+WORKER = "spec.pytorchReplicaSpecs.Worker"
+
+
+@pytest.fixture
+def job():
+    return manifest(SPEC)
+
+
+def test_what_a_server_adds_is_no_difference(job):
+    there = copy.deepcopy(job)
+    there["status"] = {"conditions": []}
+    there["metadata"] |= {
+        "uid": "u", "resourceVersion": "7", "generation": 1, "managedFields": [{}],
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    there["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "{}"
+    there["metadata"]["annotations"][DIGEST_ANNOTATION] = "0" * 64
+    there["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["creationTimestamp"] = (
+        None
+    )
+    assert not difference(there, job)
+    assert difference(there, job).lines == ()
+
+
+def test_the_order_of_keys_is_none(job):
+    turned = {key: job[key] for key in reversed(job)}
+    turned["spec"] = dict(reversed(job["spec"].items()))
+    assert not difference(turned, job)
+
+
+def test_a_job_that_is_not_there_is_new_as_a_whole(job):
+    found = difference(None, job)
+    assert found.lines[0] == "--- /dev/null"
+    assert found.lines[1] == "+++ blue/tiny as it would be"
+    assert all(line.startswith("+") for line in found.lines[3:])
+
+
+def test_a_changed_field_is_a_line_out_and_a_line_in(job):
+    wanted = manifest(SPEC.with_(image="team/tiny:2"))
+    found = difference(job, wanted)
+    changed = [line.strip("+- ") for line in found.lines[2:] if line[0] in "+-"]
+    assert changed == ['image: "team/tiny:1"', 'image: "team/tiny:2"'] * 2
+    at = "template.spec.containers[0].image"
+    assert found.anew == (f"{MASTER}.{at}", f"{WORKER}.{at}")
+    assert found.at_once == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "anew", "at_once"),
+    [
+        ({"replicas": {"workers": 3}}, [f"{WORKER}.replicas"], ["spec.runPolicy.backoffLimit"]),
+        ({"policy": {"ttl_after_finished": 60}}, [], ["spec.runPolicy.ttlSecondsAfterFinished"]),
+        ({"policy": {"suspend": True}}, [], ["spec.runPolicy.suspend"]),
+        ({"gang": {"queue": "q"}}, ["spec.runPolicy.schedulingPolicy"], []),
+        (
+            {"policy": {"restart_policy": "Never"}},
+            [f"{MASTER}.restartPolicy", f"{WORKER}.restartPolicy"],
+            [],
+        ),
+    ],
+)
+def test_what_running_pods_would_notice(changes, anew, at_once, job):
+    found = difference(job, manifest(SPEC.with_(**changes)))
+    assert (list(found.anew), list(found.at_once)) == (anew, at_once)
+
+
+def test_a_label_reaches_the_job_at_once_and_its_pods_only_anew(job):
+    found = difference(job, manifest(SPEC.with_(labels={"team": "red"})))
+    assert found.at_once == ("metadata.labels.team",)
+    assert found.anew == tuple(f"{r}.template.metadata.labels.team" for r in (MASTER, WORKER))
+
+
+def test_a_list_of_another_length_is_named_as_a_whole(job):
+    wanted = manifest(SPEC.with_(run={"env": {"A": "1", "B": "2"}}))
+    assert difference(job, wanted).anew == tuple(
+        f"{r}.template.spec.containers[0].env" for r in (MASTER, WORKER)
+    )
