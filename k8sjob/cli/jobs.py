@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +139,7 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
 
 
 def _row(status: JobStatus, *, wide: bool) -> list[object]:
-    phases = Counter(replica.phase for replica in status.replicas)
-    replicas = ", ".join(f"{count} {phase}" for phase, count in phases.items()) or "none"
+    replicas = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
     row: list[object] = [status.ref, status.state, replicas, *_times(status)]
     if wide:
         row += [sum(replica.restarts for replica in status.replicas), status.ref.uid]

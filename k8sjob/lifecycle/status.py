@@ -7,7 +7,8 @@ follows from conditions whose status is "True", whatever their order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -16,9 +17,12 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from k8sjob.backends.api import Json, Snapshot
 
 __all__ = [
+    "QUEUE_LABEL",
     "STOPPED_REASON",
     "JobState",
     "JobStatus",
@@ -31,6 +35,8 @@ __all__ = [
 
 STOPPED_REASON: Final = "PyTorchJobStopped"
 """Reason of the Failed condition of a job that its user stopped (this machine only)."""
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""Label of a job that Kueue keeps suspended until its queue admits it."""
 
 
 class JobState(StrEnum):
@@ -43,6 +49,8 @@ class JobState(StrEnum):
     """A failed replica is being made anew."""
     SUSPENDED = "Suspended"
     """Its replicas are stopped, and `resume` lets it go on."""
+    QUEUED = "Queued"
+    """Kueue keeps it suspended until its queue has room."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
@@ -90,10 +98,13 @@ class ReplicaStatus:
         index: its index among the replicas of that role.
         phase: the Pod's phase, or "Terminating" once its deletion was asked for.
         node: the machine it runs on; empty before it was scheduled.
-        restarts: how often its container was started again in this Pod.
-        reason: why it waits or ended ("CrashLoopBackOff", "OOMKilled", "Error"); may be empty.
+        restarts: how often its container was started again in this Pod; while init containers
+            run, how often they were.
+        reason: why it waits or ended ("Unschedulable", "Init:0/1", "CrashLoopBackOff",
+            "OOMKilled", "Error"); may be empty.
         exit_code: of the container, the last attempt's while a newer one runs; None before.
         message: its last words, or what the back end says about it.
+        waiting: whether its training container does not run and has not ended; `reason` says why.
     """
 
     role: Role
@@ -104,11 +115,21 @@ class ReplicaStatus:
     reason: str = ""
     exit_code: int | None = None
     message: str = ""
+    waiting: bool = False
 
     @property
     def name(self) -> str:
         """Role and index: "master-0", "worker-2"."""
         return f"{self.role.lower()}-{self.index}"
+
+    @property
+    def situation(self) -> str:
+        """What it really does: its phase, or what it waits for where the phase hides that.
+
+        A Pod whose container crashes again and again has the phase Running all the time.
+        """
+        hidden = self.waiting and self.reason and self.phase != "Terminating"
+        return self.reason if hidden else self.phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +146,8 @@ class JobStatus:
         started: when its replicas were first made, or made again after a resume (UTC).
         finished: when it ended (UTC).
         replicas: those that have a Pod, Master first.
+        counts: how many replicas are in which situation; where no Pods were fetched, in which
+            phase, as the operator counts them.
     """
 
     ref: JobRef
@@ -136,25 +159,31 @@ class JobStatus:
     started: datetime | None = None
     finished: datetime | None = None
     replicas: tuple[ReplicaStatus, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def job_status(snapshot: Snapshot) -> JobStatus:
     """What the job's objects say about it."""
-    status = snapshot.job.get("status") or {}
+    job = snapshot.job
+    meta, status = job.get("metadata") or {}, job.get("status") or {}
     state, condition = _state(status.get("conditions") or [])
+    if state is JobState.SUSPENDED and QUEUE_LABEL in (meta.get("labels") or {}):
+        state = JobState.QUEUED
+    replicas = tuple(_replica(pod) for pod in snapshot.pods)
     return JobStatus(
-        ref=job_ref(snapshot.job),
+        ref=job_ref(job),
         state=state,
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
         exit_code=state.exit_code,
-        created=_time(snapshot.job.get("metadata", {}).get("creationTimestamp")),
+        created=_time(meta.get("creationTimestamp")),
         started=_time(status.get("startTime")),
         # The operator leaves completionTime out where the ExitCode policy gives a replica up.
         finished=_time(status.get("completionTime") or condition.get("lastTransitionTime"))
         if state.finished
         else None,
-        replicas=tuple(_replica(pod) for pod in snapshot.pods),
+        replicas=replicas,
+        counts=Counter(replica.situation for replica in replicas) or _counted(job, state),
     )
 
 
@@ -175,6 +204,14 @@ def replica_names(job: Json) -> tuple[str, ...]:
     )
 
 
+def last_end(pod: Json) -> Json:
+    """The newest `terminated` state of the Pod's training container; empty if it never ended."""
+    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    now, before = container.get("state") or {}, container.get("lastState") or {}
+    ended: Json = now.get("terminated") or before.get("terminated") or {}
+    return ended
+
+
 def _state(conditions: list[Json]) -> tuple[JobState, Json]:
     true = {c.get("type"): c for c in conditions if c.get("status") == "True"}
     for state in _PRECEDENCE:
@@ -184,35 +221,66 @@ def _state(conditions: list[Json]) -> tuple[JobState, Json]:
     return JobState.CREATED, {}
 
 
+def _counted(job: Json, state: JobState) -> dict[str, int]:
+    """The operator's own counts: of Pods that run or have ended; the others are Pending."""
+    found: Counter[str] = Counter()
+    for counts in ((job.get("status") or {}).get("replicaStatuses") or {}).values():
+        for key, phase in (("active", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")):
+            found[phase] += counts.get(key, 0)
+    if state in (JobState.CREATED, JobState.RUNNING, JobState.RESTARTING):
+        found["Pending"] = max(len(replica_names(job)) - found.total(), 0)
+    return dict(+found)
+
+
 def _replica(pod: Json) -> ReplicaStatus:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
     role = labels.get("training.kubeflow.org/replica-type", "")
-    container = _container(status)
-    waiting = (container.get("state") or {}).get("waiting") or {}
+    container = _container(status.get("containerStatuses"))
     ended = last_end(pod)
+    waiting, reason, message, restarts = _wait(pod)
     return ReplicaStatus(
         role=Role.MASTER if role == "master" else Role.WORKER,
         index=int(labels.get("training.kubeflow.org/replica-index", 0)),
         phase="Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending"),
         node=(pod.get("spec") or {}).get("nodeName", ""),
-        restarts=int(container.get("restartCount", 0)),
-        reason=waiting.get("reason") or ended.get("reason") or status.get("reason", ""),
+        restarts=restarts or int(container.get("restartCount", 0)),
+        reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
-        message=_words(ended.get("message") or waiting.get("message") or status.get("message", "")),
+        message=_words(ended.get("message") or message or status.get("message", "")),
+        waiting=waiting,
     )
 
 
-def last_end(pod: Json) -> Json:
-    """The newest `terminated` state of the Pod's training container; empty if it never ended."""
-    container = _container(pod.get("status") or {})
-    now, before = container.get("state") or {}, container.get("lastState") or {}
-    ended: Json = now.get("terminated") or before.get("terminated") or {}
-    return ended
+def _wait(pod: Json) -> tuple[bool, str, str, int]:
+    """Whether the Pod waits, for what, what is said about it, and the init containers' restarts."""
+    status = pod.get("status") or {}
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return True, condition.get("reason", ""), condition.get("message", ""), 0
+    inits: Sequence[Json] = status.get("initContainerStatuses") or []
+    for done, init in enumerate(inits):
+        state = init.get("state") or {}
+        ended = state.get("terminated") or {}
+        if ended.get("exitCode") == 0 or status.get("phase") != "Pending":
+            continue
+        waiting = state.get("waiting") or {}
+        why = waiting.get("reason", "")
+        why = why if why and why != "PodInitializing" else ended.get("reason", "")
+        return (
+            True,
+            f"Init:{why or f'{done}/{len(inits)}'}",
+            waiting.get("message") or ended.get("message", ""),
+            int(init.get("restartCount", 0)),
+        )
+    waiting = (_container(status.get("containerStatuses")).get("state") or {}).get("waiting")
+    if not waiting:
+        return False, "", "", 0
+    return True, waiting.get("reason", ""), waiting.get("message", ""), 0
 
 
-def _container(status: Json) -> Json:
-    for container in status.get("containerStatuses") or []:
+def _container(statuses: Sequence[Json] | None) -> Json:
+    for container in statuses or ():
         if container.get("name") == CONTAINER_NAME:
             return dict(container)
     return {}

@@ -81,6 +81,108 @@ def test_a_pod_that_was_never_scheduled(snapshot):
     assert (replica.phase, replica.node, replica.restarts) == ("Pending", "", 0)
 
 
+def waiting_pod(*, phase="Pending", conditions=(), inits=(), **state):
+    containers = [{"name": "pytorch", "restartCount": 0, "state": state}] if state else []
+    return {
+        "metadata": {"labels": {"training.kubeflow.org/replica-type": "worker"}},
+        "status": {
+            "phase": phase,
+            "conditions": list(conditions),
+            "initContainerStatuses": list(inits),
+            "containerStatuses": containers,
+        },
+    }
+
+
+def init(restarts=0, **state):
+    return {"name": "init-pytorch", "restartCount": restarts, "state": state}
+
+
+PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available",
+}
+STARTING = {"waiting": {"reason": "PodInitializing"}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "situation", "message", "restarts"),
+    [
+        (waiting_pod(conditions=[UNSCHEDULABLE]), "Unschedulable", "0/3 nodes are available", 0),
+        (waiting_pod(inits=[init(running={})], **STARTING), "Init:0/1", "", 0),
+        (
+            waiting_pod(inits=[init(terminated={"exitCode": 0}), init(running={})], **STARTING),
+            "Init:1/2",
+            "",
+            0,
+        ),
+        (
+            waiting_pod(inits=[init(waiting=PULL)], **STARTING),
+            "Init:ImagePullBackOff",
+            "Back-off pulling image",
+            0,
+        ),
+        (
+            waiting_pod(inits=[init(3, terminated={"exitCode": 1, "reason": "Error"})], **STARTING),
+            "Init:Error",
+            "",
+            3,
+        ),
+        (
+            waiting_pod(inits=[init(terminated={"exitCode": 0})], waiting=PULL),
+            "ImagePullBackOff",
+            "Back-off pulling image",
+            0,
+        ),
+        (
+            waiting_pod(phase="Running", waiting={"reason": "CrashLoopBackOff"}),
+            "CrashLoopBackOff",
+            "",
+            0,
+        ),
+        (waiting_pod(phase="Running", running={}), "Running", "", 0),
+        (waiting_pod(), "Pending", "", 0),
+    ],
+)
+def test_what_a_replica_waits_for(snapshot, pod, situation, message, restarts):
+    status = job_status(snapshot("Running", pods=[pod]))
+    (replica,) = status.replicas
+    assert (replica.situation, replica.message, replica.restarts) == (situation, message, restarts)
+    assert status.counts == {situation: 1}
+
+
+def test_a_running_replica_tells_its_last_end_and_is_running(snapshot, make_pod):
+    last = {"exitCode": 137, "reason": "OOMKilled"}
+    pod = make_pod("worker-0", restarts=1, running={}, last=last)
+    (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
+    assert (replica.reason, replica.situation) == ("OOMKilled", "Running")
+
+
+@pytest.mark.parametrize(
+    ("condition", "counted", "counts"),
+    [
+        ("Created", {}, {"Pending": 3}),
+        ("Running", {"Master": {"active": 1}, "Worker": {}}, {"Running": 1, "Pending": 2}),
+        ("Succeeded", {"Master": {"succeeded": 1}, "Worker": {"failed": 1}}, None),
+        ("Suspended", {"Master": {}, "Worker": {}}, {}),
+    ],
+)
+def test_counts_without_pods_are_the_operators(snapshot, condition, counted, counts):
+    status = job_status(snapshot(condition, replicaStatuses=counted))
+    assert status.counts == ({"Succeeded": 1, "Failed": 1} if counts is None else counts)
+
+
+def test_a_job_that_kueue_keeps_suspended_is_queued(snapshot):
+    taken = snapshot("Suspended")
+    taken.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    status = job_status(taken)
+    assert (status.state, status.exit_code) == (JobState.QUEUED, 101)
+    assert not status.state.finished
+
+
 def test_an_empty_object_is_a_job_that_was_just_created():
     status = job_status(Snapshot({}))
     assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
