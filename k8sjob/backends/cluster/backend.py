@@ -1,0 +1,335 @@
+"""Jobs in a cluster: PyTorchJobs, kept by the training operator."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob import document
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.cluster.belongings import finished, in_time, is_of_pods, own_pods
+from k8sjob.backends.cluster.listing import listing, slim
+from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
+from k8sjob.backends.cluster.words import InWords
+from k8sjob.backends.transport import ApiError
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from threading import Event
+
+    from k8sjob.backends.api import Json, LogLine, Plan
+    from k8sjob.backends.transport import Transport
+
+__all__ = ["ClusterBackend"]
+
+STRICT: Final = {"fieldValidation": "Strict"}
+MERGE: Final = "application/merge-patch+json"
+SUBMIT_SECONDS: Final = 60.0
+"""How long a submission outlives an apiserver that goes away in the middle of it."""
+
+
+class ClusterBackend:
+    """The jobs of one cluster, as one user.
+
+    Args:
+        transport: carries the requests.
+
+    Attributes:
+        transport: the same, whose errors say in plain words what is wrong.
+        context: the kubeconfig's context.
+        namespace: where jobs are made and looked for where nothing else is said.
+    """
+
+    name = "kubernetes"
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport: Transport = InWords(transport)
+        self.context, self.namespace = transport.context, transport.namespace
+
+    # --- making -----------------------------------------------------------------------------------
+
+    def create(self, plan: Plan) -> JobRef:
+        """Start a job, after the server has looked at it strictly; see create_manifest."""
+        manifest = document.parse(plan.manifest).data
+        try:
+            self.dry_run(manifest)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise _exists(self._of(manifest)) from error
+            raise
+        return self.create_manifest(manifest)
+
+    def create_manifest(self, manifest: Json) -> JobRef:
+        """Make a PyTorchJob by one request; nothing is overwritten.
+
+        Goes on trying for a minute where the apiserver goes away in the middle, without making the
+        job twice; so dry_run first, which tells at once that it cannot be reached.
+
+        Args:
+            manifest: without a namespace it goes into the back end's.
+
+        Raises:
+            JobExists: one of that name is there, finished or not.
+            BackendError: the cluster refuses it; no half-made object stays.
+        """
+        ref = self._of(manifest)
+        try:
+            return _ref(self._post(ref, manifest))
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise _exists(ref) from error
+            raise
+
+    def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
+        """What the server would store, with its defaults; nothing is stored.
+
+        Args:
+            manifest: a PyTorchJob.
+            name_free: as if no job of its name were there.
+
+        Raises:
+            BackendError: the server would refuse it; with the fields, where it names them.
+        """
+        ref = self._of(manifest)
+        query = {**STRICT, "dryRun": "All"}
+        if not name_free:
+            return slim(self.request("POST", path(JOBS, ref.namespace), query=query, body=manifest))
+        meta = {key: value for key, value in manifest["metadata"].items() if key != "name"}
+        meta["generateName"] = ref.name[: 63 - 6] + "-"
+        body = {**manifest, "metadata": meta}
+        answer = slim(self.request("POST", path(JOBS, ref.namespace), query=query, body=body))
+        answer["metadata"].pop("generateName", None)
+        answer["metadata"]["name"] = ref.name
+        return answer
+
+    def _post(self, ref: JobRef, manifest: Json) -> Json:
+        """Make the job. A POST whose answer was lost may have made it: its own copy is told."""
+        deadline = time.monotonic() + SUBMIT_SECONDS
+        lost = False
+        while True:
+            try:
+                return self.request("POST", path(JOBS, ref.namespace), query=STRICT, body=manifest)
+            except ApiError as error:
+                if error.reason == "AlreadyExists" and lost and _same(self._get(ref), manifest):
+                    return self._get(ref)
+                if error.code not in (0, 503) or time.monotonic() > deadline:
+                    raise
+                lost = True
+                time.sleep(1)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def find(self, name: str, namespace: str | None = None) -> JobRef:
+        """The job of that name.
+
+        Args:
+            name: the job's name.
+            namespace: None: the back end's.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        return _ref(self._get(JobRef(name, namespace or self.namespace)))
+
+    def jobs(
+        self,
+        *,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+        selector: str = "",
+    ) -> list[Snapshot]:
+        """The jobs alone, without their pods and events, the newest first.
+
+        Args:
+            namespace: None: the back end's.
+            all_namespaces: those of all namespaces instead.
+            selector: a label selector, as kubectl takes it.
+        """
+        where = "" if all_namespaces else namespace or self.namespace
+        query = {"labelSelector": selector} if selector else None
+        found = listing(self.transport, path(JOBS, where), query).items
+        return [Snapshot(job) for job in sorted(found, key=_age, reverse=True)]
+
+    def snapshot(self, ref: JobRef) -> Snapshot:
+        """The job now, with its pods and all of their events; JobNotFound if it is gone."""
+        job = self._get(ref)
+        with ThreadPoolExecutor(3) as pool:
+            pods = pool.submit(
+                listing,
+                self.transport,
+                path("pods", ref.namespace),
+                {"labelSelector": f"{OF_JOB}={ref.name}"},
+            )
+            own = pool.submit(self._events, ref, f"involvedObject.uid={job['metadata']['uid']}")
+            theirs = pool.submit(self._events, ref, "involvedObject.kind=Pod")
+        events = [*own.result(), *(e for e in theirs.result() if is_of_pods(job, e))]
+        return Snapshot(job, own_pods(job, pods.result().items), in_time(events))
+
+    def logs(
+        self,
+        ref: JobRef,
+        replica: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        stop: Event | None = None,
+    ) -> Iterator[LogLine]:
+        """A replica's output; see Backend.logs."""
+        from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
+
+        job = self._get(ref)
+
+        def ended() -> bool:
+            try:
+                return finished(self._get(ref))
+            except JobNotFound:
+                return True
+
+        return replica_logs(
+            self.transport,
+            ref.namespace,
+            ref.name,
+            job["metadata"]["uid"],
+            replica,
+            follow=follow,
+            previous=previous,
+            stop=stop,
+            ended=ended,
+        )
+
+    def request(self, method: str, path: str, **options: Any) -> Json:
+        """Any request; see Transport.request."""
+        return self.transport.request(method, path, **options)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def suspend(self, ref: JobRef, *, value: bool) -> None:
+        """Suspend the job (its pods are deleted, the job stays) or let it go on.
+
+        Raises:
+            JobNotFound: it is gone.
+            BackendError: it has ended.
+        """
+        job = self._get(ref)
+        if finished(job):
+            verb = "suspended" if value else "resumed"
+            raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
+        # With its uid a job of the same name that was made meanwhile refuses the change.
+        uid = job["metadata"]["uid"]
+        body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
+        self.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
+
+    def delete(self, ref: JobRef) -> None:
+        """Remove the job; its pods are stopped and removed in the background."""
+        self._delete(ref, "Background")
+
+    def delete_and_wait(self, ref: JobRef, timeout: float = 180.0) -> None:
+        """Remove the job and wait until its pods are gone too, so that its name is free.
+
+        Args:
+            ref: the job.
+            timeout: seconds; the pods may take their whole grace period.
+
+        Raises:
+            JobNotFound: it was gone before.
+            BackendError: it is still there after the timeout.
+        """
+        self._delete(ref, "Foreground")
+        deadline = time.monotonic() + timeout
+        pause = 0.05
+        while True:
+            try:
+                self._get(ref)
+            except JobNotFound:
+                return
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"{ref} is still being deleted after {timeout:.0f} s; see what its pods wait"
+                    f" for: kubectl -n {ref.namespace} get pods -l {OF_JOB}={ref.name}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    def _delete(self, ref: JobRef, propagation: str) -> None:
+        options: Json = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+        }
+        if ref.uid:
+            options["preconditions"] = {"uid": ref.uid}
+        try:
+            self.request("DELETE", path(JOBS, *_at(ref)), body=options)
+        except ApiError as error:
+            if _is_gone(error) or (error.code == 409 and ref.uid):
+                raise self._not_found(ref) from error
+            raise
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _of(self, manifest: Json) -> JobRef:
+        meta = manifest["metadata"]
+        return JobRef(meta["name"], meta.get("namespace") or self.namespace)
+
+    def _get(self, ref: JobRef) -> Json:
+        try:
+            job = slim(self.request("GET", path(JOBS, *_at(ref))))
+        except ApiError as error:
+            if _is_gone(error):
+                raise self._not_found(ref) from error
+            raise
+        if ref.uid and job["metadata"]["uid"] != ref.uid:
+            raise self._not_found(ref)
+        return job
+
+    def _events(self, ref: JobRef, selector: str) -> Sequence[Json]:
+        try:
+            query = {"fieldSelector": selector}
+            return listing(self.transport, path("events", ref.namespace), query).items
+        except ApiError as error:
+            if error.code == 403:  # a job is worth showing without them
+                return ()
+            raise
+
+    def _not_found(self, ref: JobRef) -> JobNotFound:
+        return JobNotFound(
+            f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
+            " `k8sjob list` names those there are, -n chooses another namespace"
+        )
+
+
+def _is_gone(error: ApiError) -> bool:
+    return error.code == 404 and "could not find the requested resource" not in error.said
+
+
+def _exists(ref: JobRef) -> JobExists:
+    return JobExists(
+        f"{ref} is there already; see `k8sjob status {ref}`, delete it by `k8sjob delete {ref}`,"
+        " or choose another name"
+    )
+
+
+def _same(there: Json, manifest: Json) -> bool:
+    """Whether a job that is there was rendered from the very same."""
+    from k8sjob.rendering import DIGEST_ANNOTATION  # noqa: PLC0415 - loads all of rendering
+
+    hashes = [
+        (job["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION)
+        for job in (there, manifest)
+    ]
+    return hashes[0] is not None and hashes[0] == hashes[1]
+
+
+def _ref(job: Json) -> JobRef:
+    meta = job["metadata"]
+    return JobRef(meta["name"], meta["namespace"], meta["uid"])
+
+
+def _at(ref: JobRef) -> tuple[str, str]:
+    return ref.namespace, ref.name
+
+
+def _age(snapshot: Json) -> str:
+    return str(snapshot["metadata"].get("creationTimestamp", ""))
