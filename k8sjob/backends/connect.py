@@ -1,1 +1,70 @@
 """Which cluster is meant, and by which client it is spoken to."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import TYPE_CHECKING, Literal
+
+from k8sjob.backends.kubeconfig import access, configured, contexts
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.kubeconfig import Access
+    from k8sjob.backends.transport import Transport
+
+__all__ = ["Client", "configured", "connect", "contexts"]
+
+Client = Literal["python", "kubectl"]
+"""Who speaks to the apiserver: the `kubernetes` package, or the program kubectl."""
+
+
+def connect(
+    *,
+    context: str | None = None,
+    kubeconfig: str | Path | None = None,
+    namespace: str | None = None,
+    client: Client | None = None,
+) -> ClusterBackend:
+    """A cluster, as the kubeconfig names it, or that of the pod that this runs in.
+
+    No request is made yet; a plugin of the kubeconfig that gets credentials is run.
+
+    Args:
+        context: None: the kubeconfig's current context.
+        kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or
+            ~/.kube/config, or a pod's own service account.
+        namespace: where jobs are made and looked for; None: the context's.
+        client: None: the `kubernetes` package where it is installed, else kubectl.
+
+    Raises:
+        BackendError: no cluster is configured, the kubeconfig cannot be used, or there is no
+            client.
+    """
+    from k8sjob.backends.cluster import ClusterBackend  # noqa: PLC0415 - `configured` starts light
+
+    way = access(context, kubeconfig, namespace)
+    return ClusterBackend(_transport(way, client or _client()))
+
+
+def _client() -> Client:
+    if importlib.util.find_spec("kubernetes"):
+        return "python"
+    if shutil.which("kubectl"):
+        return "kubectl"
+    raise BackendError(
+        "there is no client for a cluster: pip install 'k8sjob[kubernetes]', or install kubectl"
+    )
+
+
+def _transport(way: Access, client: Client) -> Transport:
+    if client == "python":
+        from k8sjob.backends.kubernetes import PythonTransport  # noqa: PLC0415 - the one or other
+
+        return PythonTransport(way)
+    from k8sjob.backends.kubectl import KubectlTransport  # noqa: PLC0415 - the one or the other
+
+    return KubectlTransport(way)

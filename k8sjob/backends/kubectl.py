@@ -1,1 +1,258 @@
-"""kubectl as a transport: `get --raw` and its kin."""
+"""kubectl as a transport: `get --raw` and its kin, one process a request.
+
+For machines where the Python client is not installed, or must not be: every way to log in that
+kubectl knows works. kubectl prints an answer or, in words meant for people, an error; those are
+read back here into what the server had said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Final
+from urllib.parse import unquote, urlencode
+
+from k8sjob.backends.kubeconfig import redacted
+from k8sjob.backends.transport import ApiError, lines
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from threading import Event
+
+    from k8sjob.backends.api import Json
+    from k8sjob.backends.kubeconfig import Access
+
+__all__ = ["KubectlTransport"]
+
+_RAW: Final = {"GET": "get", "POST": "create", "PUT": "replace", "DELETE": "delete"}
+_CODES: Final = {
+    "AlreadyExists": 409,
+    "BadRequest": 400,
+    "Conflict": 409,
+    "Expired": 410,
+    "Forbidden": 403,
+    "Gone": 410,
+    "InternalError": 500,
+    "Invalid": 422,
+    "MethodNotAllowed": 405,
+    "NotAcceptable": 406,
+    "NotFound": 404,
+    "RequestEntityTooLarge": 413,
+    "ServerTimeout": 500,
+    "ServiceUnavailable": 503,
+    "Timeout": 504,
+    "TooManyRequests": 429,
+    "UnsupportedMediaType": 415,
+}
+"""What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
+_PATCHES: Final = {
+    "application/merge-patch+json": "merge",
+    "application/json-patch+json": "json",
+    "application/strategic-merge-patch+json": "strategic",
+}
+_OF_SERVER: Final = re.compile(
+    r"Error from server(?: \((?P<reason>\w+)\))?: (?P<said>.*)", re.DOTALL
+)
+_INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))?$", re.DOTALL)
+_LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
+_LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
+_PLUGIN: Final = re.compile(r"getting credentials: (?P<why>.*)", re.DOTALL)
+_TLS: Final = re.compile(r"x509: .*|tls: failed to verify.*")
+_POLL_SECONDS: Final = 0.2
+
+
+class KubectlTransport:
+    """A cluster by way of the program kubectl; see Transport.
+
+    Args:
+        access: which cluster, as which user.
+        program: kubectl, or where it is.
+    """
+
+    def __init__(self, access: Access, program: str = "kubectl") -> None:
+        self.context, self.namespace, self.server = access.context, access.namespace, access.server
+        self._access = access
+        self._argv = [program]
+        self._env = dict(os.environ)
+        if access.files:
+            self._argv += ["--context", access.context]
+            self._env["KUBECONFIG"] = access.kubeconfig
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        metadata_only: bool = False,
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; see Transport.request. A PATCH is for one object of a namespace."""
+        if metadata_only:
+            return self._existence(path, timeout)
+        if method == "PATCH":
+            argv = _patch(path, content_type, query, body or {})
+            body = None
+        else:
+            argv = [_RAW[method], "--raw", _target(path, query)]
+            argv += [] if body is None else ["-f", "-"]
+        text = self._run([*argv, f"--request-timeout={timeout:.0f}s"], body)
+        try:
+            found = json.loads(text) if text.strip() else {}
+        except ValueError:
+            raise ApiError(f"kubectl prints no JSON: {text[:200]!r}", reason="") from None
+        return found if isinstance(found, dict) else {"items": found}
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come; see Transport.stream."""
+        argv = ["get", "--raw", _target(path, query)]
+        with tempfile.TemporaryFile() as said, self._started(argv, said) as process:
+            yield from lines(self._pieces(process, idle, stop))
+            if stop and stop.is_set():
+                return
+            if process.wait() != 0:
+                said.seek(0)
+                raise self._error(said.read().decode(errors="replace"))
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _run(self, argv: Sequence[str], body: Json | None = None) -> str:
+        try:
+            done = subprocess.run(
+                [*self._argv, *argv],
+                check=False,
+                input=b"" if body is None else json.dumps(body).encode(),
+                capture_output=True,
+                env=self._env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise self._not_there(error) from None
+        if done.returncode != 0:
+            raise self._error(done.stderr.decode(errors="replace"))
+        return done.stdout.decode(errors="replace")
+
+    @contextmanager
+    def _started(self, argv: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+        try:
+            process = subprocess.Popen(
+                [*self._argv, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=self._env,
+                start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
+            )
+        except OSError as error:
+            raise self._not_there(error) from None
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _pieces(
+        self, process: subprocess.Popen[bytes], idle: float, stop: Event | None
+    ) -> Iterator[bytes]:
+        """What the process prints, until its end or until `stop` is set."""
+        if process.stdout is None:  # it is a pipe
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            silent_since = time.monotonic()
+            while not (stop and stop.is_set()):
+                if selector.select(_POLL_SECONDS):
+                    piece = os.read(process.stdout.fileno(), 64 * 1024)
+                    if not piece:
+                        return
+                    silent_since = time.monotonic()
+                    yield piece
+                elif time.monotonic() - silent_since > idle:
+                    raise self._access.unreachable("it does not answer in time")
+
+    def _existence(self, path: str, timeout: float) -> Json:
+        """An object's name alone: printed as a table its contents are not even sent."""
+        resource, namespace, name = _one(path)
+        self._run(
+            ["get", resource, name, *namespace, "--no-headers", f"--request-timeout={timeout:.0f}s"]
+        )
+        return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
+
+    # --- errors -----------------------------------------------------------------------------------
+
+    def _not_there(self, error: OSError) -> BackendError:
+        return BackendError(
+            f"{self._argv[0]} cannot be started ({error.strerror}); install kubectl, or"
+            " pip install 'k8sjob[kubernetes]'"
+        )
+
+    def _error(self, stderr: str) -> ApiError:
+        """What kubectl says about a failure, as what it is."""
+        text = "\n".join(x for x in stderr.splitlines() if x and not _LOGGED.match(x)).strip()
+        text = redacted(text or stderr.strip())
+        if invalid := _INVALID.match(text):
+            causes = _causes(invalid["causes"] or "")
+            return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
+        if plugin := _PLUGIN.search(text):
+            return self._access.without_credentials(plugin["why"])
+        if _LOGGED_OUT.search(text):
+            return self._access.rejected()
+        if told := _OF_SERVER.match(text):
+            reason, said = told["reason"] or "", told["said"].strip()
+            return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
+        if tls := _TLS.search(text):
+            return self._access.untrusted(tls[0])
+        why = re.sub(r"^(?:error|Unable to connect to the server): ", "", text)
+        return self._access.unreachable(why or "kubectl gives no reason")
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _one(path: str) -> tuple[str, list[str], str]:
+    """The object that a path names, as kubectl's arguments name it."""
+    _, root, *parts = path.split("/")
+    group = parts.pop(0) if root == "apis" else ""
+    version, *parts = parts
+    namespace: list[str] = []
+    if parts[0] == "namespaces" and len(parts) > 2:
+        namespace, parts = ["--namespace", unquote(parts[1])], parts[2:]
+    resource, name = parts
+    return f"{resource}.{version}.{group}" if group else resource, namespace, unquote(name)
+
+
+def _patch(path: str, content_type: str, query: Mapping[str, str] | None, body: Json) -> list[str]:
+    """`kubectl patch`: it has no --raw."""
+    resource, namespace, name = _one(path)
+    argv = ["patch", resource, name, *namespace, f"--type={_PATCHES[content_type]}"]
+    argv += [f"--patch={json.dumps(body)}", "--output=json"]
+    if (query or {}).get("dryRun"):
+        argv.append("--dry-run=server")
+    return argv
+
+
+def _causes(text: str) -> list[tuple[str, str]]:
+    """`field: what is wrong`, one, or one a line after a star."""
+    found = []
+    for line in text.splitlines():
+        field, colon, what = line.strip().removeprefix("* ").partition(": ")
+        if colon:
+            found.append((field, what))
+    return found

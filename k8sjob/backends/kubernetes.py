@@ -1,1 +1,316 @@
-"""The Python client as a transport: the only module that imports it, and late."""
+"""The Python client as a transport: the only module that imports it, and late.
+
+Of the client no more is used than works alike in its releases 35 to 37: it reads the kubeconfig,
+gets and renews credentials, and sets up TLS. The requests are made on its pool of connections.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from k8sjob.backends.kubeconfig import IN_CLUSTER, redacted
+from k8sjob.backends.transport import ApiError, lines, refusal
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import urllib3
+
+    from k8sjob.backends.api import Json
+    from k8sjob.backends.kubeconfig import Access
+
+__all__ = ["PythonTransport"]
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take until the server counts as unreachable."""
+BUSY_TRIES: Final = 4
+"""How often a server is asked that says how long to wait before asking again."""
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+CONNECTIONS: Final = 256
+"""Idle connections that are kept; urllib3 complains aloud about each one beyond."""
+
+
+class PythonTransport:
+    """A cluster by way of the `kubernetes` package; see Transport.
+
+    Args:
+        access: which cluster, as which user.
+
+    Raises:
+        BackendError: the package is missing, or the kubeconfig cannot be used.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self.context, self.namespace, self.server = access.context, access.namespace, access.server
+        self._access = access
+        self._lock = threading.Lock()
+        self._stops = _Stops()
+        self._settings, self._pool = self._load()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        metadata_only: bool = False,
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; see Transport.request."""
+        headers = {
+            "Accept": METADATA if metadata_only else "application/json",
+            "Content-Type": content_type,
+        }
+        content = None if body is None else json.dumps(body).encode()
+        answer = self._answer(method, _target(path, query), headers, content, timeout)
+        with self._broken_by_itself():
+            data = answer.data
+        if answer.status >= 300:
+            raise self._refused(answer.status, data)
+        try:
+            found = json.loads(data) if data else {}
+        except ValueError:
+            raise refusal(answer.status, data.decode(errors="replace")) from None
+        return found if isinstance(found, dict) else {"items": found}
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: threading.Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come; see Transport.stream."""
+        answer = self._answer("GET", _target(path, query), {"Accept": "*/*"}, None, idle)
+        try:
+            with self._broken_by_itself(stop), self._stops.ending(answer, stop):
+                if answer.status >= 300:
+                    raise self._refused(answer.status, answer.data)
+                for line in lines(answer.stream(64 * 1024)):
+                    if stop and stop.is_set():
+                        return
+                    yield line
+        finally:
+            answer.close()
+
+    # --- one answer -------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> urllib3.BaseHTTPResponse:
+        """An answer whose body is not read yet.
+
+        A server that says when to come again is asked again then; credentials that it does not
+        take any more are read anew once.
+        """
+        renewed = False
+        for left in reversed(range(BUSY_TRIES)):
+            answer = self._send(method, target, headers, body, timeout)
+            if answer.status == 401 and not renewed:
+                renewed = True
+                answer.close()
+                self._renew()
+                answer = self._send(method, target, headers, body, timeout)
+            wait = answer.headers.get("Retry-After", "")
+            if not (left and wait.isdecimal() and answer.status in (429, 500, 503)):
+                break
+            answer.close()
+            time.sleep(min(int(wait), 10))
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> urllib3.BaseHTTPResponse:
+        import urllib3  # noqa: PLC0415 - comes with the client
+
+        with self._lock:
+            pool, credentials = self._pool, _credentials(self._settings)
+        everything = urllib3.HTTPHeaderDict({**headers, **credentials})
+        for name, value in self._access.headers:
+            everything.add(name, value)
+        limits = urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout)
+
+        def send() -> urllib3.BaseHTTPResponse:
+            return pool.request(
+                method,
+                self.server + target,
+                body=body,
+                headers=everything,
+                timeout=limits,
+                retries=False,
+                preload_content=False,
+            )
+
+        with self._broken_by_itself():
+            try:
+                return send()
+            except urllib3.exceptions.ProtocolError:
+                # A kept connection that the server closed in this moment; what changes something
+                # may have been done.
+                if method != "GET":
+                    raise
+                return send()
+
+    def _refused(self, status: int, data: bytes) -> ApiError:
+        if status == 401:
+            return self._access.rejected()
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        return refusal(
+            status, answer if isinstance(answer, dict) else data.decode(errors="replace")
+        )
+
+    @contextmanager
+    def _broken_by_itself(self, stop: threading.Event | None = None) -> Iterator[None]:
+        """What the network does, as an ApiError; nothing once the end was asked for."""
+        import urllib3  # noqa: PLC0415 - comes with the client
+
+        try:
+            yield
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            if stop and stop.is_set():
+                return
+            why = _why(error)
+            if isinstance(error, urllib3.exceptions.SSLError) and "verif" in why.lower():
+                raise self._access.untrusted(why) from None
+            raise self._access.unreachable(why) from None
+
+    # --- credentials ------------------------------------------------------------------------------
+
+    def _load(self) -> tuple[Any, urllib3.PoolManager]:
+        try:
+            from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+        except ImportError as error:
+            raise BackendError(
+                f"the Python client of Kubernetes is not there ({error}); pip install"
+                " 'k8sjob[kubernetes]', or use --client=kubectl"
+            ) from None
+        settings = client.Configuration()
+        settings.connection_pool_maxsize = CONNECTIONS
+        with _heard() as heard:
+            try:
+                if self.context == IN_CLUSTER:
+                    config.load_incluster_config(client_configuration=settings)
+                else:
+                    files = self._access.kubeconfig
+                    config.load_kube_config(files, self.context, client_configuration=settings)
+            except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+                why = redacted(str(error))
+                raise BackendError(
+                    f"{self._access.where}: context {self.context} cannot be used: {why}"
+                ) from None
+        if self._access.plugin and not settings.api_key and not settings.cert_file:
+            raise self._access.without_credentials(" ".join(heard) or "no word about why")
+        return settings, client.ApiClient(settings).rest_client.pool_manager
+
+    def _renew(self) -> None:
+        with self._lock:
+            self._settings, self._pool = self._load()
+
+
+class _Stops:
+    """Ends the streams whose stop was set: one thread for all, as long as there are any."""
+
+    EVERY: Final = 0.2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[urllib3.BaseHTTPResponse, threading.Event]] = {}
+        self._running = False
+
+    @contextmanager
+    def ending(
+        self, answer: urllib3.BaseHTTPResponse, stop: threading.Event | None
+    ) -> Iterator[None]:
+        """While a stream is read: whoever waits for it wakes up when `stop` is set."""
+        if stop is None:
+            yield
+            return
+        with self._lock:
+            self._open[id(answer)] = answer, stop
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="k8sjob-streams", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(id(answer), None)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._open:
+                    self._running = False
+                    return
+                stopped = [key for key, (_, stop) in self._open.items() if stop.is_set()]
+                for answer, _ in [self._open[key] for key in stopped]:
+                    with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
+                        answer.shutdown()
+            time.sleep(self.EVERY)
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _credentials(settings: Any) -> dict[str, str]:
+    """The headers that name the user; runs a plugin again whose credentials are about to expire."""
+    with _heard():  # if the plugin fails the server refuses the old ones, and then it is told
+        return {
+            one["key"]: one["value"]
+            for one in settings.auth_settings().values()
+            if one.get("in") == "header" and one.get("value")
+        }
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What the client says about a failing plugin: to the root logger, and goes on without it."""
+    said: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield said
+    finally:
+        root.removeHandler(handler)
+
+
+def _why(error: BaseException) -> str:
+    """The words of the innermost error, without the objects that urllib3 prints around them."""
+    import urllib3  # noqa: PLC0415 - comes with the client
+
+    if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
+        return f"no connection within {CONNECT_SECONDS:.0f} s"
+    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+        return "it does not answer in time"
+    inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
+    if inner is not None:
+        return _why(inner)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).rpartition("object at 0x")[2].partition(": ")[2] or str(error)

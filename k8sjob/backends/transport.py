@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from threading import Event
 
     from k8sjob.backends.api import Json
 
-__all__ = ["ApiError", "Cause", "Transport"]
+__all__ = ["ApiError", "Cause", "Transport", "lines", "refusal"]
 
 Cause = tuple[str, str]
 """A field's path and what is wrong with it, as in a Status' details.causes."""
@@ -28,7 +28,7 @@ class ApiError(BackendError):
     Attributes:
         code: the HTTP status; 0: there was no answer, or the connection broke in the middle of one.
         reason: the Status' reason, as "AlreadyExists", "Forbidden", "Invalid", "Expired"; for
-            code 0 "Unreachable".
+            code 0 "Unreachable", or "Untrusted" where its certificate is not.
         said: the server's own message.
         causes: the fields that are wrong, where the server names them.
     """
@@ -64,6 +64,7 @@ class Transport(Protocol):
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
         content_type: str = "application/json",
+        metadata_only: bool = False,
         timeout: float = 30.0,
     ) -> Json:
         """One request; the object in the answer.
@@ -74,6 +75,7 @@ class Transport(Protocol):
             query: parameters, not encoded yet.
             body: an object.
             content_type: of the body; a PATCH names its kind by it.
+            metadata_only: of one object that is got: its contents stay with the server.
             timeout: seconds without an answer until the request is given up.
 
         Raises:
@@ -102,3 +104,32 @@ class Transport(Protocol):
             ApiError: the server refuses; with code 0 where the connection breaks. A clean end of
                 the answer ends the iteration.
         """
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
+
+
+def refusal(code: int, answer: Json | str) -> ApiError:
+    """An answer that is no success, as the error that it is.
+
+    Args:
+        code: the HTTP status.
+        answer: a Status object, or the text of an answer that is none (a proxy's, mostly).
+    """
+    if isinstance(answer, str):
+        said = " ".join(answer.split())[:300] or "no word about why"
+        return ApiError(f"the server answers {code}: {said}", code=code, reason="", said=said)
+    said = str(answer.get("message") or answer.get("reason") or "no word about why")
+    causes = [
+        (str(cause.get("field") or ""), str(cause.get("message") or ""))
+        for cause in (answer.get("details") or {}).get("causes") or []
+    ]
+    reason = str(answer.get("reason") or "")
+    return ApiError(said, code=code, reason=reason, said=said, causes=causes)

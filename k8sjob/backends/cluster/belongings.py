@@ -1,0 +1,69 @@
+"""Which pods and events are a job's own, in the order that a Snapshot promises. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from k8sjob.contract import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.backends.api import Json
+
+__all__ = ["event_time", "finished", "in_time", "is_of_pods", "own_pods"]
+
+_TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+
+
+def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
+    """The job's pods, Master first and by index; not those of a job of its name before it."""
+    uid = job["metadata"]["uid"]
+    return tuple(sorted((pod for pod in pods if _owned(pod, uid)), key=_place))
+
+
+def is_of_pods(job: Json, event: Json) -> bool:
+    """Whether an event is about one of the job's pods, also one that is not there any more."""
+    name = re.escape(job["metadata"]["name"])
+    about = (event.get("involvedObject") or {}).get("name", "")
+    if not re.fullmatch(rf"{name}-(?:master|worker)-\d+", about):
+        return False
+    return event_time(event) >= str(job["metadata"].get("creationTimestamp", "")).rstrip("Z")
+
+
+def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
+    """Events, oldest first."""
+    return tuple(sorted(events, key=event_time))
+
+
+def event_time(event: Json) -> str:
+    """When it was last seen: text that sorts by time. The scheduler gives eventTime alone."""
+    stamp = (
+        event.get("lastTimestamp")
+        or (event.get("series") or {}).get("lastObservedTime")
+        or event.get("eventTime")
+        or event.get("firstTimestamp")
+        or (event.get("metadata") or {}).get("creationTimestamp")
+        or ""
+    )
+    return str(stamp).rstrip("Z")
+
+
+def finished(job: Json) -> bool:
+    """Whether the job has succeeded or failed."""
+    return any(
+        condition.get("type") in ("Succeeded", "Failed") and condition.get("status") == "True"
+        for condition in (job.get("status") or {}).get("conditions") or []
+    )
+
+
+def _owned(pod: Json, uid: str) -> bool:
+    owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
+    return all(owner.get("uid") == uid for owner in owners)
+
+
+def _place(pod: Json) -> tuple[bool, int]:
+    labels = pod["metadata"].get("labels") or {}
+    index = str(labels.get(_INDEX, ""))
+    return labels.get(_TYPE) != Role.MASTER.lower(), int(index) if index.isdecimal() else -1

@@ -1,0 +1,74 @@
+"""Where the apiserver keeps which objects: paths made, and read again for messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+__all__ = ["JOBS", "OF_JOB", "Target", "path"]
+
+JOBS: Final = "pytorchjobs"
+OF_JOB: Final = "training.kubeflow.org/job-name"
+"""The label by which the operator marks a job's pods with its name."""
+
+_GROUPS: Final = {
+    JOBS: "kubeflow.org/v1",
+    "customresourcedefinitions": "apiextensions.k8s.io/v1",
+    "deployments": "apps/v1",
+    "storageclasses": "storage.k8s.io/v1",
+    "selfsubjectaccessreviews": "authorization.k8s.io/v1",
+    "workloads": "kueue.x-k8s.io/v1beta1",
+}
+
+
+def path(resource: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """The path of a resource, of one object, or of a part of it.
+
+    Args:
+        resource: in the plural, as "pods"; its API group is known here.
+        namespace: empty for all of them, or for what has none.
+        name: of the object; empty: the collection.
+        subresource: as "log".
+    """
+    group = _GROUPS.get(resource)
+    parts = ["apis", *group.split("/")] if group else ["api", "v1"]
+    parts += ["namespaces", namespace] if namespace else []
+    parts += [resource, name, subresource]
+    return "/" + "/".join(quote(part, safe="") for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path speaks of; empty where it does not say.
+
+    Attributes:
+        group: the API group, empty for the core.
+        resource: in the plural.
+        namespace: the object's namespace.
+        name: the object's name.
+        subresource: a part of it.
+    """
+
+    group: str = ""
+    resource: str = ""
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @classmethod
+    def of(cls, path: str) -> Target:
+        """The inverse of `path`, for any group."""
+        _, root, *parts = path.split("/")
+        group = parts.pop(0) if root == "apis" and parts else ""
+        parts = parts[1:]  # the version
+        namespace = ""
+        if len(parts) > 2 and parts[0] == "namespaces":
+            namespace, parts = parts[1], parts[2:]
+        resource, name, subresource, *_ = [*parts, "", "", ""]
+        return cls(group, resource, namespace, name, subresource)
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        named = f"{kind} {self.name!r}" if self.name else kind
+        return f"{named} in namespace {self.namespace}" if self.namespace else named
