@@ -114,7 +114,13 @@ class JobNotFound(BackendError):  # noqa: N818 - a state of affairs, as FileNotF
 
 
 class JobExists(BackendError):  # noqa: N818 - see JobNotFound
-    """A job of that name is there already and is not the one that was to be made."""
+    """A job of that name is there already and is not the one that was to be made.
+
+    Attributes:
+        difference: lines of a unified diff from that one to this, where they were compared.
+    """
+
+    difference: Sequence[str] = ()
 
 
 class JobFailed(K8sJobError):  # noqa: N818 - what `run()` raises when asked to check the outcome

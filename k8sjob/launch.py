@@ -1,18 +1,17 @@
-"""From a spec to a running job: plan it, make it, follow it to its end. The only composer."""
+"""A job on this machine, from its spec to its end: made, followed, judged."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k8sjob.backends.api import Plan
 from k8sjob.backends.local import LocalBackend
 from k8sjob.errors import JobFailed, JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status
-from k8sjob.rendering import render
 from k8sjob.spec import JobSpec, load
+from k8sjob.submission import plan
 from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
@@ -21,22 +20,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import JobRef, Snapshot
     from k8sjob.contract import Event
 
-__all__ = ["plan", "run", "stopper"]
-
-
-def plan(spec: JobSpec, folder: str | Path = ".", *, image: str | None = None) -> Plan:
-    """All that is about to happen, before anything does.
-
-    Args:
-        spec: the job.
-        folder: what relative paths of the spec (context, volumes[].local) start from.
-        image: what the replicas run, with its digest; None: as the spec names it.
-
-    Raises:
-        SpecError: the overlay does not fit the manifest.
-    """
-    reference = image or spec.image_reference
-    return Plan(spec, render(spec, reference), reference, Path(folder).absolute())
+__all__ = ["run", "stopper"]
 
 
 def run(

@@ -16,9 +16,10 @@ import pytest
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import EventKind
 from k8sjob.errors import JobFailed, SpecError
-from k8sjob.launch import plan, run
+from k8sjob.launch import run
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import JobSpec
+from k8sjob.submission import plan
 
 EPOCHS = 8
 EXAMPLE = Path(__file__).resolve().parents[1] / "manifests/digits-ddp"

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import document, format_option
+from k8sjob.cli.place import Place, place_options
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import JobState, job_status
@@ -22,9 +23,10 @@ __all__ = ["why_command"]
 @click.command("why")
 @job_argument()
 @format_option("table", "json", "yaml")
-def why_command(job: str, output: str) -> None:
+@place_options()
+def why_command(job: str, output: str, place: Place) -> None:
     """Say why a job failed, hangs or does not start, and what to do about it."""
-    backend, ref = find(job)
+    backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     found = diagnose(snapshot, last_lines(backend, ref, snapshot.job))
     if output != "table":

@@ -1,100 +1,118 @@
-"""Commands about jobs that are there: what they are doing, and the few things to ask of them."""
+"""Commands about jobs that are there: which there are, and where one of them stands."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.local import LocalBackend
-from k8sjob.cli.naming import find, job_argument
+from k8sjob.backends.connect import configured
+from k8sjob.cli.failure import fail, say
+from k8sjob.cli.naming import find, job_argument, local_backend
 from k8sjob.cli.output import document, format_option, table
+from k8sjob.cli.place import Place, place_options
+from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.contract import CONTAINER_NAME
+from k8sjob.errors import BackendError
 from k8sjob.lifecycle.status import job_status
 from k8sjob.view.lines import duration, last_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.backends.api import Json, Snapshot
     from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
 
-__all__ = [
-    "delete_command",
-    "list_command",
-    "record",
-    "resume_command",
-    "status_command",
-    "suspend_command",
-]
+__all__ = ["list_command", "record", "status_command"]
+
+_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
+_BEGINNING: Final = datetime.fromtimestamp(0, UTC)
 
 
 @click.command("list")
+@selector_option
 @format_option("table", "wide", "json", "yaml", "name")
-def list_command(output: str) -> None:
-    """List the jobs of this machine, the newest first."""
-    statuses = [job_status(snapshot) for snapshot in LocalBackend().jobs()]
+@place_options(everywhere=True)
+def list_command(labels: str, output: str, place: Place) -> int:
+    """List the jobs of this machine and, where one is configured, of the cluster; newest first.
+
+    A cluster that cannot be reached does not hide the jobs of this machine: it is said, and the
+    exit code is 1.
+    """
+    snapshots, failed = _all(labels, place)
+    found = [(job_status(snapshot), snapshot) for snapshot in snapshots]
+    found.sort(key=lambda one: one[0].created or _BEGINNING, reverse=True)
     match output:
         case "name":
-            for status in statuses:
+            for status, _ in found:
                 click.echo(str(status.ref))
         case "json" | "yaml":
-            document([record(status) for status in statuses], output)
-        case _ if not statuses:
-            click.echo("no jobs on this machine; start one with k8sjob run", err=True)
+            document([record(snapshot) for _, snapshot in found], output)
+        case _ if not found:
+            if not failed:
+                say(_nothing(labels, place))
         case _:
             wide = output == "wide"
             header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
-            table(header + ["RESTARTS", "UID"] * wide, [_row(s, wide=wide) for s in statuses])
+            rows = (_row(status, snapshot.job, wide=wide) for status, snapshot in found)
+            table(header + ["RESTARTS", "IMAGE", "UID"] * wide, rows)
+    return int(failed)
+
+
+def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool]:
+    """The jobs of all places that are meant, and whether one of those could not be asked."""
+    fits = selector(labels)
+    found: list[Snapshot] = []
+    if not place.is_cluster:
+        here = local_backend().jobs()
+        found += [s for s in here if fits(s.job["metadata"].get("labels") or {})]
+    if place.is_local or not (place.is_cluster or place.all_namespaces or configured()):
+        return found, False
+    try:
+        cluster = place.connect()
+        found += cluster.jobs(all_namespaces=place.all_namespaces, selector=labels)
+    except BackendError as error:
+        if place.is_cluster:
+            raise
+        fail(str(error))
+        return found, True
+    return found, False
+
+
+def _nothing(labels: str, place: Place) -> str:
+    fitting = f" with {labels}" if labels else ""
+    if place.is_cluster:
+        return f"no jobs{fitting} there; make one with k8sjob submit"
+    if place.is_local or not (place.all_namespaces or configured()):
+        return f"no jobs{fitting} on this machine; start one with k8sjob run"
+    return f"no jobs{fitting} here or in the cluster; make one with k8sjob run or k8sjob submit"
 
 
 @click.command("status")
 @job_argument()
 @format_option("table", "json", "yaml", "name")
 @click.option("--exit-code", is_flag=True, help="Exit as the job stands: 0, 100, 101 or 103.")
-def status_command(job: str, output: str, exit_code: bool) -> int:
+@place_options()
+def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     """Show where one job and each of its replicas stand."""
-    backend, ref = find(job)
-    status = job_status(backend.snapshot(ref))
+    backend, ref = find(job, place)
+    snapshot = backend.snapshot(ref)
+    status = job_status(snapshot)
     match output:
         case "name":
             click.echo(str(status.ref))
         case "json" | "yaml":
-            document(record(status), output)
+            document(record(snapshot), output)
         case _:
-            _show(status)
+            _show(status, snapshot)
     return status.exit_code if exit_code else 0
 
 
-@click.command("suspend")
-@job_argument("jobs", many=True)
-def suspend_command(jobs: tuple[str, ...]) -> None:
-    """Stop the replicas after a checkpoint; the job stays, for k8sjob resume."""
-    for job in jobs:
-        backend, ref = find(job)
-        backend.suspend(ref, value=True)
-        click.echo(f"{ref} is being suspended")
-
-
-@click.command("resume")
-@job_argument("jobs", many=True)
-def resume_command(jobs: tuple[str, ...]) -> None:
-    """Let suspended jobs go on from their newest checkpoint."""
-    for job in jobs:
-        backend, ref = find(job)
-        backend.suspend(ref, value=False)
-        click.echo(f"{ref} is being resumed")
-
-
-@click.command("delete")
-@job_argument("jobs", many=True)
-def delete_command(jobs: tuple[str, ...]) -> None:
-    """Stop jobs and remove them with their logs; checkpoints on volumes stay."""
-    for job in jobs:
-        backend, ref = find(job)
-        backend.delete(ref)
-        click.echo(f"{ref} deleted")
-
-
-def record(status: JobStatus) -> dict[str, Any]:
+def record(snapshot: Snapshot) -> dict[str, Any]:
     """A job's status as JSON; docs/reference/json.md says what each field means."""
+    status = job_status(snapshot)
     return {
         "name": status.ref.name,
         "namespace": status.ref.namespace,
@@ -106,6 +124,8 @@ def record(status: JobStatus) -> dict[str, Any]:
         "created": _stamp(status.created),
         "started": _stamp(status.started),
         "finished": _stamp(status.finished),
+        "image": _image(snapshot.job),
+        "counts": dict(status.counts),
         "replicas": [
             {
                 "name": replica.name,
@@ -115,35 +135,61 @@ def record(status: JobStatus) -> dict[str, Any]:
                 "reason": replica.reason,
                 "exit_code": replica.exit_code,
                 "message": replica.message,
+                "digest": _digest(pod),
             }
-            for replica in status.replicas
+            for replica, pod in zip(status.replicas, snapshot.pods, strict=True)
         ],
     }
 
 
-def _show(status: JobStatus) -> None:
+def _show(status: JobStatus, snapshot: Snapshot) -> None:
     table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *_times(status)]])
     if status.message:
         click.echo()
         table([status.reason or "MESSAGE"], [[status.message]])
+    click.echo()
+    digests = sorted({digest for pod in snapshot.pods if (digest := _digest(pod))})
+    image = _image(snapshot.job) or ""
+    table(["IMAGE"], [[image], *([f"  runs as {d}"] for d in digests if d not in image)])
     if status.replicas:
         click.echo()
-        header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "REASON", "MESSAGE"]
+        header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica) for replica in status.replicas])
 
 
 def _replica_row(replica: ReplicaStatus) -> list[object]:
     code = "" if replica.exit_code is None else replica.exit_code
     said = last_words(replica.message)
-    return [replica.name, replica.phase, replica.restarts, code, replica.reason, said]
+    numbers = [replica.restarts, code]
+    return [replica.name, replica.phase, *numbers, replica.node, replica.reason, said]
 
 
-def _row(status: JobStatus, *, wide: bool) -> list[object]:
-    replicas = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
-    row: list[object] = [status.ref, status.state, replicas, *_times(status)]
+def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
+    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
+    row: list[object] = [status.ref, status.state, counts, *_times(status)]
     if wide:
-        row += [sum(replica.restarts for replica in status.replicas), status.ref.uid]
+        restarts = sum(replica.restarts for replica in status.replicas)
+        row += [restarts, _image(job) or "", status.ref.uid]
     return row
+
+
+def _image(job: Json) -> str | None:
+    """What the job's first replica is asked to run."""
+    for replica in (job["spec"].get("pytorchReplicaSpecs") or {}).values():
+        spec = (replica.get("template") or {}).get("spec") or {}
+        return _of_training(spec.get("containers")).get("image")
+    return None
+
+
+def _digest(pod: Json) -> str | None:
+    """The digest of the image that a pod really runs, as its node says it."""
+    status = _of_training((pod.get("status") or {}).get("containerStatuses"))
+    found = _DIGEST.search(status.get("imageID") or "")
+    return found[1] if found else None
+
+
+def _of_training(containers: Iterable[Json] | None) -> Json:
+    return next((c for c in containers or () if c.get("name") == CONTAINER_NAME), {})
 
 
 def _times(status: JobStatus) -> tuple[str, str]:

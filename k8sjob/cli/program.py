@@ -45,14 +45,16 @@ COMMANDS: Final = {
         Command("Check", "render", "documents", "Print the PyTorchJob manifest, or the Dockerfile"),
         Command("Check", "lint", "checking", "Find what will hang, be rejected or go wrong"),
         Command("Run", "run", "running", "Run a job on this machine and follow it"),
+        Command("Run", "submit", "submitting", "Make a job in a cluster"),
+        Command("Run", "diff", "submitting", "Show what submitting again would change"),
         Command("Look", "list", "jobs", "List jobs"),
         Command("Look", "status", "jobs", "Show one job and its replicas"),
         Command("Look", "watch", "running", "Follow a job to its end"),
         Command("Look", "logs", "reading", "Print what the replicas wrote"),
         Command("Look", "why", "explaining", "Say why a job failed or does not go on"),
-        Command("Change", "suspend", "jobs", "Stop a job's replicas after a checkpoint"),
-        Command("Change", "resume", "jobs", "Let a suspended job go on"),
-        Command("Change", "delete", "jobs", "Stop a job and remove it"),
+        Command("Change", "suspend", "changing", "Stop a job's replicas after a checkpoint"),
+        Command("Change", "resume", "changing", "Let a suspended job go on"),
+        Command("Change", "delete", "changing", "Stop a job and remove it"),
         Command("Shell", "completion", "shell", "Print the completion script of a shell"),
         Command("Shell", "version", "shell", "Print the versions that matter"),
     )
@@ -137,7 +139,8 @@ def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool
 def program() -> None:
     """Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
 
-    A job is NAME, or local/NAME on this machine. Begin with: k8sjob init my-job
+    A job is NAME; local/NAME on this machine, NAMESPACE/NAME in the cluster.
+    Begin with: k8sjob init my-job
     """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from rich.text import Text
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import format_option
+from k8sjob.cli.place import Place, place_options
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.logs import logs, select
 from k8sjob.view.feed import Feed, Interrupts
@@ -59,6 +59,7 @@ def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) ->
 @click.option("--since", callback=_ago, help="Only what is newer, as 90s, 5m, 2h, 1d.")
 @click.option("--timestamps", is_flag=True, help="The time in front of each line.")
 @format_option("text", "json")
+@place_options()
 def logs_command(  # noqa: PLR0917 - click hands them over by name
     job: str,
     replicas: tuple[str, ...],
@@ -69,13 +70,14 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     since: datetime | None,
     timestamps: bool,
     output: str,
+    place: Place,
 ) -> int:
     """Print what the replicas of a job wrote, in the order of its times.
 
     Lines of several replicas have the replica's name in front. Control sequences are taken out;
     with -o json each line is as it was written.
     """
-    backend, ref = find(job)
+    backend, ref = find(job, place)
     chosen = select(backend.snapshot(ref).job, replicas, ranks)
     lines = logs(
         backend, ref, replicas=chosen, follow=follow, previous=previous, since=since, tail=tail
@@ -86,7 +88,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             printer.show(batch)
             if interrupts.count:
                 if follow:
-                    say(f"\nthe job goes on; again: k8sjob logs -f {shlex.quote(job)}")
+                    say(f"\nthe job goes on; again: k8sjob logs -f {ref}{place.words}")
                 return interrupts.exit_code
     return 0
 

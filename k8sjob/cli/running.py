@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -11,10 +10,12 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.documents import FILE, folder_of
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
+from k8sjob.cli.place import Place, place_options
 from k8sjob.errors import JobNotFound
-from k8sjob.launch import plan, stopper
+from k8sjob.launch import stopper
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import load
+from k8sjob.submission import plan
 from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
@@ -77,14 +78,16 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
 @click.command("watch")
 @job_argument()
 @view_options
-def watch_command(job: str, output: str, no_logs: bool) -> int:
+@place_options()
+def watch_command(job: str, output: str, no_logs: bool, place: Place) -> int:
     """Follow a job to its end: its state, its progress, its output.
 
     Ctrl-C leaves the job alone. The exit code is that of its outcome: 0 if it succeeded, 100 if it
     failed, 103 if it was stopped or deleted.
     """
-    backend, ref = find(job)
-    return attach(backend, ref, output=output, logs=not no_logs, again=f"watch {shlex.quote(job)}")
+    backend, ref = find(job, place)
+    again = f"watch {ref}{place.words}"
+    return attach(backend, ref, output=output, logs=not no_logs, again=again)
 
 
 def attach(backend: Backend, ref: JobRef, *, output: str, logs: bool, again: str) -> int:

@@ -38,11 +38,13 @@ class Difference:
             they were started with, so the job must be made anew. A changed number of replicas is
             one of them: the other pods keep the old world size.
         at_once: paths of fields that the operator reads again whenever it looks at the job.
+        is_new: whether there is no job yet; then no paths are named.
     """
 
     lines: tuple[str, ...] = ()
     anew: tuple[str, ...] = ()
     at_once: tuple[str, ...] = ()
+    is_new: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.lines)
@@ -55,22 +57,28 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
         there: the job in the cluster; None: it is not there, so everything is new.
         wanted: the job that the cluster would make of a manifest, its defaults filled in.
     """
-    old, new = _written(there) if there else {}, _written(wanted)
+    new = _written(wanted)
+    if there is None:
+        return Difference(_unified([], new, "/dev/null"), is_new=True)
+    old = _written(there)
     paths = list(_paths(old, new, ()))
     at_once = [path for path in paths if _is_read_again(path)]
-    name = f"{new['metadata'].get('namespace', '')}/{new['metadata'].get('name', '')}"
-    lines = difflib.unified_diff(
-        document.dump(old).splitlines() if there else [],
-        document.dump(new).splitlines(),
-        f"{name} in the cluster" if there else "/dev/null",
-        f"{name} as it would be",
-        lineterm="",
-    )
     return Difference(
-        tuple(lines),
+        _unified(document.dump(old).splitlines(), new, f"{_name(old)} in the cluster"),
         tuple(field_path(path) for path in paths if path not in at_once),
         tuple(field_path(path) for path in at_once),
     )
+
+
+def _unified(old: list[str], new: _Json, heading: str) -> tuple[str, ...]:
+    lines = document.dump(new).splitlines()
+    wanted = f"{_name(new)} as it would be"
+    return tuple(difflib.unified_diff(old, lines, heading, wanted, lineterm=""))
+
+
+def _name(job: _Json) -> str:
+    metadata = job["metadata"]
+    return "/".join(metadata[key] for key in ("namespace", "name") if key in metadata)
 
 
 def _written(job: _Json) -> _Json:

@@ -46,6 +46,7 @@ def test_the_order_of_keys_is_none(job):
 
 def test_a_job_that_is_not_there_is_new_as_a_whole(job):
     found = difference(None, job)
+    assert (found.is_new, found.anew, found.at_once) == (True, (), ())
     assert found.lines[0] == "--- /dev/null"
     assert found.lines[1] == "+++ blue/tiny as it would be"
     assert all(line.startswith("+") for line in found.lines[3:])

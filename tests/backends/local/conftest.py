@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.launch import plan
 from k8sjob.lifecycle.status import job_status
 from k8sjob.spec import JobSpec
+from k8sjob.submission import plan
 
 
 @pytest.fixture

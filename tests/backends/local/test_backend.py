@@ -350,7 +350,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from k8sjob.backends.local import LocalBackend
-from k8sjob.launch import plan
+from k8sjob.submission import plan
 from k8sjob.spec import JobSpec
 spec = JobSpec(name="job", image="i:1", replicas={"workers": 1},
                run={"command": ["python", "main.py"]})

@@ -16,8 +16,8 @@ from k8sjob.backends.local.prepare import prepare
 from k8sjob.backends.local.store import Store
 from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import BackendError
-from k8sjob.launch import plan
 from k8sjob.spec import JobSpec
+from k8sjob.submission import plan
 
 
 def spec(**fields):

@@ -1,0 +1,79 @@
+"""Commands that change jobs which are there: suspend, resume, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from k8sjob.cli.failure import say
+from k8sjob.cli.naming import find_all, job_argument, local_backend
+from k8sjob.cli.place import Place, place_options
+from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.errors import JobNotFound
+from k8sjob.lifecycle.status import job_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8sjob.backends.api import Backend, JobRef
+
+__all__ = ["delete_command", "resume_command", "suspend_command"]
+
+
+@click.command("suspend")
+@job_argument("jobs", many=True)
+@place_options()
+def suspend_command(jobs: tuple[str, ...], place: Place) -> None:
+    """Stop the replicas after a checkpoint; the job stays, for k8sjob resume."""
+    for backend, ref in find_all(jobs, place):
+        backend.suspend(ref, value=True)
+        click.echo(f"{ref} is being suspended")
+
+
+@click.command("resume")
+@job_argument("jobs", many=True)
+@place_options()
+def resume_command(jobs: tuple[str, ...], place: Place) -> None:
+    """Let suspended jobs go on from their newest checkpoint."""
+    for backend, ref in find_all(jobs, place):
+        backend.suspend(ref, value=False)
+        click.echo(f"{ref} is being resumed")
+
+
+@click.command("delete")
+@job_argument("jobs", many=True, required=False)
+@selector_option
+@click.option("--all", "everything", is_flag=True, help="All jobs of the place that is named.")
+@place_options()
+def delete_command(jobs: tuple[str, ...], labels: str, everything: bool, place: Place) -> None:
+    """Stop jobs and remove them with their logs; checkpoints on volumes stay.
+
+    With -l or --all in place of names the place must be said, by --local or by -n: nothing is
+    deleted where nobody looked.
+    """
+    if sum((bool(jobs), bool(labels), everything)) != 1:
+        raise click.UsageError("name jobs, or say which by -l SELECTOR or --all; one of the three")
+    chosen = find_all(jobs, place) if jobs else _chosen(labels, place)
+    for backend, ref in chosen:
+        try:
+            backend.delete(ref)
+        except JobNotFound:
+            if jobs:
+                raise
+            continue  # it went by itself since it was chosen
+        click.echo(f"{ref} deleted")
+    if not chosen:
+        say("nothing to delete")
+
+
+def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:
+    """The jobs of one place that fit a selector; all for an empty one."""
+    fits = selector(labels)
+    if place.is_local:
+        here = local_backend()
+        return [(here, job_ref(s.job)) for s in here.jobs() if fits(s.job["metadata"]["labels"])]
+    if not place.namespace:
+        raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
+    cluster = place.connect()
+    return [(cluster, job_ref(snapshot.job)) for snapshot in cluster.jobs(selector=labels)]
