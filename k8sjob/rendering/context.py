@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["write_context"]
+__all__ = ["COPY_MARK", "MADE_HERE", "OWN_IGNORE", "runtime_files", "write_context"]
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _MARK: Final = "# Rendered by k8sjob"
-_MANIFEST, _DOCKERFILE, _IGNORE = "pytorchjob.yaml", "Dockerfile", ".dockerignore"
-_COPY_MARK: Final = f"{RUNTIME_SOURCE}/COPY"
+_MANIFEST, _DOCKERFILE, OWN_IGNORE = "pytorchjob.yaml", "Dockerfile", ".dockerignore"
+MADE_HERE: Final = frozenset({RUNTIME_SOURCE, _MANIFEST, _DOCKERFILE, OWN_IGNORE})
+"""Names at the top of a context that are not the user's code."""
+COPY_MARK: Final = f"{RUNTIME_SOURCE}/COPY"
+"""A file that is in copies of a context alone."""
 _COPY_TEXT: Final = "This folder is a copy. `k8sjob render -d` empties it and makes it anew.\n"
 
 
@@ -56,21 +59,21 @@ def write_context(
     rendered[_DOCKERFILE] = dockerfile(spec)
     if not source.is_dir():
         raise ImageError(f"image.context: {source} is not a folder; name the one with your code")
-    own = source / _IGNORE
+    own = source / OWN_IGNORE
     patterns = own.read_text(encoding="utf-8") if own.is_file() else dockerignore()
     if target.resolve() == source.resolve():
         _refuse_foreign(rendered, target)
         if own.is_file():
             _refuse_hidden_runtime(own, Ignore(patterns))
         else:
-            rendered[_IGNORE] = patterns
+            rendered[OWN_IGNORE] = patterns
         _copy_runtime(target / RUNTIME_SOURCE)
     else:
         _copy(source, target, Ignore(patterns))
         # Taken back in, in case a pattern of the user's leaves out all names with a dot.
-        rendered[_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
+        rendered[OWN_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
         _copy_runtime(target / RUNTIME_SOURCE)
-        (target / _COPY_MARK).write_text(_COPY_TEXT, encoding="utf-8")
+        (target / COPY_MARK).write_text(_COPY_TEXT, encoding="utf-8")
     return _write(rendered, target)
 
 
@@ -86,7 +89,7 @@ def _refuse_foreign(names: dict[str, str], target: Path) -> None:
     """A Dockerfile of the user's own is not k8sjob's to replace."""
     for name in names:
         path = target / name
-        if name != _IGNORE and path.exists() and not _is_ours(path):
+        if name != OWN_IGNORE and path.exists() and not _is_ours(path):
             raise ImageError(
                 f"{path} was not written by k8sjob and would be lost; move it away, or render into"
                 " another folder"
@@ -109,17 +112,16 @@ def _refuse_hidden_runtime(path: Path, ignore: Ignore) -> None:
 def _copy(source: Path, target: Path, ignore: Ignore) -> None:
     """Copy the context; links stay links, as docker takes them."""
     if target.exists() and any(target.iterdir()):
-        if not (target / _COPY_MARK).is_file():
+        if not (target / COPY_MARK).is_file():
             raise ImageError(
                 f"{target} has files that k8sjob has not written; name a new or an empty folder"
             )
         shutil.rmtree(target)
-    made_here = {RUNTIME_SOURCE, _MANIFEST, _DOCKERFILE, _IGNORE}
     inside = target.resolve()  # a target inside the context must not contain itself
     names = [name for name in ignore.walk(source) if not _lies_in(source / name, inside)]
     target.mkdir(parents=True, exist_ok=True)
     for name in names:
-        if name.split("/")[0] not in made_here:
+        if name.split("/")[0] not in MADE_HERE:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name, follow_symlinks=False)
 
@@ -130,8 +132,8 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 def _copy_runtime(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    for file in _runtime_files():
-        copy = target / "k8sjob" / file.relative_to(_PACKAGE)
+    for name, file in runtime_files():
+        copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
         copy.chmod(0o644)  # whatever the umask: they are root's in the image, and read by others
@@ -140,7 +142,11 @@ def _copy_runtime(target: Path) -> None:
     (target / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
-def _runtime_files() -> Iterator[Path]:
-    """What needs torch and the standard library alone, sorted."""
-    yield from (_PACKAGE / name for name in ("__init__.py", "compat.py", "contract.py"))
-    yield from sorted((_PACKAGE / "runtime").rglob("*.py"))
+def runtime_files() -> Iterator[tuple[str, Path]]:
+    """What is to lie at RUNTIME_HOME: names there and files here, in a fixed order.
+
+    These parts of k8sjob need torch and the standard library alone.
+    """
+    shared = (_PACKAGE / name for name in ("__init__.py", "compat.py", "contract.py"))
+    for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
+        yield f"{_PACKAGE.name}/{file.relative_to(_PACKAGE).as_posix()}", file

@@ -17,12 +17,13 @@ from k8sjob.rendering.template import fill
 if TYPE_CHECKING:
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["RUNTIME_SOURCE", "dockerfile", "dockerignore"]
+__all__ = ["HOME", "PRIVATE_FILES", "RUNTIME_SOURCE", "dockerfile", "dockerignore"]
 
 RUNTIME_SOURCE: Final = ".k8sjob"
 """Folder of a build context that becomes /opt/k8sjob in the image."""
 
-_HOME: Final = "/home/k8sjob"
+HOME: Final = "/home/k8sjob"
+"""The home folder of a built image's user."""
 _REQUIREMENTS: Final = f"{RUNTIME_HOME}/requirements.txt"
 # BuildKit secrets, so that neither a proxy's certificate nor an index's password is in a layer.
 _CA: Final = "/run/k8sjob/ca.crt"
@@ -54,9 +55,9 @@ def dockerfile(spec: JobSpec) -> str:
         ca_secret=_CA,
         pip_secret=_PIP_CONF,
         user=f"{IMAGE_UID}:{IMAGE_UID}",
-        home=_HOME,
+        home=HOME,
         passwd_pattern=[f"^[^:]*:[^:]*:{IMAGE_UID}:"],
-        passwd_line=[f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{_HOME}:/bin/sh"],
+        passwd_line=[f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],
         workdir=WORKDIR,
         runtime_home=RUNTIME_HOME,
         runtime_source=RUNTIME_SOURCE,
@@ -86,10 +87,10 @@ def _copied(path: str) -> str:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return _IGNORED
+    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
-_IGNORED: Final = """\
+_CLUTTER: Final = """\
 # Written by k8sjob. Edit it as you like: it is not written again while it is there.
 # Version control, virtual environments, caches
 **/.git
@@ -103,25 +104,34 @@ _IGNORED: Final = """\
 **/.ruff_cache
 **/.ipynb_checkpoints
 **/node_modules
+"""
 
-# What often holds credentials
+PRIVATE_FILES: Final = """\
 **/.env
 **/.env.*
 **/.netrc
+**/.pgpass
+**/.git-credentials
 **/.pypirc
 **/pip.conf
 **/.aws
 **/.azure
 **/.docker
 **/.kube
+**/.kaggle
 **/.ssh
 **/id_rsa*
 **/id_ecdsa*
 **/id_ed25519*
 **/*.pem
 **/*.key
+**/*.p12
+**/*.pfx
 **/kubeconfig
+"""
+"""Patterns, as in a .dockerignore, of files that often hold credentials."""
 
+_OWN: Final = """\
 # What the build itself is made of
 Dockerfile
 .dockerignore
