@@ -44,6 +44,7 @@ COMMANDS: Final = {
         Command("Check", "schema", "documents", "Print the JSON Schema of job.yaml"),
         Command("Check", "render", "documents", "Print the PyTorchJob manifest, or the Dockerfile"),
         Command("Check", "lint", "checking", "Find what will hang, be rejected or go wrong"),
+        Command("Check", "doctor", "examining", "Say whether jobs can be submitted here"),
         Command("Run", "run", "running", "Run a job on this machine and follow it"),
         Command("Run", "submit", "submitting", "Make a job in a cluster"),
         Command("Run", "diff", "submitting", "Show what submitting again would change"),

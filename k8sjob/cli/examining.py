@@ -1,0 +1,141 @@
+"""`k8sjob doctor`: can I submit here?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.text import Text
+
+from k8sjob.backends.connect import configured
+from k8sjob.backends.local.packages import check_packages
+from k8sjob.cli.documents import folder_of
+from k8sjob.cli.output import document, format_option
+from k8sjob.cli.place import place_options
+from k8sjob.doctor import Report, Verdict, examine, gather
+from k8sjob.doctor.check import problem, warning
+from k8sjob.doctor.machine import client, here, look
+from k8sjob.document import dump, parse
+from k8sjob.errors import BackendError
+from k8sjob.rendering import render
+from k8sjob.spec import Image, JobSpec, load
+from k8sjob.view.safe import safe_line
+from k8sjob.view.show import console_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.cli.place import Place
+    from k8sjob.doctor import Check
+    from k8sjob.doctor.machine import Machine
+
+__all__ = ["doctor_command"]
+
+_STYLES: Final = {
+    Verdict.OK: "green",
+    Verdict.UNKNOWN: "dim",
+    Verdict.WARNING: "yellow",
+    Verdict.PROBLEM: "bold red",
+}
+_WIDTH: Final = max(map(len, Verdict))
+
+
+@click.command("doctor")
+@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@place_options()
+@format_option("table", "json", "yaml")
+def doctor_command(file: Path | None, place: Place, output: str) -> int:
+    """Say whether jobs can be submitted here, and what to do where not.
+
+    Looks at the client, the cluster, the training operator, your permissions, free GPUs and the
+    namespace; with a job.yaml as FILE also at whether that job would fit and be accepted. Nothing
+    is made or changed. Where no cluster is configured it looks at this machine. The exit code is 1
+    if something stands in the way.
+    """
+    spec = load(file) if file else None
+    machine = look()
+    if place.is_local or not (place.is_cluster or configured()):
+        report = Report([*here(machine), *_for_local_jobs(spec, file), _no_cluster(place)])
+    else:
+        report = _cluster(place, machine, spec)
+    if output == "table":
+        _show(report)
+    else:
+        document(report.as_dict(), output)
+    return int(report.hindered)
+
+
+def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
+    namespace = place.namespace or (spec.namespace if spec else None)
+    try:
+        transport = place.connect(namespace).transport
+    except BackendError as error:
+        return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
+    job = parse(render(spec)).data if spec else None
+    facts = gather(transport, transport.namespace, job)
+    report = examine(facts)
+    version = str((facts.one("version") or {}).get("gitVersion", ""))
+    checks = [*client(machine, place.client, version), *report.checks]
+    return Report(checks, report.context, report.namespace, report.rbac)
+
+
+def _split(error: BackendError) -> tuple[str, str]:
+    """What an error says, and the next step at its end."""
+    seen, _, step = str(error).rpartition("; ")
+    return (seen, step) if seen else (str(error), "correct the kubeconfig")
+
+
+def _for_local_jobs(spec: JobSpec | None, file: Path | None) -> Iterator[Check]:
+    """Whether the packages of a job's image are here."""
+    if spec is None or file is None:
+        return
+    context = spec.image.context if isinstance(spec.image, Image) else "."
+    try:
+        check_packages(spec, folder_of(file) / context)
+    except BackendError as error:
+        yield warning("packages", *_split(error))
+
+
+def _no_cluster(place: Place) -> Check:
+    if place.is_local:
+        return warning("cluster", "no cluster was looked at", "leave --local out to look at one")
+    return warning(
+        "cluster",
+        "no cluster is configured: there is no kubeconfig",
+        "set KUBECONFIG or write ~/.kube/config to submit jobs; k8sjob run needs none",
+    )
+
+
+def _show(report: Report) -> None:
+    console = console_for(sys.stdout)
+    margin = max(len(check.topic) for check in report.checks)
+    indent = " " * (_WIDTH + margin + 4)
+    for check in report.checks:
+        line = Text(f"{check.verdict:{_WIDTH}}  ", style=_STYLES[check.verdict])
+        line.append(f"{check.topic:{margin}}  ", style="not dim bold").append(
+            safe_line(check.seen), style="not bold default"
+        )
+        console.print(line, soft_wrap=True)
+        for detail in check.details:
+            console.print(Text(indent + safe_line(detail), style="dim"), soft_wrap=True)
+        if check.next_step:
+            step = Text(f"{indent}next: ", style="bold")
+            step.append(safe_line(check.next_step), style="not bold")
+            console.print(step, soft_wrap=True)
+    console.print(Text(f"\n{_verdict(report)}"), soft_wrap=True)
+    if report.rbac:
+        click.echo("\n# The roles to ask for; whoever keeps the cluster may kubectl apply -f them.")
+        click.echo("---\n".join(dump(one) for one in report.rbac), nl=False)
+
+
+def _verdict(report: Report) -> str:
+    count = sum(check.verdict is Verdict.PROBLEM for check in report.checks)
+    if count:
+        return f"{count} problem{'s' if count > 1 else ''} to solve before a job can be submitted"
+    if not report.context:
+        lacking = [c.topic for c in report.checks if c.verdict is Verdict.WARNING]
+        able = not {"torch", "packages"}.intersection(lacking)
+        return f"jobs {'can' if able else 'cannot yet'} run on this machine: k8sjob run"
+    return f"jobs can be submitted to {report.namespace} (context {report.context})"

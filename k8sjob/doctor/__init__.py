@@ -1,0 +1,11 @@
+"""Can I submit here? What `k8sjob doctor` looks at: pure checks over facts that are gathered once.
+
+Nothing in the cluster is changed: what would be made is asked for as a dry run.
+"""
+
+from k8sjob.doctor.check import Check, Verdict
+from k8sjob.doctor.examine import Report, examine
+from k8sjob.doctor.facts import Facts
+from k8sjob.doctor.gather import gather
+
+__all__ = ["Check", "Facts", "Report", "Verdict", "examine", "gather"]

@@ -1,0 +1,128 @@
+"""What a job needs beside nodes: objects that it names, and its share of quotas. Pure."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.doctor.capacity import add, pod_requests
+from k8sjob.doctor.check import fine, problem, unknown, warning
+from k8sjob.doctor.references import pod_specs, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.doctor.capacity import Amounts
+    from k8sjob.doctor.check import Check
+    from k8sjob.doctor.facts import Facts
+    from k8sjob.doctor.references import Reference
+
+__all__ = ["named_objects", "quota_need", "unsaid"]
+
+_COUNTED: Final = ("cpu", "memory")
+"""What a quota wants every container to state."""
+_EACH: Final = ("pods", "count/pods", "services", "count/services")
+"""What the operator makes for each replica."""
+_STEPS: Final = {
+    "claim": "make it: kubectl apply -f a PersistentVolumeClaim of that name",
+    "secret": "make it: kubectl create secret generic {name} --from-literal=KEY=VALUE",
+    "config map": "make it: kubectl create configmap {name} --from-file=FILE",
+    "pull secret": "make it: kubectl create secret docker-registry {name}",
+    "service account": "make it: kubectl create serviceaccount {name}",
+    "queue": "have the LocalQueue made, or correct kueue_queue",
+}
+
+
+def named_objects(facts: Facts) -> Iterator[Check]:
+    """Whether everything that the job's Pods name is there."""
+    if facts.job is None:
+        return
+    wanted = references(facts.job)
+    there = [one for one in wanted if facts.one(str(one)) is not None]
+    absent = [one for one in wanted if facts.missing(str(one))]
+    for one in absent:
+        yield _absent(one, facts.namespace)
+    for one in there:
+        if one.kind == "claim":
+            yield from _claim(one, facts)
+    if there:
+        yield fine("objects", f"there: {_listed(there)}")
+    if hidden := [one for one in wanted if one not in there and one not in absent]:
+        yield unknown(
+            "objects",
+            f"may not be read, so it is not known whether they are there: {_listed(hidden)}",
+            "ask whoever may: a job waits for what it names",
+        )
+
+
+def _absent(one: Reference, namespace: str) -> Check:
+    step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
+    step = step.format(name=one.name)
+    if one.kind == "pull secret":  # the kubelet goes on without it
+        return warning("objects", f"there is no {one} in {namespace}", step)
+    where = "" if one.kind in {"priority class", "runtime class"} else f" in {namespace}"
+    return problem("objects", f"there is no {one}{where}", step)
+
+
+def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
+    """What is wrong with a claim that is there."""
+    claim = facts.one(str(one)) or {}
+    if (claim.get("status") or {}).get("phase") == "Lost":
+        yield problem("objects", f"{one} has lost its volume", "have the volume restored")
+    modes = set((claim.get("spec") or {}).get("accessModes") or ())
+    replicas = sum(count for _, count, _ in pod_specs(facts.job or {}))
+    if replicas > 1 and modes == {"ReadWriteOncePod"}:
+        step = "use a claim that is ReadWriteMany"
+        yield problem("objects", f"{one} is for one pod alone, the job has {replicas}", step)
+    elif replicas > 1 and modes == {"ReadWriteOnce"}:
+        yield warning(
+            "objects",
+            f"{one} is ReadWriteOnce: replicas on another node than the first cannot mount it",
+            "use a claim that is ReadWriteMany, or keep the job on one node",
+        )
+
+
+def quota_need(job: Json) -> Amounts:
+    """What a job adds to a ResourceQuota, under the names that quotas use."""
+    need: Amounts = {"count/pytorchjobs.kubeflow.org": Decimal(1)}
+    for _, count, pod in pod_specs(job):
+        for group in ("requests", "limits"):
+            for what, amount in pod_requests(pod, group).items():
+                if what != "pods":
+                    add(need, {f"{group}.{what}": amount * count})
+        add(need, dict.fromkeys(_EACH, Decimal(count)))
+    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
+    return need | aliases
+
+
+def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+    """What a quota counts and some container of the job does not state.
+
+    Args:
+        job: the PyTorchJob.
+        counted: the names in the quota.
+        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
+    """
+    lacking = []
+    for what in counted:
+        group, _, resource = what.rpartition(".")
+        group = group or "requests"
+        if group not in {"requests", "limits"} or resource not in _COUNTED:
+            continue
+        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
+            lacking.append(f"{group}.{resource}")
+    return lacking
+
+
+def _all_state(job: Json, group: str, resource: str) -> bool:
+    groups = {group, "limits"}  # a limit is taken for a request that is not there
+    return all(
+        any(resource in ((container.get("resources") or {}).get(one) or {}) for one in groups)
+        for _, _, pod in pod_specs(job)
+        for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
+    )
+
+
+def _listed(found: Iterable[Reference]) -> str:
+    return ", ".join(map(str, found))

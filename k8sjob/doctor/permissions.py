@@ -1,0 +1,195 @@
+"""What k8sjob asks an apiserver for: one table.
+
+The doctor asks for each row whether the user may, manifests/rbac grants the rows, and the pages of
+the documentation show them; tests keep the three equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.backends.api import Json
+
+__all__ = ["RULES", "Grant", "Permission", "Rule", "all_permissions", "binding", "role", "rules"]
+
+RBAC: Final = "rbac.authorization.k8s.io"
+
+
+class Grant(StrEnum):
+    """The roles in manifests/rbac."""
+
+    VIEWER = "viewer"
+    """Look at the jobs of a namespace; a Role."""
+    SUBMITTER = "submitter"
+    """The same, and make, change and remove them; a Role."""
+    CLUSTER_VIEWER = "cluster-viewer"
+    """What is of no namespace: nodes, classes of storage and priority; a ClusterRole."""
+    CAPACITY = "capacity"
+    """What takes up the nodes: the Pods of all namespaces, so a secret of others; a ClusterRole."""
+
+    @property
+    def cluster_wide(self) -> bool:
+        """Whether it is a ClusterRole, bound for the whole cluster."""
+        return self in {Grant.CLUSTER_VIEWER, Grant.CAPACITY}
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One question to the apiserver: may I do this?
+
+    Attributes:
+        verb: "create", "get", ...
+        resource: as "pods", or "pods/log" with its subresource.
+        group: the API group; empty for the core one.
+        cluster_wide: in all namespaces, instead of the job's.
+    """
+
+    verb: str
+    resource: str
+    group: str = ""
+    cluster_wide: bool = False
+
+    def review(self, namespace: str) -> Json:
+        """The SelfSubjectAccessReview that asks it."""
+        resource, _, subresource = self.resource.partition("/")
+        attributes = {"verb": self.verb, "group": self.group, "resource": resource}
+        if subresource:
+            attributes["subresource"] = subresource
+        if not self.cluster_wide:
+            attributes["namespace"] = namespace
+        return {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        grant: the role that has it.
+        group: the API group; empty for the core one.
+        resource: as in Permission.
+        verbs: what is done with it.
+        used_by: what does not work, or says less, without it.
+        vital: no job can be submitted without it.
+    """
+
+    grant: Grant
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    used_by: str
+    vital: bool = False
+
+    @property
+    def name(self) -> str:
+        """The resource as kubectl names it: "pods", "pytorchjobs.kubeflow.org"."""
+        return f"{self.resource}.{self.group}" if self.group else self.resource
+
+    @property
+    def permissions(self) -> tuple[Permission, ...]:
+        """A question for each verb."""
+        wide = self.grant.cluster_wide
+        return tuple(Permission(verb, self.resource, self.group, wide) for verb in self.verbs)
+
+
+_JOBS: Final = ("kubeflow.org", "pytorchjobs")
+_READ: Final = ("get", "list", "watch")
+
+RULES: Final = (
+    Rule(Grant.SUBMITTER, *_JOBS, ("create",), "submit", vital=True),
+    Rule(Grant.SUBMITTER, *_JOBS, ("patch",), "suspend, resume"),
+    Rule(Grant.SUBMITTER, *_JOBS, ("delete",), "delete, submit --replace"),
+    Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "doctor job.yaml"),
+    Rule(Grant.VIEWER, *_JOBS, _READ, "every command about jobs", vital=True),
+    Rule(Grant.VIEWER, "", "pods", _READ, "status, watch, logs, why"),
+    Rule(Grant.VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
+    Rule(Grant.VIEWER, "", "events", ("list", "watch"), "watch, why"),
+    Rule(Grant.VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
+    Rule(Grant.VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
+    Rule(Grant.VIEWER, "", "limitranges", ("list",), "doctor"),
+    Rule(Grant.VIEWER, "", "serviceaccounts", ("get",), "doctor"),
+    Rule(Grant.VIEWER, "", "namespaces", ("get",), "doctor"),
+    Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "doctor job.yaml"),
+    Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "why, doctor"),
+    Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
+    Rule(Grant.CLUSTER_VIEWER, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
+    Rule(Grant.CLUSTER_VIEWER, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
+    Rule(
+        Grant.CLUSTER_VIEWER,
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        ("list",),
+        "doctor",
+    ),
+    Rule(Grant.CAPACITY, "", "pods", ("list",), "doctor: what of the GPUs is free"),
+    Rule(Grant.CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
+)
+"""Everything, the most important first."""
+
+
+def rules(grant: Grant) -> list[Rule]:
+    """The rows that a role has; a submitter's are a viewer's and more."""
+    grants = {grant, Grant.VIEWER} if grant is Grant.SUBMITTER else {grant}
+    return [rule for rule in RULES if rule.grant in grants]
+
+
+def all_permissions() -> list[Permission]:
+    """Every question, once."""
+    return list(dict.fromkeys(one for rule in RULES for one in rule.permissions))
+
+
+def role(grant: Grant, namespace: str = "") -> Json:
+    """The Role or ClusterRole that grants the rows, as in manifests/rbac."""
+    granted: dict[tuple[str, str], list[str]] = {}
+    for rule in rules(grant):
+        granted.setdefault((rule.group, rule.resource), []).extend(rule.verbs)
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": _kind(grant),
+        "metadata": _metadata(_name(grant), namespace),
+        "rules": [
+            {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+            for (group, resource), verbs in granted.items()
+        ],
+    }
+
+
+def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
+    """What gives users the role.
+
+    Args:
+        grant: the role.
+        subjects: as RBAC names them: `{"kind": "User", "name": "eve"}`.
+        namespace: where; not for what is cluster-wide.
+    """
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": f"{_kind(grant)}Binding",
+        "metadata": _metadata(_name(grant), namespace),
+        "roleRef": {"apiGroup": RBAC, "kind": _kind(grant), "name": _name(grant)},
+        "subjects": [
+            subject if subject["kind"] == "ServiceAccount" else {"apiGroup": RBAC, **subject}
+            for subject in subjects
+        ],
+    }
+
+
+def _kind(grant: Grant) -> str:
+    return "ClusterRole" if grant.cluster_wide else "Role"
+
+
+def _name(grant: Grant) -> str:
+    return f"k8sjob-{grant}"
+
+
+def _metadata(name: str, namespace: str) -> Json:
+    return {"name": name, "namespace": namespace} if namespace else {"name": name}
