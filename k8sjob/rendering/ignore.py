@@ -6,6 +6,7 @@ pattern that matches a folder matches all that is in it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
@@ -32,7 +33,7 @@ class Ignore:
         Raises:
             ImageError: a pattern that docker would refuse.
         """
-        self._patterns: list[tuple[re.Pattern[str], bool]] = []
+        patterns: list[tuple[str, bool]] = []
         for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
             pattern = line.strip()
             if not pattern or line.startswith("#"):
@@ -40,11 +41,16 @@ class Ignore:
             taken_back = pattern.startswith("!")
             cleaned = posixpath.normpath(pattern.removeprefix("!").strip()).lstrip("/")
             try:
-                self._patterns.append((re.compile(_regex(cleaned)), taken_back))
+                patterns.append((re.compile(_regex(cleaned)).pattern, taken_back))
             except re.error as error:
                 raise ImageError(
                     f".dockerignore:{number}: {pattern!r} is not a pattern: {error}; correct it"
                 ) from None
+        # Neighbours of the same kind are one expression: thousands of files are looked at.
+        self._groups = [
+            (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)
+            for taken_back, group in itertools.groupby(patterns, key=lambda pattern: pattern[1])
+        ]
 
     def __call__(self, path: str) -> bool:
         """Whether the file or folder is left out.
@@ -52,17 +58,18 @@ class Ignore:
         Args:
             path: relative to the context, with '/' between its parts.
         """
-        parts = path.split("/")
-        prefixes = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
         ignored = False
-        for pattern, taken_back in self._patterns:
-            if taken_back == ignored and any(map(pattern.fullmatch, prefixes)):
+        for pattern, taken_back in self._groups:
+            if taken_back == ignored and pattern.fullmatch(path):
                 ignored = not taken_back
         return ignored
 
+    def hides(self, folder: str) -> bool:
+        """Whether the folder is left out with all that is in it: no later pattern takes it back."""
+        return self(folder) and not any(taken_back for _, taken_back in self._groups)
+
     def walk(self, folder: Path) -> Iterator[str]:
         """The files and links of a folder that are not left out, relative and in a fixed order."""
-        can_come_back = any(taken_back for _, taken_back in self._patterns)
         for at, folders, files in os.walk(folder):
             base = os.path.relpath(at, folder)
             names = [posixpath.normpath(f"{base}/{name}") for name in [*folders, *files]]
@@ -75,7 +82,7 @@ class Ignore:
                 name
                 for name in folders
                 if (path := posixpath.normpath(f"{base}/{name}")) not in links
-                and (can_come_back or not self(path))
+                and not self.hides(path)
             )
 
 
