@@ -1,0 +1,644 @@
+"""The output of replicas, from a node that answers as a kubelet does.
+
+Each test tells what happens; the next thing happens when a reader has nothing more to read.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from k8sjob.backends.cluster.logs import replica_logs
+from k8sjob.backends.cluster.output import stamped
+from k8sjob.backends.cluster.pods import JobPods, Pace
+from k8sjob.backends.transport import ApiError
+from k8sjob.errors import BackendError
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+QUICK = Pace(look=0.01, pause=0.01, linger=0.2)
+
+
+class Pod:
+    """A Pod and the files of its container's instances."""
+
+    def __init__(self, cluster, replica, uid, owner="job-uid"):
+        self.cluster, self.replica, self.uid, self.owner = cluster, replica, uid, owner
+        self.files, self.state, self.restarts = [], None, 0
+        self.leaving = False
+
+    def start(self):
+        self.files.append([])
+        self.restarts, self.state = len(self.files) - 1, "running"
+
+    def write(self, *texts, apart=0.4):
+        for text in texts:
+            self.cluster.clock += timedelta(seconds=apart)
+            stamp = self.cluster.clock.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+            self.files[-1].append((stamp, text))
+
+    def exit(self, state="terminated"):
+        self.state = state
+
+    def as_json(self):
+        role, _, index = self.replica.rpartition("-")
+        began = {"startedAt": "2026-01-01T00:00:00Z"}
+        over = {"exitCode": 1, "finishedAt": self.cluster.clock.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        state = {
+            None: {"waiting": {"reason": "ContainerCreating"}},
+            "waiting": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "running": {"running": began},
+            "terminated": {"terminated": over},
+        }[self.state]
+        has_last = self.restarts or self.state == "waiting"
+        container = {"name": "pytorch", "restartCount": self.restarts, "state": state}
+        if has_last:
+            container["lastState"] = {"terminated": over}
+        label = "training.kubeflow.org/replica"
+        meta = {
+            "name": f"job-{self.replica}",
+            "uid": self.uid,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {f"{label}-type": role, f"{label}-index": index},
+            "ownerReferences": [{"uid": self.owner}],
+        }
+        if self.leaving:
+            meta["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+        sidecar = {"name": "sidecar", "restartCount": 7, "state": {"running": began}}
+        return {"metadata": meta, "status": {"containerStatuses": [sidecar, container]}}
+
+    def file(self, *, previous):
+        """What the apiserver gives, by the state of the container."""
+        if not self.files:
+            raise ApiError("waiting", code=400, reason="BadRequest", said="is waiting to start")
+        if not previous or self.state == "waiting":
+            return self.files[-1]
+        if not self.restarts:
+            raise ApiError("none", code=400, reason="BadRequest", said="previous ... not found")
+        if self.state == "terminated" and self.restarts > 1:
+            return "unable to retrieve container logs for containerd://0123"
+        return self.files[-2]
+
+
+class Cluster:
+    """A Transport to an apiserver with the Pods of one job."""
+
+    context = namespace = server = "fake"
+
+    def __init__(self):
+        self.pods, self.clock = {}, BEGIN
+        self.happenings, self.listings, self.streams = [], 0, []
+        self.broken, self.hung_up, self.over, self.listed_in_vain = False, False, False, 0
+        self.refusal = None
+
+    def pod(self, replica="worker-0", uid="first", **options):
+        pod = self.pods[f"job-{replica}"] = Pod(self, replica, uid, **options)
+        return pod
+
+    def then(self, *happenings):
+        self.happenings += happenings
+
+    def drop(self):
+        """The connection breaks."""
+        self.broken = True
+
+    def hang_up(self):
+        """The answer ends as if all had been said: so it looks when a kubelet is restarted."""
+        self.hung_up = True
+
+    def end(self):
+        """The job ends."""
+        self.over = True
+
+    def request(self, method, path, *, query=None, **_):
+        self.listings += 1
+        self.listed_in_vain += 1
+        if self.listed_in_vain > 2:
+            self._happens()
+        if self.refusal:
+            raise self.refusal
+        return {"items": [pod.as_json() for pod in self.pods.values()]}
+
+    def stream(self, path, *, query=None, idle=300.0, stop=None):
+        self.streams.append(dict(query))
+        name = path.split("/")[-2]
+        if self.refusal:
+            raise self.refusal
+        if name not in self.pods:
+            raise ApiError("gone", code=404, reason="NotFound", said="not found")
+        yield from self._lines(self.pods[name], query, stop)
+
+    def _lines(self, pod, query, stop):
+        file = pod.file(previous=query.get("previous") == "true")
+        if isinstance(file, str):
+            yield file.encode()
+            return
+        at = max(len(file) - int(query["tailLines"]), 0) if "tailLines" in query else 0
+        while True:
+            while at < len(file):
+                stamp, text = file[at]
+                at += 1
+                if stamp[:19] + "Z" >= query.get("sinceTime", ""):
+                    yield f"{stamp} {text}".encode() + (b"" if text.endswith("...") else b"\n")
+            if query.get("follow") != "true" or stop.is_set():
+                return
+            if file is not pod.files[-1] or pod.state != "running":
+                return
+            if not self._happens() or self.hung_up:
+                self.hung_up = False
+                return
+            if self.broken:
+                self.broken = False
+                raise ApiError("broken")
+
+    def _happens(self):
+        self.listed_in_vain = 0
+        if self.happenings:
+            self.happenings.pop(0)()
+            return True
+        return False
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+@pytest.fixture
+def read(cluster):
+    def call(replica="worker-0", **options):
+        options.setdefault("ended", lambda: cluster.over)
+        job = (cluster, "ns", "job", "job-uid")
+        options["pods"] = JobPods(*job, pace=QUICK)
+        return list(replica_logs(*job, replica, **options))
+
+    return call
+
+
+def texts(lines):
+    return [line.text for line in lines]
+
+
+def missing(attempt):
+    kept = "is missing here: its node has not kept it"
+    return f"k8sjob: worker-0: output of attempt {attempt} {kept}"
+
+
+def gaps(lines):
+    return [line.text for line in lines if line.text.startswith("k8sjob: ")]
+
+
+# --- following ------------------------------------------------------------------------------------
+
+
+def test_a_replica_is_followed_from_before_its_pod_until_the_job_has_ended(cluster, read):
+    def create():
+        cluster.pod()
+
+    def start():
+        pod = cluster.pods["job-worker-0"]
+        pod.start()
+        pod.write("one")
+
+    cluster.then(
+        create,
+        start,
+        lambda: cluster.pods["job-worker-0"].write("two", "three"),
+        lambda: cluster.pods["job-worker-0"].exit("terminated"),
+        cluster.end,
+    )
+    lines = read(follow=True)
+    assert texts(lines) == ["one", "two", "three"]
+    assert [line.attempt for line in lines] == [0, 0, 0]
+    assert lines[0].timestamp == "2026-01-01T00:00:00.400000000Z"
+
+
+def test_a_broken_connection_loses_and_repeats_nothing(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("1", "2", "3", apart=0.3)
+    cluster.then(
+        cluster.drop,
+        lambda: pod.write("4", "5", apart=0.01),
+        cluster.drop,
+        lambda: pod.write("6", apart=5),
+        cluster.drop,
+        lambda: pod.write("7", apart=0.0),  # in the same instant as the line before
+        pod.exit,
+        cluster.end,
+    )
+    assert texts(read(follow=True)) == list("1234567")
+    assert cluster.streams[-1]["sinceTime"] == "2026-01-01T00:00:00Z"
+
+
+def test_lines_that_stand_out_of_order_are_known_by_themselves(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("out 1", "err 1", "out 2", apart=0.1)
+    pod.files[-1][1], pod.files[-1][2] = pod.files[-1][2], pod.files[-1][1]
+
+    def late():
+        stamp, _ = pod.files[-1][0]
+        pod.files[-1].append((stamp, "err 0"))
+
+    cluster.then(cluster.drop, late, cluster.drop, pod.exit, cluster.end)
+    assert texts(read(follow=True)) == ["out 1", "out 2", "err 1", "err 0"]
+
+
+def test_a_line_that_a_broken_connection_has_cut_comes_whole(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("whole", "half a ...")
+
+    def complete():
+        stamp, _ = pod.files[-1].pop()
+        pod.files[-1].append((stamp, "half a line"))
+
+    cluster.then(complete, pod.exit, cluster.end)
+    assert texts(read(follow=True)) == ["whole", "half a line"]
+
+
+def test_an_answer_that_ends_while_the_container_runs_is_asked_for_again(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("before")
+
+    cluster.then(
+        cluster.hang_up,
+        lambda: pod.write("after"),
+        cluster.hang_up,
+        cluster.hang_up,
+        pod.exit,
+        cluster.end,
+    )
+    assert texts(read(follow=True)) == ["before", "after"]
+
+
+def test_the_last_lines_are_read_after_the_end_of_the_container(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("seen")
+
+    def ends_unseen():
+        pod.write("unseen")
+        pod.exit()
+        cluster.drop()
+
+    cluster.then(ends_unseen, cluster.end)
+    assert texts(read(follow=True)) == ["seen", "unseen"]
+
+
+def test_an_apiserver_that_is_away_for_a_while(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("before")
+
+    def away():
+        cluster.refusal = ApiError("refused")
+        cluster.drop()
+
+    def back():
+        cluster.refusal = None
+        pod.write("meanwhile")
+
+    cluster.then(away, back, pod.exit, cluster.end)
+    assert texts(read(follow=True)) == ["before", "meanwhile"]
+
+
+def test_what_may_not_be_read_is_an_error_at_once(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    cluster.refusal = ApiError("pods/log is forbidden", code=403, reason="Forbidden")
+    with pytest.raises(ApiError, match="forbidden"):
+        read(follow=True)
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+
+def test_restarts_in_place_are_attempts_one_after_the_other(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1", "a2")
+
+    def again(*lines):
+        def restart():
+            pod.start()
+            pod.write(*lines)
+
+        return restart
+
+    cluster.then(pod.exit, again("b1", "b2"), pod.exit, again("c1"), pod.exit, cluster.end)
+    lines = read(follow=True)
+    assert [(line.attempt, line.text) for line in lines] == [
+        (0, "a1"), (0, "a2"), (1, "b1"), (1, "b2"), (2, "c1"),
+    ]  # fmt: skip
+
+
+def test_a_dead_instance_is_not_followed_again_and_again(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("only")
+    cluster.then(lambda: pod.exit("waiting"), lambda: None, lambda: None, cluster.end)
+    assert texts(read(follow=True)) == ["only"]
+    assert len(cluster.streams) == 2  # followed, and read once more after its end
+
+
+def test_the_rest_of_an_instance_is_read_from_the_one_before(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def restarts_unseen():
+        pod.write("a2")
+        pod.start()
+        pod.write("b1")
+        cluster.drop()
+
+    cluster.then(restarts_unseen, pod.exit, cluster.end)
+    lines = read(follow=True)
+    assert [(line.attempt, line.text) for line in lines] == [(0, "a1"), (0, "a2"), (1, "b1")]
+    assert [query.get("previous") for query in cluster.streams].count("true") == 1
+
+
+def test_two_restarts_at_once_are_a_gap_that_is_told(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def restarts_twice():
+        pod.write("a2")
+        pod.start()
+        pod.write("b1")
+        pod.start()
+        pod.write("c1")
+        cluster.drop()
+
+    cluster.then(restarts_twice, pod.exit, cluster.end)
+    assert texts(read(follow=True)) == [
+        "a1",
+        missing(0),
+        "b1",
+        "c1",
+    ]
+
+
+def test_an_instance_that_crashed_while_nobody_looked_is_a_gap(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def crashes():
+        pod.write("a2")
+        pod.start()
+        pod.write("b1")
+        pod.exit("waiting")  # now the node gives this one alone, however it is asked
+        cluster.drop()
+
+    cluster.then(crashes, cluster.end)
+    assert texts(read(follow=True)) == [
+        "a1",
+        missing(0),
+        "b1",
+    ]
+
+
+# --- Pods made anew -------------------------------------------------------------------------------
+
+
+def test_a_pod_made_anew_goes_on_with_the_next_attempt(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def dies():
+        pod.write("a2")
+        pod.exit()
+
+    def is_made_anew():
+        cluster.clock -= timedelta(hours=1)  # on a node whose clock is slow
+        second = cluster.pod(uid="second")
+        second.start()
+        second.write("b1", "b2")
+        cluster.then(second.exit, cluster.end)
+
+    cluster.then(dies, is_made_anew)
+    lines = read(follow=True)
+    assert [(line.attempt, line.text) for line in lines] == [
+        (0, "a1"), (0, "a2"), (1, "b1"), (1, "b2"),
+    ]  # fmt: skip
+
+
+def test_a_pod_that_is_gone_after_the_end_of_its_output_leaves_no_gap(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def is_deleted():
+        pod.write("stopping")
+        pod.exit()
+        del cluster.pods["job-worker-0"]
+
+    cluster.then(is_deleted, cluster.end)
+    assert texts(read(follow=True)) == ["a1", "stopping"]
+
+
+def test_a_pod_deleted_while_the_connection_was_down_is_a_gap_that_is_told(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+
+    def is_deleted():
+        del cluster.pods["job-worker-0"]
+        cluster.drop()
+
+    cluster.then(is_deleted, cluster.end)
+    first, gap = texts(read(follow=True))
+    assert first == "a1"
+    assert gap.endswith("may be missing here: the pod was deleted before all of it was read")
+
+
+def test_pods_of_another_job_of_the_name_are_not_its_own(cluster, read):
+    pod = cluster.pod(owner="another-job")
+    pod.start()
+    pod.write("not this")
+    cluster.then(cluster.end)
+    assert read(follow=True) == []
+    assert read() == []
+
+
+# --- rotation -------------------------------------------------------------------------------------
+
+
+def test_a_log_rotated_while_the_connection_was_down_is_a_gap_that_is_told(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("1", "2")
+
+    def rotates():
+        pod.write("3")
+        pod.files[-1].clear()
+        pod.write("4")
+        cluster.drop()
+
+    cluster.then(cluster.drop, rotates, pod.exit, cluster.end)
+    lines = read(follow=True)
+    assert texts(lines) == [
+        "1",
+        "2",
+        "k8sjob: worker-0: output may be missing here: its log was rotated",
+        "4",
+    ]
+
+
+def test_no_gap_where_the_new_lines_follow_on(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write(*map(str, range(50)), apart=0.7)
+    for _ in range(3):
+        cluster.then(cluster.drop, lambda: pod.write("more", apart=7))
+    cluster.then(pod.exit, cluster.end)
+    lines = read(follow=True)
+    assert not gaps(lines)
+    assert len(lines) == 53
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_a_container_that_nobody_ends_is_left_after_a_while(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+
+    def goes_on():
+        pod.write("still here")
+        cluster.then(goes_on)
+
+    cluster.then(goes_on)
+    assert set(texts(read(follow=True, ended=lambda: True))) == {"still here"}
+
+
+def test_a_container_that_is_being_ended_is_followed_to_its_end(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.leaving = True
+
+    def saves():
+        time.sleep(2 * QUICK.linger)
+        pod.write("saving")
+
+    cluster.then(saves, saves, lambda: pod.write("saved"), pod.exit)
+    assert texts(read(follow=True, ended=lambda: True)) == ["saving", "saving", "saved"]
+
+
+# --- without following ----------------------------------------------------------------------------
+
+
+def crashed(cluster, *, runs):
+    """A container in its third attempt."""
+    pod = cluster.pod()
+    for attempt in "abc":
+        pod.start()
+        pod.write(f"{attempt}1", f"{attempt}2", apart=10)
+    pod.exit("running" if runs else "terminated")
+    return pod
+
+
+def test_all_that_the_node_still_has(cluster, read):
+    crashed(cluster, runs=True)
+    lines = read()
+    assert texts(lines) == [
+        missing(0),
+        *("b1", "b2", "c1", "c2"),
+    ]
+    assert [line.attempt for line in lines[1:]] == [1, 1, 2, 2]
+    assert [line.timestamp for line in lines] == sorted(line.timestamp for line in lines)
+
+
+def test_a_node_that_says_it_has_no_log_is_not_output(cluster, read):
+    crashed(cluster, runs=False)
+    assert texts(read()) == [
+        missing(0),
+        missing(1),
+        *("c1", "c2"),
+    ]
+
+
+@pytest.mark.parametrize(("tail", "expected"), [(1, ["c2"]), (3, ["b2", "c1", "c2"]), (0, [])])
+def test_the_last_lines_alone_are_asked_for(cluster, read, tail, expected):
+    crashed(cluster, runs=True)
+    assert texts(read(tail=tail)) == expected
+    assert all("tailLines" in query for query in cluster.streams)
+
+
+def test_what_is_older_is_not_asked_for(cluster, read):
+    crashed(cluster, runs=True)
+    assert texts(read(since=BEGIN + timedelta(seconds=45))) == ["c1", "c2"]
+    assert texts(read(since=BEGIN + timedelta(seconds=61))) == []
+    assert all(query["sinceTime"] >= "2026-01-01T00:00:45Z" for query in cluster.streams)
+
+
+def test_the_attempt_before_the_last_one(cluster, read):
+    pod = crashed(cluster, runs=True)
+    assert texts(read(previous=True)) == ["b1", "b2"]
+    pod.exit("waiting")
+    with pytest.raises(BackendError, match="waits to be started again"):
+        read(previous=True)
+    pod.exit("terminated")
+    with pytest.raises(BackendError, match="has not kept the output"):
+        read(previous=True)
+
+
+def test_one_attempt_has_none_before_it(cluster, read):
+    cluster.pod().start()
+    with pytest.raises(BackendError, match="worker-0 was started once only"):
+        read(previous=True)
+
+
+def test_a_pod_that_has_not_started_has_no_output(cluster, read):
+    assert read() == []
+    cluster.pod()
+    assert read() == []
+
+
+# --- the shared look at the Pods ------------------------------------------------------------------
+
+
+def test_many_readers_share_one_listing(cluster):
+    pods = JobPods(cluster, "ns", "job", "job-uid")
+    for index in range(64):
+        cluster.pod(f"worker-{index}", uid=str(index)).start()
+        pods.instance(f"worker-{index}")
+    cluster.listings = 0
+    assert {pods.instance(f"worker-{index}").uid for index in range(64)} == set(map(str, range(64)))
+    assert cluster.listings <= 1
+
+
+def test_a_newer_look_is_to_be_had(cluster):
+    pods = JobPods(cluster, "ns", "job", "job-uid")
+    pod = cluster.pod()
+    pod.start()
+    assert pods.instance("worker-0").state == "running"
+    pod.exit()
+    assert pods.instance("worker-0", after=time.monotonic()).state == "terminated"
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"2026-01-01T00:00:01.123456789Z text\n", ("2026-01-01T00:00:01.123456789Z", "text")),
+        (b"2026-01-01T00:00:01.5Z \n", ("2026-01-01T00:00:01.500000000Z", "")),
+        (b"2026-01-01T00:00:01Z a b", ("2026-01-01T00:00:01.000000000Z", "a b")),
+        (b"2026-01-01T01:30:01.5+01:30 x\r\n", ("2026-01-01T00:00:01.500000000Z", "x\r")),
+        (
+            b"2026-01-01T00:00:01Z \xff\x1b[2J\n",
+            ("2026-01-01T00:00:01.000000000Z", "\ufffd\x1b[2J"),
+        ),
+        (b"unable to retrieve container logs for containerd://0", ("", "")),
+        (b"\n", ("", "")),
+    ],
+)
+def test_a_line_of_a_node(raw, expected):
+    assert stamped(raw) == expected
