@@ -133,8 +133,11 @@ class Backend(Protocol):
     def related(self, snapshot: Snapshot) -> Sequence[Json]:
         """Objects beside a job's own that tell why it does not run; for `why` alone.
 
-        Nodes, claims, quotas, Events of the namespace, the operator's Deployment: what there is.
-        What the user may not read is left out; on this machine there are none.
+        Nodes, claims with their Events, quotas, the Namespace, the operator's Deployment and Pods,
+        a queue's Workload: what there is, each with its kind; of Secrets and ConfigMaps the
+        metadata alone. For an object that the pods name and that is not there a Status with the
+        reason NotFound and details {kind: "secrets", name: ...}. What the user may not read is
+        left out; on this machine there are none.
         """
 
     def suspend(self, ref: JobRef, *, value: bool) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.belongings import finished, in_time, is_of_pods, own_pods
 from k8sjob.backends.cluster.listing import listing, slim
+from k8sjob.backends.cluster.mirror import Mirror, Source
 from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
-from k8sjob.backends.cluster.words import InWords
+from k8sjob.backends.cluster.reflect import reflect
+from k8sjob.backends.cluster.words import InWords, is_absent
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 
@@ -20,12 +23,16 @@ if TYPE_CHECKING:
     from threading import Event
 
     from k8sjob.backends.api import Json, LogLine, Plan
+    from k8sjob.backends.cluster.mirror import Notice
+    from k8sjob.backends.cluster.reflect import Change
     from k8sjob.backends.transport import Transport
 
 __all__ = ["ClusterBackend"]
 
 STRICT: Final = {"fieldValidation": "Strict"}
 MERGE: Final = "application/merge-patch+json"
+LEAST_SECONDS: Final = 0.1
+"""The time between two snapshots of a watch, however much happens."""
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
 
@@ -167,6 +174,43 @@ class ClusterBackend:
         events = [*own.result(), *(e for e in theirs.result() if is_of_pods(job, e))]
         return Snapshot(job, own_pods(job, pods.result().items), in_time(events))
 
+    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
+        """The job now, and again after each change, ten times a second at most; see Backend.watch.
+
+        Of the pods' events only warnings are followed. A connection that is lost, and is back, is
+        told as one of the job's warnings, with the reason ConnectionLost or ConnectionRestored.
+        """
+        ref = _ref(self._get(ref))
+        with Mirror(self.transport, _sources(ref)) as mirror:
+            while not (stop and stop.is_set()):
+                if not mirror.changed(within=0.2):
+                    continue
+                snapshot = _snapshot(ref, mirror)
+                if snapshot is None:
+                    return
+                yield snapshot
+                time.sleep(LEAST_SECONDS)
+
+    def watch_jobs(
+        self,
+        *,
+        stop: Event,
+        namespace: str | None = None,
+        all_namespaces: bool = False,
+        selector: str = "",
+    ) -> Iterator[Change]:
+        """All jobs and whatever happens to them, until `stop` is set; see reflect.
+
+        Args:
+            stop: ends the iteration within a second.
+            namespace: None: the back end's.
+            all_namespaces: those of all namespaces instead.
+            selector: a label selector, as kubectl takes it.
+        """
+        where = "" if all_namespaces else namespace or self.namespace
+        query = {"labelSelector": selector} if selector else None
+        return reflect(self.transport, path(JOBS, where), query, stop=stop)
+
     def logs(
         self,
         ref: JobRef,
@@ -198,6 +242,12 @@ class ClusterBackend:
             stop=stop,
             ended=ended,
         )
+
+    def related(self, snapshot: Snapshot) -> tuple[Json, ...]:
+        """Objects beside a job's own; see Backend.related."""
+        from k8sjob.backends.cluster.related import related  # noqa: PLC0415 - `why` alone does
+
+        return related(self.transport, snapshot)
 
     def request(self, method: str, path: str, **options: Any) -> Json:
         """Any request; see Transport.request."""
@@ -263,7 +313,7 @@ class ClusterBackend:
         try:
             self.request("DELETE", path(JOBS, *_at(ref)), body=options)
         except ApiError as error:
-            if _is_gone(error) or (error.code == 409 and ref.uid):
+            if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise
 
@@ -277,7 +327,7 @@ class ClusterBackend:
         try:
             job = slim(self.request("GET", path(JOBS, *_at(ref))))
         except ApiError as error:
-            if _is_gone(error):
+            if is_absent(error):
                 raise self._not_found(ref) from error
             raise
         if ref.uid and job["metadata"]["uid"] != ref.uid:
@@ -300,8 +350,52 @@ class ClusterBackend:
         )
 
 
-def _is_gone(error: ApiError) -> bool:
-    return error.code == 404 and "could not find the requested resource" not in error.said
+def _sources(ref: JobRef) -> dict[str, Source]:
+    """What a job's snapshot is made of."""
+    job = {"metadata": {"name": ref.name}}
+    events = path("events", ref.namespace)
+    return {
+        "job": Source(path(JOBS, ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"}),
+        "pods": Source(path("pods", ref.namespace), {"labelSelector": f"{OF_JOB}={ref.name}"}),
+        "its events": Source(
+            events, {"fieldSelector": f"involvedObject.uid={ref.uid}"}, spare=True
+        ),
+        "the pods' events": Source(
+            events,
+            {"fieldSelector": "involvedObject.kind=Pod,type=Warning"},
+            keep=lambda event: is_of_pods(job, event),
+            spare=True,
+        ),
+    }
+
+
+def _snapshot(ref: JobRef, mirror: Mirror) -> Snapshot | None:
+    """The job as the mirror shows it; None: it is gone."""
+    job = next((j for j in mirror.objects("job") if j["metadata"]["uid"] == ref.uid), None)
+    if job is None:
+        return None
+    pods = own_pods(job, mirror.objects("pods"))
+    told = mirror.objects("the pods' events")
+    events = in_time([*mirror.objects("its events"), *(e for e in told if is_of_pods(job, e))])
+    return Snapshot(job, pods, (*events, *(_event(job, n) for n in mirror.notices())))
+
+
+def _event(job: Json, notice: Notice) -> Json:
+    """A notice as an Event of the job, as an apiserver would return it."""
+    moment = datetime.fromtimestamp(notice.time, UTC).isoformat().replace("+00:00", "Z")
+    meta, mark = job["metadata"], f"{notice.reason}.{notice.time:.6f}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": mark, "namespace": meta["namespace"], "uid": mark},
+        "involvedObject": {"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]},
+        "type": "Warning",
+        "reason": notice.reason,
+        "message": notice.message,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
+        "count": 1,
+    }
 
 
 def _exists(ref: JobRef) -> JobExists:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json
     from k8sjob.backends.transport import Transport
 
-__all__ = ["InWords", "in_words"]
+__all__ = ["InWords", "in_words", "is_absent"]
 
 _NO_SUCH_PATH: Final = re.compile(r"could not find the requested resource|404 page not found")
 _NO_NAMESPACE: Final = re.compile(r'namespaces? "(?P<name>[^"]+)" not found')
+_TAKEN: Final = re.compile(r'"(?P<name>[^"]+)" already exists')
 _NO_RIGHT: Final = re.compile(r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource')
 _DENIED: Final = re.compile(
     r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL
@@ -116,6 +117,11 @@ def in_words(error: ApiError, method: str, target: Target, context: str) -> ApiE
     )
 
 
+def is_absent(error: ApiError) -> bool:
+    """Whether an object is not there; also the cluster may not know any of its kind."""
+    return error.code == 404 and not _NO_SUCH_PATH.search(error.said)
+
+
 def _as_it_is(error: ApiError, _method: str, _target: Target, _context: str) -> str:
     return str(error)
 
@@ -130,8 +136,8 @@ def _bad(error: ApiError, method: str, target: Target, context: str) -> str:
         return _otherwise(error, method, target, context)
     fields = _list(re.split(r", (?=unknown field|duplicate field)", found["why"]))
     return (
-        f"the cluster does not know all of the {_what(target)}'s fields: {fields}; correct them"
-        " (what `overlay` adds is not checked before)"
+        f"the cluster does not take the {_what(target)} as it is written; what `overlay` adds is"
+        f" not checked before: {fields}"
     )
 
 
@@ -158,7 +164,7 @@ def _forbidden(error: ApiError, method: str, target: Target, context: str) -> st
 
 
 def _missing(error: ApiError, method: str, target: Target, context: str) -> str:
-    if not _NO_SUCH_PATH.search(error.said):
+    if is_absent(error):
         gone = _NO_NAMESPACE.search(error.said)
         if gone and target.resource != "namespaces":
             return (
@@ -175,8 +181,10 @@ def _missing(error: ApiError, method: str, target: Target, context: str) -> str:
 
 
 def _conflict(error: ApiError, method: str, target: Target, context: str) -> str:
-    if error.reason == "AlreadyExists":
-        return f"{target.resource} {error.said}"
+    if taken := _TAKEN.search(error.said):
+        return (
+            f"there is a {_what(target)} {taken['name']!r} in namespace {target.namespace} already"
+        )
     if quota := _QUOTA.search(error.said):
         return f"the quota of namespace {target.namespace} is being changed: {quota[0]}; try again"
     return _otherwise(error, method, target, context) + "; somebody changed it meanwhile, try again"
@@ -189,7 +197,9 @@ def _gone(_error: ApiError, method: str, target: Target, _context: str) -> str:
 def _invalid(error: ApiError, method: str, target: Target, context: str) -> str:
     if not error.causes:
         return _otherwise(error, method, target, context)
-    fields = _list([": ".join(part for part in cause if part) for cause in error.causes])
+    # "<nil>" says that more may be wrong.
+    causes = [cause for cause in error.causes if cause[0] != "<nil>"] or error.causes
+    fields = _list([": ".join(part for part in cause if part) for cause in causes])
     return f"the cluster refuses the {_what(target)}: {fields}"
 
 

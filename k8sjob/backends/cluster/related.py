@@ -1,0 +1,158 @@
+"""What lies beside a job and may be why it does not run: looked up all at once, for `why` alone.
+
+Of secrets and config maps no more is asked than whether they are there. What the user may not read,
+or what cannot be read now, is left out.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.cluster.listing import listing, slim
+from k8sjob.backends.cluster.paths import Target, path
+from k8sjob.backends.cluster.words import is_absent
+from k8sjob.backends.transport import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.backends.transport import Transport
+
+__all__ = ["related"]
+
+MOST_NODES: Final = 16
+"""So many nodes are looked at by name; of larger jobs the first ones."""
+_OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_SECONDS: Final = 10.0
+_UNREAD: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
+"""Resources of which the contents stay with the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """One question: a collection where `name` is empty, else one object."""
+
+    resource: str
+    namespace: str = ""
+    name: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    needed: bool = False
+    """Whether its absence is worth telling."""
+
+
+def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
+    """The objects that are there, each with its kind; see Backend.related.
+
+    Args:
+        transport: carries the requests.
+        snapshot: the job and its pods.
+    """
+    lookups = list(_lookups(snapshot))
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda one: _look(transport, one), lookups)
+        return tuple(item for items in found for item in items)
+
+
+def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
+    namespace, job = snapshot.job["metadata"]["namespace"], snapshot.job
+    yield from _nodes(snapshot.pods)
+    for claim in _named(job, _claims):
+        yield _Lookup("persistentvolumeclaims", namespace, claim, needed=True)
+        about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
+        yield _Lookup("events", namespace, query={"fieldSelector": about})
+    for secret in _named(job, _secrets):
+        yield _Lookup("secrets", namespace, secret, needed=True)
+    for config in _named(job, _config_maps):
+        yield _Lookup("configmaps", namespace, config, needed=True)
+    yield _Lookup("resourcequotas", namespace)
+    yield _Lookup("namespaces", name=namespace)
+    yield _Lookup("deployments", query=_OPERATOR)
+    yield _Lookup("deployments", "kubeflow", query=_OPERATOR)  # where all of them are forbidden
+    yield _Lookup("pods", "kubeflow", query=_OPERATOR)
+    if _QUEUE in (job["metadata"].get("labels") or {}):
+        of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}
+        yield _Lookup("workloads", namespace, query=of_job)
+
+
+def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
+    """All nodes where a pod waits for one; else those that the pods run on."""
+    names = [pod.get("spec", {}).get("nodeName", "") for pod in pods]
+    if "" in names:
+        yield _Lookup("nodes")
+        return
+    for name in list(dict.fromkeys(names))[:MOST_NODES]:
+        yield _Lookup("nodes", name=name, needed=True)
+
+
+def _look(transport: Transport, one: _Lookup) -> list[Json]:
+    where = path(one.resource, one.namespace, one.name)
+    try:
+        if not one.name:
+            return listing(transport, where, one.query).items
+        kind = _UNREAD.get(one.resource)
+        found = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
+    except ApiError as error:
+        return [_missing(where)] if one.needed and is_absent(error) else []
+    return [slim({**found, "kind": kind} if kind else found)]
+
+
+def _missing(where: str) -> Json:
+    """What the server answers for an object that is not there, in Kubernetes' own shape."""
+    target = Target.of(where)
+    return {
+        "apiVersion": "v1",
+        "kind": "Status",
+        "status": "Failure",
+        "reason": "NotFound",
+        "code": 404,
+        "details": {"kind": target.resource, "name": target.name},
+    }
+
+
+# --- what the pods of a job name
+
+
+def _named(job: Json, names: Callable[[Json], Iterator[str | None]]) -> list[str]:
+    specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+    pods = [(role.get("template") or {}).get("spec") or {} for role in specs.values()]
+    return list(dict.fromkeys(name for pod in pods for name in names(pod) if name))
+
+
+def _claims(pod: Json) -> Iterator[str | None]:
+    for volume in pod.get("volumes") or []:
+        yield (volume.get("persistentVolumeClaim") or {}).get("claimName")
+
+
+def _secrets(pod: Json) -> Iterator[str | None]:
+    for volume in pod.get("volumes") or []:
+        yield _required(volume.get("secret"), "secretName")
+    for secret in pod.get("imagePullSecrets") or []:
+        yield secret.get("name")
+    for container in _containers(pod):
+        for source in container.get("envFrom") or []:
+            yield _required(source.get("secretRef"))
+        for variable in container.get("env") or []:
+            yield _required((variable.get("valueFrom") or {}).get("secretKeyRef"))
+
+
+def _config_maps(pod: Json) -> Iterator[str | None]:
+    for volume in pod.get("volumes") or []:
+        yield _required(volume.get("configMap"))
+    for container in _containers(pod):
+        for source in container.get("envFrom") or []:
+            yield _required(source.get("configMapRef"))
+        for variable in container.get("env") or []:
+            yield _required((variable.get("valueFrom") or {}).get("configMapKeyRef"))
+
+
+def _containers(pod: Json) -> list[Json]:
+    return [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
+
+
+def _required(reference: Json | None, key: str = "name") -> str | None:
+    """What a reference names, unless the pod starts without it, too."""
+    return None if not reference or reference.get("optional") else reference.get(key)
