@@ -172,8 +172,8 @@ def remarks(made: Plan) -> list[str]:
     said = list(made.spec.remarks)
     if "@sha256:" not in made.image:
         said.append(
-            f"the image {made.image} is named without its digest: a pod that is made later may run"
-            " another one of that name; best name it as REPOSITORY@sha256:..."
+            f"the image {made.image} has no digest, so a pod that is made later may run another one"
+            " of that name; best name it as REPOSITORY@sha256:..."
         )
     return said
 
@@ -223,7 +223,7 @@ class _Sending:
         outcome = Outcome.CREATED
         for _ in range(_ROUNDS):
             try:
-                return Submitted(self._post(), outcome)
+                return Submitted(self._make(), outcome)
             except JobExists:
                 there = _there(self._backend, self._made.spec.name)
             if there is None:
@@ -245,16 +245,16 @@ class _Sending:
             f" {self._backend.namespace}; see who else submits it, or use --generate-name"
         )
 
-    def _post(self) -> JobRef:
-        if self._dry:
-            try:
-                self._backend.dry_run(self._manifest)
-            except ApiError as error:
-                if error.reason == "AlreadyExists":
-                    raise JobExists(str(error)) from error
-                raise
-            return JobRef(self._made.spec.name, self._backend.namespace)
-        return self._backend.create_manifest(self._manifest)
+    def _make(self) -> JobRef:
+        if not self._dry:
+            return self._backend.create(self._made)
+        try:
+            self._backend.dry_run(self._manifest)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise JobExists(str(error)) from error
+            raise
+        return JobRef(self._made.spec.name, self._backend.namespace)
 
     def _refuse_another(self, there: Json) -> None:
         """Return if the job that is there is the one that is wanted, and has not ended."""
@@ -266,13 +266,12 @@ class _Sending:
         found = Difference() if same else difference(there, wanted)
         if not found and not state.finished:
             return
-        ref = job_ref(there)
-        made_by = "" if _is_ours(there) else " and was not made by k8sjob"
-        what = f"is another job than this one{made_by}" if found else "is this job"
-        ended = f"it has ended ({state})" if state.finished else f"it is {state}"
+        what = "another job than this one" if found else "this job"
+        maker = "" if _is_ours(there) else ", not made by k8sjob"
+        ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
-            f"{ref} is there already: {what}, and {ended}; delete it and make it anew with"
-            " --replace, or submit under a name of its own with --generate-name"
+            f"{job_ref(there)} is there already: {what}{maker}, {ended}; delete it and make it anew"
+            " with --replace, or submit under a name of its own with --generate-name"
         )
         error.difference = found.lines
         raise error

@@ -7,10 +7,12 @@ never show as differences.
 from __future__ import annotations
 
 import difflib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import document
+from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import field_path
 from k8sjob.rendering.manifest import DIGEST_ANNOTATION
 
@@ -93,8 +95,18 @@ def _written(job: _Json) -> _Json:
 
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
+        if value.get("name") == CONFIG_ENV:
+            value = {**value, "value": _opened(value.get("value"))}
         return {key: _ordered(value[key]) for key in sorted(value) if value[key] is not None}
     return [_ordered(item) for item in value] if isinstance(value, list) else value
+
+
+def _opened(text: Any) -> Any:
+    """The runtime's settings, one JSON text in the manifest, so that each shows by itself."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
 
 
 def _paths(old: Any, new: Any, at: _Path) -> Iterator[_Path]:

@@ -92,3 +92,14 @@ def test_a_list_of_another_length_is_named_as_a_whole(job):
     assert difference(job, wanted).anew == tuple(
         f"{r}.template.spec.containers[0].env" for r in (MASTER, WORKER)
     )
+
+
+def test_a_setting_of_the_runtime_shows_by_itself(job):
+    wanted = manifest(SPEC.with_(checkpoint={"dir": "/data/checkpoints", "keep": 5}))
+    found = difference(job, wanted)
+    assert f"{MASTER}.template.spec.containers[0].env[1].value.checkpoint_keep" in found.anew
+    assert [line for line in found.lines if line.split() == ["+", "checkpoint_keep:", "5"]]
+    job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"][1] = {
+        "name": "K8SJOB_CONFIG", "value": "no JSON",
+    }  # fmt: skip
+    assert difference(job, wanted)

@@ -1,0 +1,228 @@
+"""A small apiserver that keeps PyTorchJobs in memory: as a Transport, or behind HTTP.
+
+It knows what submissions meet: names that are taken, dry runs, preconditions, selectors, defaults.
+Nobody keeps its jobs: they stay as they are until a test changes their status.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from k8sjob.backends.transport import ApiError, refusal
+
+JOBS = "pytorchjobs"
+
+
+class Apiserver:
+    """The objects, and what was asked.
+
+    Attributes:
+        jobs: the PyTorchJobs by namespace and name.
+        asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
+        before: called with each of those words, before the request is looked at; whatever it
+            returns is the answer, as (code, object).
+    """
+
+    def __init__(self):
+        self.jobs = {}
+        self.asked = []
+        self.before = lambda _word: None
+        self.lingers = 0
+        self._uids = itertools.count(1)
+        self._lock = threading.RLock()
+
+    def handle(self, method, path, query, body):
+        """The answer to a request: code and object."""
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        at = parts.index("namespaces") if "namespaces" in parts else None
+        namespace = parts[at + 1] if at is not None else None
+        rest = parts[at + 2 :] if at is not None else parts[3:]
+        if rest[:1] != [JOBS]:
+            return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+        word = f"{method} dry" if "dryRun" in query else method
+        self.asked.append(word)
+        answer = self.before(word)
+        if answer is not None:
+            return answer
+        name = rest[1] if len(rest) > 1 else None
+        with self._lock:
+            return getattr(self, f"_{method.lower()}")(namespace, name, query, body)
+
+    def end(self, namespace, name, condition="Succeeded"):
+        """Let a job end."""
+        reason = f"PyTorchJob{condition}"
+        self.jobs[namespace, name]["status"] = {
+            "conditions": [{"type": condition, "status": "True", "reason": reason}]
+        }
+
+    def _post(self, namespace, _name, query, body):
+        made = copy.deepcopy(body)
+        meta = made["metadata"]
+        if "generateName" in meta:
+            meta["name"] = meta["generateName"] + "12345"
+        if made.get("spec", {}).get("runPolicy", {}).get("wrong"):
+            said = 'strict decoding error: unknown field "spec.runPolicy.wrong"'
+            return status(400, "BadRequest", said)
+        name = meta["name"]
+        if (namespace, name) in self.jobs:
+            said = f'pytorchjobs.kubeflow.org "{name}" already exists'
+            return status(409, "AlreadyExists", said)
+        meta |= {
+            "namespace": namespace,
+            "uid": f"uid-{next(self._uids)}",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "managedFields": [{}],
+        }
+        for replica in made["spec"]["pytorchReplicaSpecs"].values():
+            for container in replica["template"]["spec"]["containers"]:
+                for port in container.get("ports", ()):
+                    port.setdefault("protocol", "TCP")
+        if "dryRun" not in query:
+            self.jobs[namespace, name] = made
+        return 201, made
+
+    def _get(self, namespace, name, query, _body):
+        if name is not None:
+            job = self.jobs.get((namespace, name))
+            if job is None:
+                return _missing(name)
+            if "deletionTimestamp" in job["metadata"]:
+                self.lingers -= 1
+                if self.lingers < 0:
+                    del self.jobs[namespace, name]
+                    return _missing(name)
+            return 200, job
+        key, _, value = query.get("labelSelector", "").partition("=")
+        found = [
+            job
+            for (ns, _), job in self.jobs.items()
+            if namespace in (None, ns)
+            and (not key or job["metadata"].get("labels", {}).get(key) == value)
+        ]
+        meta = {"resourceVersion": "1"}
+        return 200, {"kind": "PyTorchJobList", "metadata": meta, "items": found}
+
+    def _delete(self, namespace, name, _query, body):
+        job = self.jobs.get((namespace, name))
+        if job is None:
+            return _missing(name)
+        wanted = (body or {}).get("preconditions", {}).get("uid")
+        if wanted and wanted != job["metadata"]["uid"]:
+            return status(409, "Conflict", "the UID in the precondition does not match")
+        if self.lingers and (body or {}).get("propagationPolicy") == "Foreground":
+            job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        else:
+            del self.jobs[namespace, name]
+        return 200, {"kind": "Status", "status": "Success"}
+
+    def _patch(self, namespace, name, _query, body):
+        job = self.jobs.get((namespace, name))
+        if job is None:
+            return _missing(name)
+        job["spec"]["runPolicy"] |= body["spec"]["runPolicy"]
+        return 200, job
+
+    @contextmanager
+    def served(self):
+        """Over HTTP on the loopback interface; its URL."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+class InMemory:
+    """A Transport to an Apiserver of this process."""
+
+    context = "fake"
+    server = "https://fake"
+
+    def __init__(self, api, namespace="blue"):
+        self.api, self.namespace = api, namespace
+
+    def request(
+        self,
+        method,
+        path,
+        *,
+        query=None,
+        body=None,
+        content_type="application/json",
+        metadata_only=False,
+        timeout=30.0,
+    ):
+        sent = json.loads(json.dumps(body))  # as the wire carries it
+        code, answer = self.api.handle(method, path, dict(query or {}), sent)
+        if code == 0:
+            raise ApiError("https://fake cannot be reached")
+        if code >= 300:
+            raise refusal(code, answer)
+        return copy.deepcopy(answer)
+
+    def stream(self, path, *, query=None, idle=300.0, stop=None):
+        raise AssertionError("nothing is watched here")
+
+
+def status(code, reason, message):
+    """A refusal."""
+    return code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message}
+
+
+def kubeconfig(folder, url, *, context="fake", namespace="blue"):
+    """Writes a kubeconfig for a server without TLS; the file."""
+    file = folder / f"{context}.kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "clusters": [{"name": context, "cluster": {"server": url}}],
+        "users": [{"name": "tester", "user": {"token": "not-a-secret"}}],
+        "contexts": [
+            {
+                "name": context,
+                "context": {"cluster": context, "user": "tester", "namespace": namespace},
+            }
+        ],
+    }
+    file.write_text(json.dumps(config))
+    return file
+
+
+def _missing(name):
+    return status(404, "NotFound", f'pytorchjobs.kubeflow.org "{name}" not found')
+
+
+def _handler(api):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self):
+            url = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            code, answer = api.handle(self.command, url.path, dict(parse_qsl(url.query)), body)
+            content = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_DELETE = do_PATCH = answer  # noqa: N815 - http.server's names
+
+        def log_message(self, *_):
+            """Tests say what they saw by themselves."""
+
+    return Handler

@@ -1,0 +1,286 @@
+"""submit(): what becomes of a job.yaml in a cluster, over a transport to one in memory."""
+
+import copy
+
+import pytest
+from apiserver import Apiserver, InMemory, status
+
+from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.contract import Role
+from k8sjob.errors import BackendError, JobExists, SpecError
+from k8sjob.rendering import DIGEST_ANNOTATION
+from k8sjob.spec import JobSpec
+from k8sjob.submission import Outcome, compare, plan_submission, remarks, send, submit
+
+DIGEST = "team/tiny@sha256:" + "a" * 64
+SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
+OTHER = SPEC.with_(run={"script": "other.py"})
+BUILT = {"repository": "registry.example/team/x", "base": "pytorch/pytorch:2"}
+
+
+@pytest.fixture
+def api():
+    return Apiserver()
+
+
+@pytest.fixture
+def backend(api):
+    return ClusterBackend(InMemory(api))
+
+
+def sent(spec, backend, **options):
+    return send(plan_submission(spec), backend, **options)
+
+
+def stored(api, name="tiny"):
+    return api.jobs["blue", name]
+
+
+def test_a_job_is_made_by_one_post_after_a_strict_look(api, backend):
+    done = sent(SPEC, backend)
+    assert (str(done.ref), done.ref.uid, done.outcome) == ("blue/tiny", "uid-2", Outcome.CREATED)
+    assert [word for word in api.asked if word != "GET"] == ["POST dry", "POST"]
+    assert stored(api)["spec"]["pytorchReplicaSpecs"].keys() == set(Role)
+
+
+def test_a_field_that_the_cluster_does_not_know_is_refused_before_anything_is_made(api, backend):
+    with pytest.raises(BackendError, match="unknown field"):
+        sent(SPEC.with_(overlay={"spec": {"runPolicy": {"wrong": 1}}}), backend)
+    assert api.jobs == {}
+    assert "POST" not in api.asked
+
+
+def test_the_same_job_again_is_attached_to(api, backend):
+    first = sent(SPEC, backend)
+    before = copy.deepcopy(stored(api))
+    again = sent(SPEC, backend)
+    assert (again.ref, again.outcome) == (first.ref, Outcome.ATTACHED)
+    assert stored(api) == before
+
+
+def test_the_same_job_is_another_one_with_another_image(api, backend):
+    sent(SPEC, backend)
+    with pytest.raises(JobExists) as raised:
+        send(plan_submission(SPEC, image=DIGEST.replace("aaaa", "bbbb")), backend)
+    assert any(line.lstrip("+ ").startswith("image: ") for line in raised.value.difference)
+
+
+def test_another_job_of_the_name_is_shown_as_a_difference_and_left_alone(api, backend):
+    sent(SPEC, backend)
+    before = copy.deepcopy(stored(api))
+    with pytest.raises(JobExists) as raised:
+        sent(OTHER, backend)
+    assert str(raised.value) == (
+        "blue/tiny is there already: another job than this one, Created; delete it and make it anew"
+        " with --replace, or submit under a name of its own with --generate-name"
+    )
+    changed = [line for line in raised.value.difference if line[0] in "+-"]
+    assert [line.split()[-1] for line in changed[2:]] == ["main.py", "other.py"] * 2
+    assert stored(api) == before
+
+
+@pytest.mark.parametrize("condition", ["Succeeded", "Failed"])
+def test_a_job_that_has_ended_is_not_attached_to(condition, api, backend):
+    sent(SPEC, backend)
+    api.end("blue", "tiny", condition)
+    with pytest.raises(JobExists, match=rf"this job, ended \({condition}\); .*--replace") as raised:
+        sent(SPEC, backend)
+    assert raised.value.difference == ()
+
+
+def test_a_job_of_others_is_never_taken_for_ones_own(api, backend):
+    sent(OTHER, backend)
+    del stored(api)["metadata"]["annotations"]
+    del stored(api)["metadata"]["labels"]
+    with pytest.raises(JobExists, match="another job than this one, not made by k8sjob, Created"):
+        sent(SPEC, backend)
+    assert sent(SPEC, backend, replace=True).outcome is Outcome.REPLACED
+
+
+def test_a_manifest_without_a_hash_is_compared_by_what_it_says(api, backend):
+    bare = SPEC.with_(overlay={"metadata": {"annotations": {DIGEST_ANNOTATION: None}}})
+    sent(bare, backend)
+    assert DIGEST_ANNOTATION not in (stored(api)["metadata"].get("annotations") or {})
+    assert sent(bare, backend).outcome is Outcome.ATTACHED
+    with pytest.raises(JobExists):
+        sent(bare.with_(run={"script": "other.py"}), backend)
+
+
+def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
+    first = sent(SPEC, backend)
+    api.lingers, told = 2, []
+    done = sent(OTHER, backend, replace=True, tell=told.append)
+    assert (done.ref.name, done.outcome) == ("tiny", Outcome.REPLACED)
+    assert done.ref.uid == stored(api)["metadata"]["uid"] != first.ref.uid
+    assert told[0].startswith("waiting until blue/tiny and its pods are gone, 120 s at most")
+    waiting = api.asked[api.asked.index("DELETE") + 1 :]
+    assert waiting[:3] == ["GET"] * 3
+
+
+def test_replace_makes_what_is_not_there(backend):
+    assert sent(SPEC, backend, replace=True).outcome is Outcome.CREATED
+
+
+def test_replace_deletes_nothing_where_the_new_job_would_be_refused(api, backend):
+    first = sent(SPEC, backend)
+    with pytest.raises(BackendError, match="unknown field"):
+        sent(SPEC.with_(overlay={"spec": {"runPolicy": {"wrong": 1}}}), backend, replace=True)
+    assert stored(api)["metadata"]["uid"] == first.ref.uid
+
+
+def test_a_job_that_goes_is_waited_for(api, backend):
+    sent(OTHER, backend)
+    stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    api.lingers = 2
+    assert sent(SPEC, backend).outcome is Outcome.CREATED
+
+
+def meanwhile(api, word, spec):
+    """Another client makes its job just before the request; or, without a spec, deletes one."""
+
+    def before(now):
+        if now == word:
+            api.before = lambda _: None
+            if spec is None:
+                api.jobs.clear()
+            else:
+                send(plan_submission(spec), ClusterBackend(InMemory(api)))
+
+    api.before = before
+
+
+def test_of_two_who_submit_the_same_at_once_one_attaches(api, backend):
+    meanwhile(api, "POST", SPEC)
+    assert sent(SPEC, backend).outcome is Outcome.ATTACHED
+    assert len(api.jobs) == 1
+
+
+def test_of_two_who_submit_different_jobs_at_once_one_is_told(api, backend):
+    meanwhile(api, "POST", OTHER)
+    with pytest.raises(JobExists):
+        sent(SPEC, backend)
+    assert "other.py" in str(stored(api))
+
+
+def test_a_job_that_comes_while_one_is_replaced_is_not_deleted(api, backend):
+    sent(SPEC, backend)
+    wanted = SPEC.with_(run={"script": "third.py"})
+
+    def before(now):
+        if now == "DELETE":  # somebody was faster, and the name has another job now
+            api.before = lambda _: None
+            sent(OTHER, ClusterBackend(InMemory(api)), replace=True)
+
+    api.before = before
+    with pytest.raises(JobExists):
+        sent(wanted, backend, replace=True)
+    assert "other.py" in str(stored(api))
+
+
+def test_a_job_that_goes_before_it_is_looked_at_makes_room(api, backend):
+    sent(OTHER, backend)
+    meanwhile(api, "GET", None)
+    assert sent(SPEC, backend).outcome is Outcome.CREATED
+
+
+def test_an_answer_that_is_lost_is_not_a_second_job(api, backend):
+    def before(now):
+        if now == "POST":
+            api.before = lambda _: None
+            api.handle("POST", "/apis/kubeflow.org/v1/namespaces/blue/pytorchjobs", {}, manifest)
+            return 0, None
+        return None
+
+    import yaml
+
+    manifest = yaml.safe_load(plan_submission(SPEC).manifest)
+    api.before = before
+    assert sent(SPEC, backend).ref.uid == stored(api)["metadata"]["uid"]
+    assert len(api.jobs) == 1
+
+
+def test_names_that_come_and_go_end_in_an_error(api, backend):
+    def before(now):
+        if now == "GET":
+            api.jobs.clear()
+        if now == "POST dry":
+            return status(409, "AlreadyExists", 'pytorchjobs.kubeflow.org "tiny" already exists')
+        return None
+
+    api.before = before
+    with pytest.raises(BackendError, match="come and go too fast"):
+        sent(SPEC, backend)
+
+
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
+    dry = sent(SPEC, backend, dry_run=True)
+    assert (str(dry.ref), dry.ref.uid, dry.outcome) == ("blue/tiny", "", Outcome.CREATED)
+    assert api.jobs == {}
+    sent(SPEC, backend)
+    before = copy.deepcopy(api.jobs)
+    assert sent(SPEC, backend, dry_run=True).outcome is Outcome.ATTACHED
+    with pytest.raises(JobExists):
+        sent(OTHER, backend, dry_run=True)
+    assert sent(OTHER, backend, dry_run=True, replace=True).outcome is Outcome.REPLACED
+    assert api.jobs == before
+    assert "DELETE" not in api.asked
+
+
+def test_a_generated_name_is_free_each_time(api, backend):
+    names = {send(plan_submission(SPEC, generate_name=True), backend).ref.name for _ in range(3)}
+    assert len(names) == len(api.jobs) == 3
+    assert all(len(name) == len("tiny-12345") and name.startswith("tiny-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said"),
+    [
+        ({"image": BUILT}, {}, r"k8sjob render -d build .*--image registry.example/team/x@sha256:"),
+        ({"namespace": "a"}, {"namespace": "b"}, r"the job is of 'a', and 'b' is asked for"),
+        ({"namespace": "local"}, {}, r"'local' stands for this machine"),
+        ({}, {"namespace": "local"}, r"'local' stands for this machine"),
+        ({}, {"image": "a b"}, r"'a b' is not an image reference"),
+        ({}, {"image": ""}, r"'' is not an image reference"),
+    ],
+)
+def test_what_cannot_be_submitted_is_said_before_a_cluster_is_asked(fields, options, said):
+    spec = JobSpec(**{"name": "tiny", "image": DIGEST, "run": {"script": "main.py"}} | fields)
+    with pytest.raises(SpecError, match=said):
+        plan_submission(spec, **options)
+
+
+def test_an_image_that_was_built_is_named():
+    spec = SPEC.with_(image=BUILT)
+    made = plan_submission(spec, image=DIGEST)
+    assert made.image == DIGEST
+    assert made.manifest.count(DIGEST) == 2
+
+
+def test_a_name_that_may_move_is_worth_a_remark():
+    assert remarks(plan_submission(SPEC)) == []
+    (remark,) = remarks(plan_submission(SPEC.with_(image="team/tiny:1")))
+    assert remark.startswith("the image team/tiny:1 has no digest")
+
+
+def test_the_difference_to_what_is_there(api, backend):
+    assert compare(plan_submission(SPEC), backend).is_new
+    sent(SPEC, backend)
+    assert not compare(plan_submission(SPEC), backend)
+    stored(api)["spec"]["runPolicy"]["suspend"] = True
+    found = compare(plan_submission(SPEC), backend)
+    assert (found.anew, found.at_once) == ((), ("spec.runPolicy.suspend",))
+    assert len(compare(plan_submission(OTHER), backend).anew) == 2
+    assert len(api.jobs) == 1
+
+
+def test_one_call_from_a_file(tmp_path, backend, api):
+    (tmp_path / "job.yaml").write_text(SPEC.to_yaml())
+    ref = submit(tmp_path, backend=backend)
+    assert submit(str(tmp_path / "job.yaml"), backend=backend) == ref
+    assert submit(SPEC, backend=backend) == ref
+    assert submit(OTHER, backend=backend, replace=True).uid != ref.uid
+    assert submit(SPEC, backend=backend, generate_name=True).name.startswith("tiny-")
+    assert submit(SPEC.with_(name="dry"), backend=backend, dry_run="server").uid == ""
+    assert ("blue", "dry") not in api.jobs
+    with pytest.raises(SpecError, match="the job is of 'red', and 'blue' is asked for"):
+        submit(SPEC.with_(namespace="red"), backend=backend)
