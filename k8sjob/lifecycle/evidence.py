@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, Snapshot
 
-__all__ = ["End", "ends", "first_end"]
+__all__ = ["End", "ends"]
 
 _ABNORMAL: Final = re.compile(
     r"Error pod (?P<pod>\S+) container \S+ exitCode: (?P<code>\d+)"
@@ -62,6 +62,11 @@ class End:
         named = bool(self.reason and self.reason.culprits)  # the others did not come at all
         return self.exit_code in _CONSEQUENCES and not named
 
+    def alike(self, other: End) -> bool:
+        """Whether both ended in the same way, with the same words."""
+        mine, its = (e.reason.message if e.reason else e.message for e in (self, other))
+        return self.exit_code == other.exit_code and mine == its
+
 
 def ends(snapshot: Snapshot) -> list[End]:
     """The newest bad end of each replica that has one."""
@@ -71,11 +76,6 @@ def ends(snapshot: Snapshot) -> list[End]:
         if end.replica not in newest or newest[end.replica].time <= end.time:
             newest[end.replica] = end
     return list(newest.values())
-
-
-def first_end(found: Iterable[End]) -> End | None:
-    """The end that began the others: the earliest that is no consequence, if there is one."""
-    return min(found, key=lambda end: (end.consequence, end.time), default=None)
 
 
 def _of_pods(name: str, pods: Iterable[Json]) -> Iterator[End]:

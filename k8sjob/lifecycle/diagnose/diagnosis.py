@@ -1,0 +1,157 @@
+"""The causes in their order: what explains the others stands first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode
+from k8sjob.lifecycle.diagnose.case import Case
+from k8sjob.lifecycle.diagnose.collectives import spoken_of
+from k8sjob.lifecycle.diagnose.creation import cannot_be_made
+from k8sjob.lifecycle.diagnose.ends import how_it_ended, is_consequence
+from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped
+from k8sjob.lifecycle.diagnose.job import (
+    SUPERVISOR_GONE,
+    deadline,
+    ended_by_deadline,
+    operator_silent,
+    overdue,
+    queued,
+    restart_limit,
+    stopped,
+    supervisor_gone,
+    suspended,
+)
+from k8sjob.lifecycle.diagnose.nodes import lost_its_place, replicas_that_left
+from k8sjob.lifecycle.diagnose.scheduling import unschedulable
+from k8sjob.lifecycle.diagnose.starting import bad_container, bad_image, bad_init, bad_sandbox
+from k8sjob.lifecycle.diagnose.volumes import not_mounted
+from k8sjob.lifecycle.diagnose.waiting import left_over, master_awaited, pods_to_come, slow
+from k8sjob.lifecycle.evidence import End, ends
+from k8sjob.lifecycle.status import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.lifecycle.diagnose.case import Pod
+
+__all__ = ["diagnose", "witnesses"]
+
+WITNESSES: Final = 16
+"""The output of so many replicas is enough to find a cause; jobs may have thousands."""
+
+
+def diagnose(
+    snapshot: Snapshot,
+    logs: Mapping[str, Sequence[str]],
+    related: Sequence[Json] = (),
+    *,
+    now: datetime | None = None,
+) -> list[Finding]:
+    """The findings about a job, the first cause first; none where nothing is wrong.
+
+    Args:
+        snapshot: the job and its objects.
+        logs: the last lines of each replica's output, by its name; replicas may be missing.
+        related: objects beside the job's own (see Backend.related), as far as they could be read.
+        now: the moment that "for 40 s" is counted to, with a time zone; this one if not given.
+    """
+    case = Case(snapshot, logs, related, now or datetime.now(UTC))
+    found = [finding for cause in _CAUSES for finding in cause(case)]
+    if not found and not case.status.state.finished:
+        found = [*pods_to_come(case), *_at_pods(slow)(case)]
+    return [*found, *master_awaited(case)]
+
+
+def witnesses(snapshot: Snapshot) -> tuple[str, ...]:
+    """The replicas whose output may explain the job: those that failed first, then the others."""
+    failed = sorted(ends(snapshot), key=lambda end: (end.consequence, end.time))
+    names = [end.replica for end in failed]
+    names += [pod.replica for pod in Case(snapshot, {}, (), datetime.now(UTC)).pods]
+    return tuple(dict.fromkeys(names))[:WITNESSES]
+
+
+def _at_pods(*looks: Callable[[Case, Pod], Seen | None]) -> Callable[[Case], Iterator[Finding]]:
+    """A cause that looks at each Pod in turn; of several looks the first that sees something."""
+
+    def cause(case: Case) -> Iterator[Finding]:
+        if case.status.state is JobState.SUCCEEDED:
+            return
+        seen = (next((s for look in looks if (s := look(case, pod))), None) for pod in case.pods)
+        yield from grouped((one for one in seen if one), case.now)
+
+    return cause
+
+
+def _container_ended(case: Case) -> Iterator[Finding]:
+    if case.status.reason in SUPERVISOR_GONE:
+        return  # it took its containers along
+    if case.status.state in (JobState.SUCCEEDED, JobState.STOPPED, JobState.SUSPENDED):
+        return
+    left = replicas_that_left(case)
+    bad = [end for end in ends(case.snapshot) if end.replica not in left]
+    if ended_by_deadline(case):
+        bad = [end for end in bad if end.exit_code not in (ExitCode.STOPPED, 137)]
+    first = min(bad, key=lambda end: (is_consequence(case, end), end.time), default=None)
+    if first:
+        yield _with_others(case, how_it_ended(case, first), first, bad)
+
+
+def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Finding:
+    """The finding, with how often its container was started again, and who ended as it did."""
+    message = finding.message
+    status = next((one for one in case.status.replicas if one.name == first.replica), None)
+    if status and status.situation == "CrashLoopBackOff":
+        times = f"{status.restarts} time{'s' * (status.restarts != 1)}"
+        message += f" (started again {times}; the next start is at most five minutes away)"
+    same = [e for e in bad if e.alike(first) and e is not first]
+    if same:
+        message += f"; {len(same)} more ended the same way"
+    replicas = (first.replica, *(end.replica for end in same))
+    return replace(finding, message=message, replicas=replicas)
+
+
+def _started_badly_or_ended(case: Case) -> Iterator[Finding]:
+    """What keeps replicas from starting, and how others ended: the cause of the other one first.
+
+    Ranks that wait in vain for one that does not start end at last: that is a consequence. A rank
+    that fails by its own fault was there before.
+    """
+    starting, ended = list(_STARTING(case)), list(_container_ended(case))
+    fault = any(finding.cause not in _WAITED_IN_VAIN for finding in ended)
+    yield from (*ended, *starting) if fault else (*starting, *ended)
+
+
+def _spoken_of(case: Case) -> Iterator[Finding]:
+    """Trouble between ranks that run on: a collective may hang for long until it is given up."""
+    if case.status.state.finished or any(ends(case.snapshot)):
+        return
+    told = ((replica, spoken_of(case.tail(replica))) for replica in case.logs)
+    seen = (Seen(*trouble, replica) for replica, trouble in told if trouble)
+    yield from grouped(seen, case.now)
+
+
+_STARTING: Final = _at_pods(
+    unschedulable, bad_image, bad_container, not_mounted, bad_sandbox, bad_init
+)
+_WAITED_IN_VAIN: Final = frozenset(
+    {Cause.RENDEZVOUS, Cause.HUNG, Cause.CONNECTION, Cause.COLLECTIVE_TIMEOUT}
+)
+_CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
+    supervisor_gone,
+    stopped,
+    suspended,
+    queued,
+    cannot_be_made,
+    operator_silent,
+    lost_its_place,
+    _started_badly_or_ended,
+    deadline,
+    overdue,
+    restart_limit,
+    _spoken_of,
+    left_over,
+)

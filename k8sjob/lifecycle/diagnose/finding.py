@@ -1,0 +1,161 @@
+"""What a diagnosis says: a cause by its name, what was seen, and what to do now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+__all__ = ["Cause", "Finding", "Seen", "Told", "grouped", "lasting", "who"]
+
+
+class Cause(StrEnum):
+    """The causes by their stable names; docs/reference/states.md says what each one means."""
+
+    SUPERVISOR_GONE = "supervisor-gone"
+    STOPPED = "stopped"
+    SUSPENDED = "suspended"
+    QUEUED = "queued"
+    OPERATOR_SILENT = "operator-silent"
+
+    QUOTA = "quota"
+    LIMIT_RANGE = "limit-range"
+    POD_SECURITY = "pod-security"
+    SERVICE_ACCOUNT = "service-account"
+    WEBHOOK = "webhook"
+    NAME_TAKEN = "name-taken"
+    JOB_NAME = "job-name"
+    REFUSED = "refused"
+
+    NODE_LOST = "node-lost"
+    EVICTED = "evicted"
+    PREEMPTED = "preempted"
+    NODE_REFUSED = "node-refused"
+
+    UNSCHEDULABLE = "unschedulable"
+    VOLUME_CLAIM = "volume-claim"
+    VOLUME = "volume"
+    SECRET = "secret"  # noqa: S105 - the name of a cause
+    CONFIG_MAP = "config-map"
+    IMAGE_MISSING = "image-missing"
+    IMAGE_ACCESS = "image-access"
+    IMAGE_NAME = "image-name"
+    REGISTRY = "registry"
+    IMAGE = "image"
+    CONTAINER = "container"
+    SANDBOX = "sandbox"
+    INIT = "init"
+
+    HUNG = "hung"
+    RENDEZVOUS = "rendezvous"
+    CONFIGURATION = "configuration"
+    MEMORY = "memory"
+    START = "start"
+    SHARED_MEMORY = "shared-memory"
+    MISSING_MODULE = "missing-module"
+    GPU_MEMORY = "gpu-memory"
+    GPU_DRIVER = "gpu-driver"
+    GPU_FAULT = "gpu-fault"
+    SAME_GPU = "same-gpu"
+    INTERFACE = "interface"
+    NCCL_VERSION = "nccl-version"
+    INFINIBAND = "infiniband"
+    COLLECTIVE_TIMEOUT = "collective-timeout"
+    CONNECTION = "connection"
+    NCCL = "nccl"
+    ADDRESS_IN_USE = "address-in-use"
+    KILLED = "killed"
+    CRASH = "crash"
+
+    RESTART_LIMIT = "restart-limit"
+    DEADLINE = "deadline"
+    LEFTOVER = "leftover"
+    MASTER_AWAITED = "master-awaited"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause and what to do about it.
+
+    Attributes:
+        cause: a Cause.
+        message: what was seen, in one paragraph; it begins with the replicas that it concerns.
+        next_step: what to do now.
+        replica: "worker-2", the first of the replicas; empty where it concerns the whole job.
+        replicas: all that it concerns.
+    """
+
+    cause: str
+    message: str
+    next_step: str
+    replica: str = ""
+    replicas: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as the data of a FINDING event."""
+        replicas = list(self.replicas or ((self.replica,) if self.replica else ()))
+        return {**asdict(self), "cause": str(self.cause), "replicas": replicas}
+
+
+class Told(NamedTuple):
+    """What a text says, wherever it stands: a Cause, what was seen, and what to do now."""
+
+    cause: Cause
+    what: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A cause at one replica, before it is known how many others have the same.
+
+    Attributes:
+        cause: a Cause.
+        what: what was seen, without the replica's name and without what differs by replica.
+        next_step: what to do now.
+        replica: "worker-2".
+        since: since when, where that is worth telling.
+    """
+
+    cause: Cause
+    what: str
+    next_step: str
+    replica: str
+    since: datetime | None = None
+
+
+def grouped(seen: Iterable[Seen], now: datetime) -> list[Finding]:
+    """One finding for all replicas at which the same was seen, in the order of the first ones."""
+    groups: dict[tuple[str, str, str], list[Seen]] = {}
+    for one in seen:
+        groups.setdefault((one.cause, one.what, one.next_step), []).append(one)
+    found = []
+    for (cause, what, next_step), members in groups.items():
+        replicas = tuple(one.replica for one in members)
+        begun = min((one.since for one in members if one.since), default=None)
+        time = f", for {lasting(begun, now)}" if begun else ""
+        message = f"{who(replicas)}: {what}{time}"
+        found.append(Finding(cause, message, next_step, replicas[0], replicas))
+    return found
+
+
+def who(replicas: Iterable[str]) -> str:
+    """The replicas by name, at most three of them: `worker-3, worker-7 and 995 more`."""
+    names = list(replicas)
+    if len(names) > 3:
+        names = [*names[:2], f"{len(names) - 2} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def lasting(begun: datetime, now: datetime) -> str:
+    """How long something has lasted: `40 s`, `12 min`, `3 h`, `2 days`."""
+    seconds = max(int((now - begun).total_seconds()), 0)
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,201 @@
+"""Replicas that no node takes: what is short, on how many nodes, and what there is."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.lifecycle.diagnose.case import moment
+from k8sjob.lifecycle.diagnose.finding import Cause, Seen
+from k8sjob.lifecycle.diagnose.volumes import unbound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.lifecycle.diagnose.case import Case, Pod
+
+__all__ = ["unschedulable"]
+
+_NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
+_COUNTED: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
+_TYPES: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "accelerator",
+)
+"""Labels of a node that name its accelerators."""
+_CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+
+
+def unschedulable(case: Case, pod: Pod) -> Seen | None:
+    """Why the scheduler finds no node."""
+    condition = pod.condition("PodScheduled")
+    if condition.get("status") != "False":
+        return None
+    since = moment(condition.get("lastTransitionTime"))
+    if condition.get("reason") == "SchedulingGated":
+        gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
+        return Seen(
+            Cause.UNSCHEDULABLE,
+            f"it is held back by scheduling gates: {', '.join(gates)}",
+            "whoever set the gate (a queue, a topology controller) must lift it",
+            pod.replica,
+            since,
+        )
+    said = condition.get("message", "")
+    claim = unbound(case, pod, said)
+    if claim:
+        return claim
+    what, steps = _told(case, pod, said)
+    return Seen(Cause.UNSCHEDULABLE, what, "; ".join(steps), pod.replica, since)
+
+
+def _told(case: Case, pod: Pod, said: str) -> tuple[str, list[str]]:
+    found = _NODES.match(said)
+    if not found:
+        return f"no node takes it: {said}", ["see docs of the scheduler that said so"]
+    # After the first sentence the scheduler speaks of preemption.
+    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", said[found.end() :])[0]
+    reasons = [(int(count), reason) for count, reason in _COUNTED.findall(first)]
+    if not reasons:
+        return f"no node takes it: {first.rstrip('.')}", [f"{_look(pod)} may say more"]
+    told = [_words(case, pod, count, reason) for count, reason in reasons]
+    whole = int(found[1])
+    words = "; ".join(words for words, _ in told)
+    steps = list(dict.fromkeys(step for _, step in told if step))
+    running = sum(one.phase == "Running" for one in case.pods)
+    if running and any("Insufficient" in reason for _, reason in reasons):
+        steps.append(
+            f"meanwhile {running} replica{'s hold' if running > 1 else ' holds'} what"
+            f" {'they have' if running > 1 else 'it has'}: kueue_queue or gang in the job let all"
+            " start or none"
+        )
+    return f"none of {whole} node{'s' * (whole != 1)} takes it: {words}", steps
+
+
+def _words(case: Case, pod: Pod, count: int, reason: str) -> tuple[str, str]:
+    """One reason of the scheduler's in words, and the step that removes it."""
+    has, have = ("has", "is") if count == 1 else ("have", "are")
+    if found := re.match(r"Insufficient (\S+)", reason):
+        return _short(case, pod, count, found[1].rstrip(".,"))
+    if reason.startswith("Too many pods"):
+        return f"{count} {have} full of pods", "wait until other pods have ended"
+    if "taint" in reason:
+        taints = _taints(case, pod) or reason.partition("taint")[2].strip(" (s)")
+        return (
+            f"{count} {has} a taint that it does not tolerate" + (f" ({taints})" if taints else ""),
+            "if the job may run there, add `tolerations` to it",
+        )
+    if "node affinity/selector" in reason:
+        return (
+            f"{count} {has} not the labels that it asks for{_selector(pod)}",
+            "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
+        )
+    if "unschedulable" in reason:
+        return f"{count} {have} cordoned", "wait, or have it uncordoned: kubectl uncordon NODE"
+    return f"{count} {reason}", _STEPS.get(reason, "")
+
+
+_STEPS: Final = {
+    "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
+    " takes one replica of a port; use fewer replicas or no host_network",
+    "node(s) didn't match PersistentVolume's node affinity": "its volume is bound to other nodes"
+    " or another zone; use a volume that every node reaches",
+}
+
+
+def _short(case: Case, pod: Pod, count: int, resource: str) -> tuple[str, str]:
+    wanted = pod.asks().get(resource, "?")
+    has = "has" if count == 1 else "have"
+    short = f"{count} {has} too little {resource} free (it asks for {wanted})"
+    if resource in _CORE:
+        field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
+        return short, f"lower {field}, or wait until others have ended"
+    offers = list(_offers(case, resource))
+    step = f"wait until others have ended, or ask for less (see all: {_look(pod)})"
+    if case.of_kind("Node") and not offers:
+        return (
+            f"no node offers any {resource} (it asks for {wanted})",
+            f"have the device plugin of {resource} looked at, or correct resources.gpu_resource",
+        )
+    if not offers:
+        return short, step
+    largest = max(each for _, each, _, _ in offers)
+    if wanted.isdigit() and int(wanted) > largest:
+        step = f"no node is that large: at most {largest} a replica; use more replicas of fewer"
+    table = "; ".join(
+        f"{nodes} node{'s' * (nodes > 1)} of {kind} with {each}"
+        + (f", {free} free in all" if free is not None else "")
+        for (kind, each, nodes, free) in offers
+    )
+    return f"{short}: there {'is' if len(offers) == 1 else 'are'} {table}", step
+
+
+def _offers(case: Case, resource: str) -> Iterator[tuple[str, int, int, int | None]]:
+    """What kinds of nodes offer: kind, pieces of each node, number of nodes, pieces free in all.
+
+    How many are free is known only where the Pods of all namespaces could be read.
+    """
+    used: defaultdict[str, int] = defaultdict(int)
+    others = case.of_kind("Pod")
+    for pod in others:
+        if (pod.get("status") or {}).get("phase") in ("Pending", "Running"):
+            used[pod["spec"].get("nodeName", "")] += _asked(pod, resource)
+    kinds: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    for node in case.of_kind("Node"):
+        each = str((node.get("status") or {}).get("allocatable", {}).get(resource, 0))
+        if each.isdigit() and int(each):
+            labels = node["metadata"].get("labels") or {}
+            kind = next((labels[key] for key in _TYPES if key in labels), resource)
+            kinds[kind, int(each)].append(node["metadata"]["name"])
+    for (kind, size), names in sorted(kinds.items()):
+        free = sum(max(size - used[name], 0) for name in names) if others else None
+        yield kind, size, len(names), free
+
+
+def _asked(pod: Json, resource: str) -> int:
+    amounts = (
+        str(((c.get("resources") or {}).get("limits") or {}).get(resource, 0))
+        for c in (pod.get("spec") or {}).get("containers") or ()
+    )
+    return sum(int(amount) for amount in amounts if amount.isdigit())
+
+
+def _taints(case: Case, pod: Pod) -> str:
+    """The taints of the nodes that the Pod does not tolerate."""
+    tolerated = pod.spec.get("tolerations") or ()
+    found = {
+        f"{taint['key']}={taint['value']}" if taint.get("value") else taint["key"]
+        for node in case.of_kind("Node")
+        for taint in (node.get("spec") or {}).get("taints") or ()
+        if taint.get("effect") != "PreferNoSchedule"
+        and not any(_tolerates(toleration, taint) for toleration in tolerated)
+    }
+    return ", ".join(sorted(found)[:5])
+
+
+def _tolerates(toleration: Json, taint: Json) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("key") in (None, ""):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint.get("key"):
+        return False
+    exists = toleration.get("operator") == "Exists"
+    return exists or toleration.get("value", "") == taint.get("value", "")
+
+
+def _selector(pod: Pod) -> str:
+    labels = pod.spec.get("nodeSelector") or {}
+    asked = [f"{key}={value}" for key, value in labels.items()]
+    if ((pod.spec.get("affinity") or {}).get("nodeAffinity")) is not None:
+        asked.append("its node affinity")
+    return f" ({', '.join(asked)})" if asked else ""
+
+
+def _look(pod: Pod) -> str:
+    meta = pod.object.get("metadata") or {}
+    return f"kubectl describe pod {meta.get('name')} -n {meta.get('namespace')}"
