@@ -187,7 +187,8 @@ def init_image(facts: Facts) -> Iterator[Check]:
             return
     pulled = sorted({node for _, node, status in seen if status.get("imageID")})
     named = flag(facts, "--pytorch-init-container-image")
-    image = named or (seen[0][0] if seen else f"{DEFAULT_INIT_IMAGE} (the operator's default)")
+    default = f"{DEFAULT_INIT_IMAGE} (the operator's default, if it was given no other)"
+    image = named or (seen[0][0] if seen else default)
     text = f"workers wait for the Master's name in a container of {image}"
     if pulled:
         yield fine("init-image", f"{text}; pulled on {len(pulled)} nodes, as {pulled[0]}")
