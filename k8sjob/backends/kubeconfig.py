@@ -84,6 +84,14 @@ class Access:
             said=redacted(why),
         )
 
+    def unusable(self, why: str) -> ApiError:
+        """The client cannot work with what the kubeconfig says."""
+        return ApiError(
+            f"{self.where}: context {self.context} cannot be used: {redacted(why)}; correct it",
+            reason="Unusable",
+            said=redacted(why),
+        )
+
     def without_credentials(self, why: str) -> ApiError:
         """The program that gets the credentials does not give any."""
         hint = f" ({' '.join(self.hint.split())})" if self.hint else ""

@@ -63,8 +63,15 @@ _OF_SERVER: Final = re.compile(
 _INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))?$", re.DOTALL)
 _LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
 _LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
-_PLUGIN: Final = re.compile(r"getting credentials: (?P<why>.*)", re.DOTALL)
-_TLS: Final = re.compile(r"x509: .*|tls: failed to verify.*")
+_PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>[^\n]*)", re.DOTALL)
+_TLS: Final = re.compile(r"x509: (?P<why>.*)")
+_UNUSABLE: Final = re.compile(r"unable to (?:read|load) .*|invalid configuration: .*")
+_ASKS: Final = b"Please enter Username"
+"""What kubectl prints, to a person, where there are no credentials at all."""
+_AROUND: Final = re.compile(
+    r'^(?:error: |Unable to connect to the server: |Get "[^"]*": )+| - error from a previous.*'
+)
+_REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
 _POLL_SECONDS: Final = 0.2
 
 
@@ -145,6 +152,8 @@ class KubectlTransport:
         except OSError as error:
             raise self._not_there(error) from None
         if done.returncode != 0:
+            if _ASKS in done.stdout:
+                raise self._access.rejected()
             raise self._error(done.stderr.decode(errors="replace"))
         return done.stdout.decode(errors="replace")
 
@@ -209,17 +218,26 @@ class KubectlTransport:
         if invalid := _INVALID.match(text):
             causes = _causes(invalid["causes"] or "")
             return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
-        if plugin := _PLUGIN.search(text):
-            return self._access.without_credentials(plugin["why"])
+        if plugin := _PLUGIN.match(text):
+            said = " ".join(plugin["before"].split())  # what the plugin itself had to say
+            raised = self._access.without_credentials
+            return raised(f"{plugin['why']}: {said}" if said else plugin["why"])
         if _LOGGED_OUT.search(text):
             return self._access.rejected()
         if told := _OF_SERVER.match(text):
             reason, said = told["reason"] or "", told["said"].strip()
             return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
+        return self._before_the_server(text)
+
+    def _before_the_server(self, text: str) -> ApiError:
+        """What went wrong on the way there."""
         if tls := _TLS.search(text):
-            return self._access.untrusted(tls[0])
-        why = re.sub(r"^(?:error|Unable to connect to the server): ", "", text)
-        return self._access.unreachable(why or "kubectl gives no reason")
+            return self._access.untrusted(tls["why"])
+        if unusable := _UNUSABLE.search(text):
+            return self._access.unusable(unusable[0])
+        if _REFUSED.match(text):
+            return self._access.unreachable("Connection refused")
+        return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from k8sjob.backends.kubeconfig import IN_CLUSTER, redacted
+from k8sjob.backends.kubeconfig import IN_CLUSTER
 from k8sjob.backends.transport import ApiError, lines, refusal
 from k8sjob.errors import BackendError
 
@@ -33,6 +34,7 @@ CONNECT_SECONDS: Final = 10.0
 BUSY_TRIES: Final = 4
 """How often a server is asked that says how long to wait before asking again."""
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
 CONNECTIONS: Final = 256
 """Idle connections that are kept; urllib3 complains aloud about each one beyond."""
 
@@ -193,8 +195,8 @@ class PythonTransport:
             if stop and stop.is_set():
                 return
             why = _why(error)
-            if isinstance(error, urllib3.exceptions.SSLError) and "verif" in why.lower():
-                raise self._access.untrusted(why) from None
+            if untrusted := _UNTRUSTED.search(why):
+                raise self._access.untrusted(untrusted["why"]) from None
             raise self._access.unreachable(why) from None
 
     # --- credentials ------------------------------------------------------------------------------
@@ -217,10 +219,7 @@ class PythonTransport:
                     files = self._access.kubeconfig
                     config.load_kube_config(files, self.context, client_configuration=settings)
             except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-                why = redacted(str(error))
-                raise BackendError(
-                    f"{self._access.where}: context {self.context} cannot be used: {why}"
-                ) from None
+                raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
             raise self._access.without_credentials(" ".join(heard) or "no word about why")
         return settings, client.ApiClient(settings).rest_client.pool_manager
@@ -302,15 +301,16 @@ def _heard() -> Iterator[list[str]]:
 
 def _why(error: BaseException) -> str:
     """The words of the innermost error, without the objects that urllib3 prints around them."""
-    import urllib3  # noqa: PLC0415 - comes with the client
+    from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
 
-    if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
+    late = isinstance(error, exceptions.ConnectTimeoutError)  # a refusal is one for urllib3, too
+    if late and not isinstance(error, exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
-    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+    if isinstance(error, exceptions.ReadTimeoutError):
         return "it does not answer in time"
     inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
     if inner is not None:
         return _why(inner)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).rpartition("object at 0x")[2].partition(": ")[2] or str(error)
+    return str(error) or type(error).__name__

@@ -151,7 +151,7 @@ class Mirror:
     def _gone(self, name: str, why: ApiError | None) -> None:
         if not self._lost:
             self._lost_at = time.monotonic()
-            said = f"the connection to the cluster is lost, trying again: {why}"
+            said = f"the connection to the cluster is lost ({why and why.said}); trying again"
             self._notices.append(Notice("ConnectionLost", said, time.time()))
         self._lost.add(name)
 

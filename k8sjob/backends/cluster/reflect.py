@@ -32,7 +32,7 @@ IDLE_SECONDS: Final = 150.0
 """A silence that a living connection cannot have."""
 PAUSE_SECONDS: Final = 0.4
 """The first pause between two tries; each is about twice the one before."""
-MOST_SECONDS: Final = 5.0
+MOST_SECONDS: Final = 3.0
 """The longest pause: an apiserver that is back is seen within it."""
 STEADY_SECONDS: Final = 10.0
 """A list and a watch that together lasted so long were good ones: the pauses begin anew."""

@@ -153,6 +153,11 @@ def _forbidden(error: ApiError, method: str, target: Target, context: str) -> st
     if "being terminated" in said:
         return f"namespace {target.namespace} is being deleted; wait until it is gone"
     if missing := _NO_RIGHT.search(said):
+        if missing["user"] == "system:anonymous":
+            return (
+                f"the apiserver does not know who speaks: context {context} has no credentials; log"
+                " in, or name another with --context"
+            )
         who = missing["user"] or f"the user of context {context}"
         where = f"in namespace {target.namespace}" if target.namespace else "in all namespaces"
         kind = f"{target.resource}/{target.subresource}".strip("/")
