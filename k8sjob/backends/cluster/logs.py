@@ -171,11 +171,11 @@ class _Follower:
             return
         if not there and not self._output.whole:
             yield self._output.gap(now, "the rest of its output cannot be read any more")
-        self._output.drained = True
+        self._output.whole = self._output.drained = True
 
     def _leave(self, pod: Instance) -> Iterator[LogLine]:
         """The Pod is gone, and with it what was not read."""
-        if not self._output.whole and not self._output.drained:
+        if not self._output.whole:
             missing = "output may be missing here: the pod was deleted before all of it was read"
             yield self._output.gap(pod, missing)
         self._output.leave_pod()

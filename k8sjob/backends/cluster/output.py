@@ -78,9 +78,9 @@ class Output:
             if lost and not self._quiet:
                 yield self.gap(now, self._missing(lost))
         if now.number > self.number:
-            if not (yield from self._before(now)) and not self.whole and not self._quiet:
-                lost = range(self.number, now.number)
-                yield self.gap(now, self._missing(lost))
+            known = self.drained or (yield from self._before(now)) or self.whole or self._quiet
+            if not known:
+                yield self.gap(now, self._missing(range(self.number, now.number)))
             self.number, self.whole, self.drained = now.number, False, False
         self._quiet = False
 

@@ -334,6 +334,22 @@ def test_restarts_in_place_are_attempts_one_after_the_other(cluster, read):
     ]  # fmt: skip
 
 
+def test_an_instance_that_was_read_after_its_end_is_not_missed(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("a1")
+    pod.exit("waiting")
+
+    def restarts_and_crashes():
+        pod.start()
+        pod.write("b1")
+        pod.exit("waiting")
+
+    cluster.then(restarts_and_crashes, cluster.end)
+    lines = read(follow=True)
+    assert [(line.attempt, line.text) for line in lines] == [(0, "a1"), (1, "b1")]
+
+
 def test_a_dead_instance_is_not_followed_again_and_again(cluster, read):
     pod = cluster.pod()
     pod.start()
