@@ -1,0 +1,154 @@
+"""An image and one layer more: the base's manifest and config, changed in as little as can be.
+
+The container that comes of it is the one that the rendered Dockerfile gives: same user, folder,
+variables and command.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import RUNTIME_HOME, WORKDIR
+from k8sjob.errors import ImageError
+from k8sjob.image.manifest import digest_of, encode
+from k8sjob.rendering.dockerfile import HOME
+from k8sjob.rendering.manifest import IMAGE_UID, container_argv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.image.layer import Layer
+    from k8sjob.image.manifest import Manifest
+    from k8sjob.image.reference import Reference
+    from k8sjob.spec import JobSpec
+
+__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "Base", "append"]
+
+BASE_NAME: Final = "org.opencontainers.image.base.name"
+"""Label, and in OCI manifests annotation, with the base as the spec names it."""
+BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
+"""The same with the digest of the base's manifest."""
+_CREATED: Final = "1970-01-01T00:00:00Z"
+_USER_NAME: Final = "k8sjob"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The image below.
+
+    Attributes:
+        reference: where it is.
+        manifest: of one platform.
+        config: parsed; not to be changed.
+    """
+
+    reference: Reference
+    manifest: Manifest
+    config: dict[str, Any]
+
+    @property
+    def platform(self) -> str:
+        """What it is for: os/architecture."""
+        return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The image above, as its registry is to hold it.
+
+    Attributes:
+        manifest: bytes.
+        media_type: of the manifest, the base's.
+        config: bytes.
+    """
+
+    manifest: bytes
+    media_type: str
+    config: bytes
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest: the image's name for good."""
+        return digest_of(self.manifest)
+
+
+def append(base: Base, layer: Layer, spec: JobSpec) -> Appended:
+    """Put a layer on a base.
+
+    Args:
+        base: what is below.
+        layer: the code.
+        spec: says what the container runs.
+
+    Raises:
+        ImageError: the base's config does not fit its manifest.
+    """
+    config = encode(_config(base, layer, spec))
+    content = copy.deepcopy(base.manifest.content)
+    content["config"] |= {"digest": digest_of(config), "size": len(config)}
+    content["config"].pop("data", None)  # the base's config itself, which some put in
+    content["layers"].append(
+        {
+            "mediaType": base.manifest.layer_type,
+            "digest": layer.content.digest,
+            "size": layer.content.size,
+        }
+    )
+    if base.manifest.is_oci:
+        annotations = content.get("annotations")
+        kept = annotations if isinstance(annotations, dict) else {}
+        content["annotations"] = {**kept, **_origin(base)}
+    return Appended(encode(content), base.manifest.media_type, config)
+
+
+def _config(base: Base, layer: Layer, spec: JobSpec) -> dict[str, Any]:
+    config = copy.deepcopy(base.config)
+    rootfs = config.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    layers = len(base.manifest.layers)
+    if not isinstance(diff_ids, list) or len(diff_ids) != layers:
+        raise ImageError(
+            f"{base.reference}: its config does not name its {layers} layers; the image is broken"
+        )
+    diff_ids.append(layer.diff_id)
+    config["created"] = _CREATED
+    config.pop("container", None)
+    config.pop("container_config", None)  # how an old docker has built the base
+    if isinstance(config.get("history"), list):
+        config["history"].append({"created": _CREATED, "created_by": "k8sjob push"})
+    run = config.get("config")
+    config["config"] = _running(run if isinstance(run, dict) else {}, base, spec)
+    return config
+
+
+def _running(below: dict[str, Any], base: Base, spec: JobSpec) -> dict[str, Any]:
+    """What a container of the image is started with."""
+    command, args = container_argv(spec)
+    labels = below.get("Labels")
+    return {
+        **below,
+        "Env": _environment(below.get("Env") or []),
+        "WorkingDir": WORKDIR,
+        "User": f"{IMAGE_UID}:{IMAGE_UID}",
+        "Cmd": [*command, *args],
+        "Labels": {**(labels if isinstance(labels, dict) else {}), **_origin(base)},
+    }
+
+
+def _environment(below: Iterable[str]) -> list[str]:
+    """The base's variables and ours.
+
+    A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
+    that torch looks up is in a variable.
+    """
+    variables = dict(item.partition("=")[::2] for item in below)
+    paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
+    variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
+    variables |= {"HOME": HOME, "USER": _USER_NAME}
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+def _origin(base: Base) -> dict[str, str]:
+    return {BASE_NAME: str(base.reference), BASE_DIGEST: base.manifest.digest}

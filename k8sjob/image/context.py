@@ -1,0 +1,233 @@
+"""What of a build context goes into the image: the files that a build would copy.
+
+Names are walked as bytes, so that the result is the same under any locale.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.rendering.context import COPY_MARK, MADE_HERE, OWN_IGNORE
+from k8sjob.rendering.dockerfile import PRIVATE_FILES, dockerignore
+from k8sjob.rendering.ignore import Ignore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["LARGEST", "Context", "File", "read_context", "shown_size"]
+
+LARGEST: Final = 10 << 30
+"""Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
+_HISTORY: Final = "**/.git\n"
+"""Left out like a private file: what was committed once and taken out again is in it."""
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, a link or a folder of the context.
+
+    Attributes:
+        name: relative, with "/" between its parts.
+        path: where it lies, for the system.
+        state: as lstat gave it when it was found.
+    """
+
+    name: str
+    path: bytes
+    state: os.stat_result
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return stat.S_ISLNK(self.state.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return stat.S_ISDIR(self.state.st_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The code that goes into an image.
+
+    Attributes:
+        entries: files and links, and the folders that they lie in; sorted, folders first.
+        size: bytes of all files.
+        private: what was left out because of its name, and could have been meant to go along.
+    """
+
+    entries: tuple[File, ...]
+    size: int
+    private: tuple[str, ...]
+
+    @property
+    def files(self) -> int:
+        """How many files and links there are."""
+        return sum(not entry.is_folder for entry in self.entries)
+
+
+def read_context(folder: Path) -> Context:
+    """Find what goes into the image.
+
+    What the .dockerignore leaves out is not in it (without one: version control, environments and
+    caches), nor are files that often hold credentials, unless a pattern with `!` takes them back.
+
+    Args:
+        folder: the context.
+
+    Raises:
+        ImageError: it cannot be read, has a name that no image can hold, or is too large.
+    """
+    if not folder.is_dir():
+        raise ImageError(f"image.context: {folder} is not a folder; name the one with your code")
+    walk = _Walk(folder)
+    found = {file.name: file for file in walk.below(os.fsencode(folder), "")}
+    kept = [file for file in found.values() if not file.is_folder]
+    parents = {parent for file in kept for parent in _parents(file.name)}
+    size = sum(file.state.st_size for file in kept if not file.is_link)
+    if size > LARGEST:
+        raise ImageError(_too_large(folder, kept, size))
+    names = sorted([*parents, *(file.name for file in kept)], key=str.encode)
+    return Context(tuple(found[name] for name in names), size, tuple(sorted(walk.private)))
+
+
+def _too_large(folder: Path, files: list[File], size: int) -> str:
+    largest = sorted(files, key=lambda file: -file.state.st_size)[:_SHOWN]
+    shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
+    return (
+        f"{folder}: {shown_size(size)} is too much for an image (at most {shown_size(LARGEST)});"
+        f" the largest: {shown}; leave data out by {OWN_IGNORE} and mount it as a volume"
+    )
+
+
+def shown_size(size: float) -> str:
+    """Bytes for people: 12 kB, 1.5 GB."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
+        size /= 1000
+    return f"{size:.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def _parents(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:end]) for end in range(1, len(parts)))
+
+
+class _Walk:
+    """One way through a context."""
+
+    def __init__(self, folder: Path) -> None:
+        own = _own_patterns(folder / OWN_IGNORE)
+        named = f"{_HISTORY}{PRIVATE_FILES}"
+        self._ignored = Ignore(dockerignore() if own is None else own)
+        self._private = Ignore(named)
+        # The user's own patterns come last, so that a `!` of theirs takes back.
+        self._decided = Ignore(f"{named}\n{own or ''}")
+        self._own = Ignore(own or "")
+        self.private: list[str] = []
+
+    def below(self, folder: bytes, base: str) -> Iterator[File]:
+        """All that is kept under a folder, and the folders on the way."""
+        for entry in self._listed(folder):
+            file = self._file(entry, base)
+            if base == "" and file.name in MADE_HERE:
+                continue
+            if file.is_folder:
+                if not self._is_hidden(file.name) and not _is_copy(file.path):
+                    yield file
+                    yield from self.below(file.path, f"{file.name}/")
+            elif self._is_kept(file.name) and self._is_content(file):
+                yield file
+
+    def _listed(self, folder: bytes) -> list[os.DirEntry[bytes]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except OSError as error:
+            raise _unreadable(folder, error) from None
+
+    def _file(self, entry: os.DirEntry[bytes], base: str) -> File:
+        try:
+            state = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            raise _unreadable(entry.path, error) from None
+        return File(base + entry.name.decode("utf-8", "surrogateescape"), entry.path, state)
+
+    def _is_hidden(self, name: str) -> bool:
+        """Whether a folder is left out with all that is in it."""
+        if self._private(name) and not self._own(name) and self._decided.hides(name):
+            self._note(f"{name}/")
+            return True
+        return self._ignored.hides(name)
+
+    def _is_kept(self, name: str) -> bool:
+        if self._private(name) and self._decided(name):
+            if not self._own(name):
+                self._note(name)
+            return False
+        return not self._ignored(name)
+
+    def _note(self, name: str) -> None:
+        if not name.rstrip("/").endswith(".git"):  # nobody wonders where that is
+            self.private.append(name)
+
+    def _is_content(self, file: File) -> bool:
+        """Whether an image can hold it; what is neither file nor link is passed over, as builds do.
+
+        Raises:
+            ImageError: its name is not UTF-8, or the link leads in a circle.
+        """
+        if not (file.is_link or stat.S_ISREG(file.state.st_mode)):
+            return False
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise ImageError(
+                f"{file.path!r}: the name is not UTF-8, which an image needs; rename it, or leave"
+                f" it out by {OWN_IGNORE}"
+            ) from None
+        if file.is_link:
+            _check_link(file.path)
+        return True
+
+
+def _own_patterns(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ImageError(f"{path}: cannot be read: {reason}; repair it, or take it away") from None
+
+
+def _is_copy(folder: bytes) -> bool:
+    """Whether `k8sjob render -d` has made the folder: it has the code a second time."""
+    return os.path.exists(os.path.join(folder, COPY_MARK.encode()))  # noqa: PTH110, PTH118 - names are bytes
+
+
+def _check_link(path: bytes) -> None:
+    try:
+        os.stat(path)  # noqa: PTH116 - names are bytes
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # it may lead somewhere in the image
+    except OSError as error:
+        raise ImageError(
+            f"{os.fsdecode(path)}: the link leads in a circle ({error.strerror}); take it away, or"
+            f" leave it out by {OWN_IGNORE}"
+        ) from None
+
+
+def _unreadable(path: bytes, error: OSError) -> ImageError:
+    return ImageError(
+        f"{os.fsdecode(path)}: cannot be read: {error.strerror}; make it readable, or leave it out"
+        f" by {OWN_IGNORE}"
+    )

@@ -1,0 +1,132 @@
+"""A real registry on loopback, images in it that another tool has put there, and jobs on them."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from registries import CONFIG, LAYERS, QUICK, Layout, Registry, job, skopeo
+
+from k8sjob.image.credentials import Keyring
+from k8sjob.image.push import push
+from k8sjob.image.wire import Wire
+
+
+@pytest.fixture(scope="session")
+def tools():
+    """Skips where the registry, or what reads and writes it beside this project, is missing."""
+    missing = [tool for tool in ("docker-registry", "skopeo") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} missing; on Debian: apt install {' '.join(missing)}")
+
+
+@pytest.fixture(scope="session")
+def start_registry(tools, tmp_path_factory):
+    """Starts registries that end with the tests."""
+    started = []
+
+    def start(**config):
+        started.append(Registry(tmp_path_factory.mktemp("registry"), **config))
+        return started[-1]
+
+    yield start
+    for registry in started:
+        registry.stop()
+
+
+@pytest.fixture(scope="session")
+def registry(start_registry):
+    """One without TLS and without logins, as it is usual on loopback."""
+    return start_registry()
+
+
+@pytest.fixture
+def base_image(tools, tmp_path):
+    """Puts an image into a registry, by skopeo; returns its name there."""
+    made = []
+
+    def put(registry, name="team/base:1", *, form="oci", layers=LAYERS, config=CONFIG, flags=()):
+        layout = Layout(tmp_path / f"layout-{len(made)}")
+        made.append(layout)
+        layout.index([layout.image(layers, config)])
+        target = f"{registry.host}/{name}"
+        how = ["--dest-tls-verify=false", f"--format={form}", *flags]
+        skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{target}")
+        return target
+
+    return put
+
+
+@pytest.fixture
+def buildah(tools, tmp_path):
+    """buildah with a storage of its own."""
+    if os.geteuid() != 0 or shutil.which("buildah") is None:
+        pytest.skip("reading images with buildah needs root, and on Debian: apt install buildah")
+    storage = ["--root", tmp_path / "storage", "--runroot", tmp_path / "run"]
+
+    def call(*args):
+        argv = ["buildah", *storage, "--storage-driver=vfs", *args]
+        done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{argv}\n{done.stderr}"
+        return done.stdout.strip()
+
+    return call
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A user's folder."""
+    folder = tmp_path / "code"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "main.py").write_text("print('hello')\n")
+    (folder / "pkg/__init__.py").write_text("")
+    return folder
+
+
+@pytest.fixture
+def pushed():
+    """Pushes with little patience, and without the credentials of whoever runs the tests."""
+
+    def call(repository, base, folder, *, image=None, keyring=None, wire=None, **options):
+        return push(
+            job(repository, base, **(image or {})),
+            folder,
+            keyring=keyring or Keyring({}),
+            wire=wire or Wire(patience=QUICK),
+            **options,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that nobody has signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "ca.crt", folder / "ca.key"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    algorithm = ["-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    argv = ["openssl", "req", "-x509", *algorithm, *subject, "-keyout", str(key), "-out", str(cert)]
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl missing; on Debian: apt install openssl")
+    subprocess.run(argv, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    """No credentials, certificates or proxies of whoever runs the tests."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The user's home folder."""
+    folder = Path(tmp_path / "home")
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -1,0 +1,150 @@
+"""From code to an image in a real registry, read there by other tools."""
+
+import subprocess
+
+import pytest
+from registries import Layout, read_image, skopeo
+
+from k8sjob.errors import ImageError
+from k8sjob.image.upload import Sent
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("form", ["oci", "v2s2"])
+def test_an_image_is_its_base_and_one_layer(registry, base_image, pushed, code, form):
+    base = base_image(registry, f"team/{form}:1", form=form)
+    done = pushed(f"{registry.host}/team/app-{form}", base, code)
+    below, base_config, _ = read_image(base)
+    manifest, config, layers = read_image(done.reference)
+    assert manifest["mediaType"] == below["mediaType"]
+    assert manifest["layers"][:-1] == below["layers"]
+    assert config["rootfs"]["diff_ids"][:-1] == base_config["rootfs"]["diff_ids"]
+    assert len(config["history"]) == len(layers) == 3
+    names = set(layers[-1])
+    assert {"app/main.py", "app/pkg/__init__.py", "opt/k8sjob/k8sjob/contract.py"} <= names
+    assert not any("/cli" in name or "image" in name for name in names)
+    assert done.base.startswith(base.rpartition(":")[0] + "@sha256:")
+    sent = [blob.sent for blob in done.blobs]
+    assert sent == [Sent.MOUNTED, Sent.MOUNTED, Sent.UPLOADED, Sent.UPLOADED]
+    labels = config["config"]["Labels"]
+    assert labels["org.opencontainers.image.base.name"] == base
+    assert labels["org.opencontainers.image.base.digest"] == done.base.partition("@")[2]
+    assert ("annotations" in manifest) == (form == "oci")
+
+
+def test_unchanged_code_is_not_sent_again(registry, base_image, pushed, code):
+    base = base_image(registry)
+    first = pushed(f"{registry.host}/team/same", base, code)
+    (code / "main.py").touch()
+    again = pushed(f"{registry.host}/team/same", base, code)
+    assert (again.reference, again.unchanged, again.blobs) == (first.reference, True, ())
+    (code / "main.py").write_text("print('else')\n")
+    changed = pushed(f"{registry.host}/team/same", base, code)
+    assert changed.digest != first.digest
+    assert [blob.sent for blob in changed.blobs] == [Sent.THERE] * 2 + [Sent.UPLOADED] * 2
+    assert sorted(registry.tags("team/same")) == sorted([first.tag, changed.tag])
+
+
+def test_a_base_in_another_registry_is_copied(registry, start_registry, base_image, pushed, code):
+    other = start_registry()
+    base = base_image(other, layers=({"data": bytes(3 << 20)}, {"more": b"x" * 5_000_000}))
+    seen = []
+    done = pushed(
+        f"{registry.host}/team/copied", base, code, progress=lambda *numbers: seen.append(numbers)
+    )
+    assert [blob.sent for blob in done.blobs] == [Sent.UPLOADED] * 4
+    _, _, layers = read_image(done.reference)
+    assert layers[0]["data"] == bytes(3 << 20)
+    assert seen[-1][0] == seen[-1][1] == sum(blob.size for blob in done.blobs)
+
+
+def test_a_dry_run_writes_nothing(registry, base_image, pushed, code):
+    base = base_image(registry)
+    would = pushed(f"{registry.host}/team/dry", base, code, dry_run=True)
+    assert {blob.sent for blob in would.blobs} == {Sent.MISSING}
+    assert registry.tags("team/dry") == []
+    done = pushed(f"{registry.host}/team/dry", base, code)
+    assert (done.digest, done.files, done.layer_size) == (would.digest, 2, would.layer_size)
+
+
+def test_the_platform_is_chosen_from_an_index(registry, tmp_path, pushed, code):
+    layout = Layout(tmp_path / "several")
+    entries = []
+    for platform, variant in (("linux/arm64", "v8"), ("linux/amd64", None)):
+        system, architecture = platform.split("/")
+        entry = layout.image([{"who": platform.encode()}], platform=platform)
+        place = {"os": system, "architecture": architecture, "variant": variant}
+        entries.append({**entry, "platform": {k: v for k, v in place.items() if v}})
+    layout.index(entries)
+    base = f"{registry.host}/team/several:1"
+    how = ["--all", "--dest-tls-verify=false"]
+    skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{base}")
+    target = f"{registry.host}/team/platform"
+    for platform, expected in ((None, "amd64"), ("linux/arm64", "arm64"), ("linux/amd64", "amd64")):
+        done = pushed(target, base, code, image={"platform": platform})
+        _, config, _ = read_image(done.reference, f"--override-arch={expected}")
+        assert config["architecture"] == expected
+        assert done.platform == f"linux/{expected}"
+    with pytest.raises(ImageError, match=r"not for linux/s390x, only for linux/amd64, linux/arm64"):
+        pushed(target, base, code, image={"platform": "linux/s390x"})
+
+
+def test_one_platform_must_be_the_one_that_is_wanted(registry, base_image, pushed, code):
+    base = base_image(registry)
+    with pytest.raises(ImageError, match=r"is for linux/amd64; image.platform says linux/arm64"):
+        pushed(f"{registry.host}/team/app", base, code, image={"platform": "linux/arm64"})
+
+
+def test_what_an_image_has_below_is_hidden_when_code_is_put_onto_it(
+    registry, base_image, pushed, code
+):
+    base = base_image(registry)
+    done = pushed(
+        f"{registry.host}/team/onto", "never/asked:1", code, onto=base, image={"pip": ["tqdm"]}
+    )
+    names = list(read_image(done.reference)[2][-1])
+    for folder in ("app", "opt/k8sjob"):
+        assert names.index(folder) < names.index(f"{folder}/.wh..wh..opq")
+    with pytest.raises(ImageError, match=r"image.pip: 'tqdm' has to be installed"):
+        pushed(f"{registry.host}/team/onto", base, code, image={"pip": ["tqdm"]})
+
+
+def test_buildah_runs_on_what_was_pushed(registry, base_image, pushed, code, buildah):
+    base = base_image(registry)
+    (code / "run.sh").write_text("#!/bin/sh\n")
+    (code / "run.sh").chmod(0o700)
+    done = pushed(f"{registry.host}/team/built", base, code)
+    name = buildah("from", "--tls-verify=false", done.reference)
+    try:
+        root = buildah("mount", name)
+        listed = subprocess.run(
+            [
+                "find",
+                ".",
+                "-type",
+                "d",
+                "-printf",
+                "%p %m %U:%G\n",
+                "-o",
+                "-printf",
+                "%p %m %U:%G %s\n",
+            ],
+            cwd=f"{root}/app",
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert sorted(listed.stdout.splitlines()) == sorted(
+            [
+                ". 755 1000:1000",
+                "./main.py 644 1000:1000 15",
+                "./old.txt 644 0:0 11",
+                "./pkg 755 1000:1000",
+                "./pkg/__init__.py 644 1000:1000 0",
+                "./run.sh 755 1000:1000 10",
+            ]
+        )
+    finally:
+        buildah("rm", name)
+        buildah("rmi", done.reference)
