@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
     from threading import Event
 
@@ -118,15 +119,21 @@ class Backend(Protocol):
         *,
         follow: bool = False,
         previous: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output from its beginning, over all attempts; with follow until the job ends.
+
+        `tail` and `since` spare the reading of what is not wanted; more than they say may come.
 
         Args:
             ref: the job.
             replica: "master-0", "worker-2".
             follow: wait for more, also for a replica that has not started yet.
             previous: the attempt before the last one alone.
+            tail: so many of the last lines are wanted; not together with `follow`.
+            since: what was written from this moment on is wanted (with a time zone).
             stop: set from another thread to end the iteration within a second.
         """
 

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, LogLine, Plan
     from k8sjob.backends.cluster.mirror import Notice
+    from k8sjob.backends.cluster.pods import JobPods
     from k8sjob.backends.cluster.reflect import Change
     from k8sjob.backends.transport import Transport
 
@@ -54,6 +56,8 @@ class ClusterBackend:
     def __init__(self, transport: Transport) -> None:
         self.transport: Transport = InWords(transport)
         self.context, self.namespace = transport.context, transport.namespace
+        self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
+        """By the job's uid, as long as somebody reads its output."""
 
     # --- making -----------------------------------------------------------------------------------
 
@@ -218,12 +222,15 @@ class ClusterBackend:
         *,
         follow: bool = False,
         previous: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs."""
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
+        from k8sjob.backends.cluster.pods import JobPods  # noqa: PLC0415 - the same
 
-        job = self._get(ref)
+        ref = ref if ref.uid else _ref(self._get(ref))
 
         def ended() -> bool:
             try:
@@ -231,14 +238,16 @@ class ClusterBackend:
             except JobNotFound:
                 return True
 
+        new = JobPods(self.transport, ref.namespace, ref.name, ref.uid)
         return replica_logs(
             self.transport,
             ref.namespace,
-            ref.name,
-            job["metadata"]["uid"],
             replica,
+            pods=self._pods.setdefault(ref.uid, new),
             follow=follow,
             previous=previous,
+            tail=tail,
+            since=since,
             stop=stop,
             ended=ended,
         )

@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.cluster.output import Output
-from k8sjob.backends.cluster.pods import JobPods
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import LogLine
-    from k8sjob.backends.cluster.pods import Instance
+    from k8sjob.backends.cluster.pods import Instance, JobPods
     from k8sjob.backends.transport import Transport
 
 __all__ = ["replica_logs"]
@@ -33,26 +32,23 @@ _TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 def replica_logs(
     transport: Transport,
     namespace: str,
-    job_name: str,
-    job_uid: str,
     replica: str,
     *,
+    pods: JobPods,
     follow: bool = False,
     previous: bool = False,
     tail: int | None = None,
     since: datetime | None = None,
     stop: threading.Event | None = None,
     ended: Callable[[], bool] = lambda: False,
-    pods: JobPods | None = None,
 ) -> Iterator[LogLine]:
     """A replica's output, as far as its node still has it.
 
     Args:
         transport: reaches the cluster.
         namespace: the job's.
-        job_name: its name.
-        job_uid: its uid; Pods of another job of that name are not its own. Empty: not known.
         replica: "master-0", "worker-2".
+        pods: the job's, shared with the readers of its other replicas.
         follow: wait for more, also for a Pod that has not started yet, until the job has ended and
             all is read.
         previous: the attempt before the last one alone.
@@ -60,13 +56,11 @@ def replica_logs(
         since: what is older is not wanted; a little of it may come.
         stop: set from another thread to end the iteration within a second.
         ended: whether the job has ended, or is gone; asked now and then while following.
-        pods: the job's, shared with the readers of other replicas.
 
     Raises:
         ApiError: the output may not be read, or no apiserver answers for minutes.
         BackendError: `previous`, and there is no output of an earlier attempt.
     """
-    pods = pods or JobPods(transport, namespace, job_name, job_uid)
     stop = stop or threading.Event()
     output = Output(transport, namespace, replica, since=since, idle=pods.pace.idle, stop=stop)
     if follow:

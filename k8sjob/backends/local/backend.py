@@ -208,6 +208,8 @@ class LocalBackend:
         *,
         follow: bool = False,
         previous: bool = False,
+        tail: int | None = None,  # noqa: ARG002 - files of this machine are read at once
+        since: datetime | None = None,  # noqa: ARG002 - the same
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output, over all attempts; see Backend.logs.

@@ -167,9 +167,8 @@ def cluster():
 def read(cluster):
     def call(replica="worker-0", **options):
         options.setdefault("ended", lambda: cluster.over)
-        job = (cluster, "ns", "job", "job-uid")
-        options["pods"] = JobPods(*job, pace=QUICK)
-        return list(replica_logs(*job, replica, **options))
+        pods = JobPods(cluster, "ns", "job", "job-uid", pace=QUICK)
+        return list(replica_logs(cluster, "ns", replica, pods=pods, **options))
 
     return call
 
