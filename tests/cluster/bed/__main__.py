@@ -1,0 +1,40 @@
+"""`python -m cluster.bed up`: a cluster to work with; `down`: end it, and clear up after others."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+from baseimage import cache_home
+
+from .bed import Bed
+from .keeper import sweep
+
+
+def up():
+    """Start a cluster that outlives this process, and say how to use it."""
+    with Bed(detached=True) as bed:
+        print(f"export KUBECONFIG={bed.kubeconfig}")
+        print(f"export K8SJOB_TEST_REGISTRY={bed.registry}")
+        print(f"export PATH={bed.bin}:$PATH")
+
+
+def down():
+    """End the clusters that `up` started; those of running tests stay."""
+    beds = cache_home() / "beds"
+    for folder in beds.glob("k8sjob-bed-*"):
+        with contextlib.suppress(OSError, ValueError):
+            bed = json.loads((folder / "bed.json").read_text())
+            if bed["owner"] == 0 and folder.name not in sweep(beds):
+                os.kill(bed["keeper"], signal.SIGTERM)
+                while folder.exists():
+                    time.sleep(0.05)
+                print(f"ended {folder.name}")
+    for name in sweep(beds):
+        print(f"cleared up after {name}")
+
+
+if __name__ == "__main__":
+    {"up": up, "down": down}[sys.argv[1]]()

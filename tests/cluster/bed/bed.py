@@ -1,0 +1,260 @@
+"""A Kubernetes cluster on this machine, with the training operator: up, down, and its faults."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from baseimage import cache_home
+
+from . import components, fakes, images, pki
+from .access import Access
+from .build import OPERATOR, binaries, module_folder
+from .cluster import Cluster, ClusterError
+from .keeper import sweep
+
+KEEPER = Path(__file__).with_name("keeper.py")
+STOP = 15.0  # seconds that a component has to end by itself
+JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+# What the operator's webhook, and nothing else, refuses.
+BAD_JOB = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "metadata": {"name": "1probe"},
+    "spec": {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": []}}}}},
+}
+
+
+class Bed(Cluster):
+    """One cluster in namespaces of its own, for as long as the `with` block lasts.
+
+    Args:
+        detached: stay up after this process has ended, until `make cluster-down`.
+        parts: the components to start, in this order.
+
+    Attributes:
+        folder: everything of this bed; gone when the bed is.
+        logs: folder of the components' logs, one file for each.
+    """
+
+    def __init__(self, *, detached=False, parts=components.ORDER):
+        self.detached = detached
+        self.parts = parts
+        self.bin = binaries()
+        self.keeper = None
+
+    def __enter__(self):
+        beds = cache_home() / "beds"
+        beds.mkdir(exist_ok=True)
+        sweep(beds)
+        self.folder = Path(tempfile.mkdtemp(prefix="k8sjob-bed-", dir=beds))
+        self.folder.chmod(0o755)
+        self.logs = self.folder / "logs"
+        try:
+            self._make()
+            self._start_all()
+        except BaseException:
+            self.keep_logs()
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if not self.detached:
+            self.down()
+
+    def _make(self):
+        """The namespaces and all files, before any component runs."""
+        if "kubelet" in self.parts:
+            images.clone(images.template(self.bin / "pause", _fill), self.folder / "lib")
+        pki.make(self.folder / "pki")
+        owner = 0 if self.detached else os.getpid()
+        self.keeper = subprocess.Popen(
+            [sys.executable, str(KEEPER), str(self.folder), str(self.bin), str(owner)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if not (line := self.keeper.stdout.readline()):
+            raise ClusterError("the bed's keeper ended before it was ready")
+        said = json.loads(line)
+        super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{said['registry']}")
+        self.kubectl_path = self.bin / "kubectl"
+        self.access = Access(said["apiserver"], said["registry"], self.folder / "pki")
+        components.write_config(self.folder, self.access)
+        self.commands = components.commands(self.access.apiserver, self.base_image)
+        self._until((self.folder / "control").exists, "the namespaces")
+
+    def _start_all(self):
+        for name in self.parts:
+            if name == "controller-manager":
+                self.wait_ready("apiserver")
+            if name == "operator":
+                self._give_objects()
+            self.start(name, wait=False)
+        for name in self.parts:
+            self.wait_ready(name)
+
+    def _give_objects(self):
+        crd = module_folder(OPERATOR) / "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
+        self.kubectl("apply", "--server-side", "-f", str(crd))
+        self.apply(components.objects(self.folder))
+
+    def apply(self, objects):
+        """Server-side apply of several objects."""
+        text = "\n".join(json.dumps(part) for part in objects)
+        self.kubectl("apply", "--server-side", "-f", "-", stdin=text)
+
+    def down(self):
+        """End everything; nothing is left on the machine but logs that were kept."""
+        if self.keeper is None:
+            shutil.rmtree(self.folder)
+            return
+        self.keeper.send_signal(signal.SIGTERM)
+        self.keeper.wait(60)
+        self.keeper.stdout.close()
+
+    def keep_logs(self):
+        """Copy the logs to where they outlive the bed; return that folder."""
+        kept = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-logs-"))
+        for log in (*self.logs.glob("*.log"), self.folder / "supervisor.log"):
+            if log.exists():
+                shutil.copy2(log, kept)
+        print(f"the cluster's logs are kept in {kept}", file=sys.stderr)
+        return kept
+
+    # --- components and their faults -----------------------------------------------------------
+
+    def start(self, name, *, wait=True):
+        """Start a component; returns when it serves."""
+        env = components.ENVIRONMENT.get(name, {})
+        self._ask(op="start", name=name, argv=self.commands[name], env=env)
+        if wait:
+            self.wait_ready(name)
+
+    def stop(self, name):
+        """Ask a component to end, and insist after a while."""
+        if self._ask(op="signal", name=name, number=signal.SIGTERM, timeout=STOP) is None:
+            self.kill(name)
+
+    def kill(self, name):
+        """End a component at once."""
+        self._ask(op="signal", name=name, number=signal.SIGKILL)
+
+    def running(self):
+        """The components that run now."""
+        return set(self._ask(op="status")["running"])
+
+    def wait_ready(self, name):
+        """Returns when the component does its work."""
+        self._until(lambda: self._ready(name), f"{name} (see {self.logs / name}.log)", name)
+
+    def _ready(self, name):
+        match name:
+            case "registry":
+                return self.access.registry_answers()
+            case "containerd":
+                return self.inside("ctr", "--connect-timeout=1s", "version").returncode == 0
+            case "apiserver":
+                return self.access.request("GET", "/readyz")[0] == 200
+            case "kubelet":
+                healthy = self.access.request("GET", f"{fakes.NODE}/proxy/healthz")[0] == 200
+                return healthy and fakes.node_is_ready(self.access)
+            case "operator":
+                told = self.access.request("POST", f"{JOBS}?dryRun=All", BAD_JOB)[1]
+                return b"denied the request" in told
+            case _:
+                return True
+
+    def _until(self, done, what, name=None, *, deadline=120.0):
+        end = time.monotonic() + deadline
+        while not done():
+            if self.keeper.poll() is not None:
+                raise ClusterError(f"the bed ended while waiting for {what}")
+            if name is not None and name not in self.running():
+                raise ClusterError(f"{name} ended; see {self.logs / name}.log")
+            if time.monotonic() > end:
+                raise ClusterError(f"waited {deadline:.0f} s in vain for {what}")
+            time.sleep(0.05)
+
+    # --- what a test may want to be there ------------------------------------------------------
+
+    def fake_gpus(self, count):
+        """Let the node say that it has so many GPUs; returns when pods can ask for them."""
+        fakes.set_gpus(self.access, count)
+        self._until(lambda: fakes.gpus(self.access) == count, f"{count} GPUs on the node")
+
+    def fake_nodes(self, count, *, gpus=8):
+        """Add so many nodes without machines, whose pods become Running at once.
+
+        They have the taint `kwok.x-k8s.io/node`, so that only pods which tolerate it go there.
+        """
+        (self.folder / "conf/stages.yaml").write_text(fakes.stages())
+        if "kwok" not in self.running():
+            self.start("kwok")
+        fakes.create_nodes(self.access, count, gpus)
+        self.kubectl("wait", "--for=condition=Ready", "node", "-l", fakes.SELECTOR)
+
+    def no_fakes(self):
+        """Take away what `fake_gpus` and `fake_nodes` have made, with the pods on it."""
+        self.kubectl("delete", "node", "-l", fakes.SELECTOR)
+        if "kwok" in self.running():
+            self.stop("kwok")
+        self.fake_gpus(0)
+
+    # --- reaching in ---------------------------------------------------------------------------
+
+    def inside(self, *argv):
+        """Run a program in the bed's namespaces; the completed process, with text."""
+        unshare = _only_child(self.keeper.pid)
+        enter = ["nsenter", f"--target={_only_child(unshare)}", "--net", "--mount", "--pid", "--"]
+        return subprocess.run(
+            [*enter, *argv], capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def _ask(self, *, timeout=30.0, **request):
+        """One request to the supervisor; None when no answer came in time."""
+        # A socket's path is at most 108 bytes; one below /proc is always short.
+        folder = os.open(self.folder, os.O_PATH)
+        try:
+            with socket.socket(socket.AF_UNIX) as control:
+                control.settimeout(timeout)
+                control.connect(f"/proc/self/fd/{folder}/control")
+                control.sendall(json.dumps(request).encode() + b"\n")
+                answer = json.loads(control.makefile().readline())
+        except TimeoutError:
+            return None
+        finally:
+            os.close(folder)
+        if "error" in answer:
+            raise ClusterError(answer["error"])
+        return answer
+
+
+def _only_child(pid):
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return child
+
+
+def _fill(buildah, base, folder):
+    """Make the template: push the base image, and let containerd pull it and the pause image."""
+    with Bed(parts=("registry", "containerd")) as bed:
+        print("preparing the test cluster's node", file=sys.stderr)
+        pause = images.pause_image(buildah, bed.bin / "pause", components.PAUSE)
+        buildah.push(base, bed.base_image)
+        archive = bed.folder / "tmp/pause.tar"
+        buildah("push", pause, f"docker-archive:{archive}:{pause}")
+        for argv in (["import", "/tmp/pause.tar"], ["pull", "--plain-http", bed.base_image]):
+            done = bed.inside("ctr", "--namespace", "k8s.io", "images", *argv)
+            if done.returncode != 0:
+                raise ClusterError(f"ctr images {' '.join(argv)}: {done.stderr.strip()}")
+        bed.stop("containerd")
+        bed.stop("registry")
+        subprocess.run(["cp", "-al", bed.folder / "lib", folder], check=True)

@@ -1,0 +1,148 @@
+"""One cluster for all of these tests: a bed of this session, or the one that KUBECONFIG names."""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+
+import pytest
+from baseimage import Buildah, missing_tools
+from cluster.bed import Bed, Cluster
+
+from k8sjob.rendering import write_context
+
+PROGRAMS = {
+    "go": "golang",
+    "containerd": "containerd",
+    "runc": "runc",
+    "docker-registry": "docker-registry",
+    "skopeo": "skopeo",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "openssl": "openssl",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "nsenter": "util-linux",
+}
+OWN = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
+
+
+def pytest_collection_modifyitems(items):
+    """Everything in this folder is marked, so that a test cannot forget it."""
+    for item in items:
+        if "tests/cluster/" in item.nodeid:
+            item.add_marker(pytest.mark.cluster)
+
+
+def lacking():
+    """What a bed lacks on this machine, as one clause, or None."""
+    if os.uname().sysname != "Linux" or os.geteuid() != 0:
+        return "a cluster of one's own needs root on Linux"
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    missing = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(PROGRAMS[program] for program in missing))
+        return f"{', '.join(missing)} missing; on Debian: apt install {packages}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def a_bed(request):
+    """Makes a bed, on demand; its logs are kept when a test of the session has failed."""
+    if reason := lacking():
+        pytest.skip(f"{reason}; {OWN}")
+
+    @contextlib.contextmanager
+    def make():
+        with Bed() as bed:
+            yield bed
+            if request.session.testsfailed:
+                bed.keep_logs()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cluster(request):
+    """A `Cluster`: kubeconfig, registry, env, kubectl(), push()."""
+    registry = os.environ.get("K8SJOB_TEST_REGISTRY")
+    if registry and (kubeconfig := os.environ.get("KUBECONFIG")):
+        yield Cluster(kubeconfig, registry)
+        return
+    with request.getfixturevalue("a_bed")() as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed(cluster):
+    """The cluster as a `Bed`, whose components can be stopped; a test starts them again."""
+    if not isinstance(cluster, Bed):
+        pytest.skip("stopping parts of a cluster is done to the tests' own alone")
+    yield cluster
+    for name in cluster.parts:
+        if name not in cluster.running():
+            cluster.start(name)
+
+
+@pytest.fixture
+def namespace(cluster):
+    """A namespace for one test; it and all in it is gone soon after."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    account = ("get", "serviceaccount", "default", "-n", name)
+    eventually(lambda: cluster.kubectl(*account, check=False).returncode == 0, "its account")
+    yield name
+    cluster.kubectl("delete", "pytorchjobs", "--all", "-n", name, "--wait=false")
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def image_of(cluster, tmp_path_factory):
+    """Builds the image of a spec as k8sjob renders it, and pushes it: a reference by digest."""
+    if reason := missing_tools():
+        pytest.skip(reason)
+    buildah = Buildah()
+    built = {}
+
+    def make(spec, home):
+        """The reference for the spec whose job.yaml lies in `home`."""
+        image = spec.image.model_copy(update={"base": buildah.base_image()})
+        key = (image.model_dump_json(), str(home))
+        if key not in built:
+            context = tmp_path_factory.mktemp("image") / "context"
+            write_context(spec.model_copy(update={"image": image}), home, context)
+            tag = buildah.build(context, f"localhost/k8sjob-test-{spec.name}")
+            built[key] = cluster.push(buildah, tag)
+        return built[key]
+
+    return make
+
+
+def eventually(done, what, *, deadline=120.0):
+    """Returns what `done` returns once it is true; fails loudly when that takes too long."""
+    end = time.monotonic() + deadline
+    while not (found := done()):
+        assert time.monotonic() < end, f"waited {deadline:.0f} s in vain for {what}"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture(name="eventually", scope="session")
+def eventually_fixture():
+    """`eventually(done, what)`: wait for something to become true."""
+    return eventually
+
+
+@pytest.fixture
+def get(cluster, namespace):
+    """`get(kind, name)`: an object of the test's namespace, or a list of them, or None."""
+
+    def read(*args):
+        argv = ("get", *args, "-n", namespace, "-o", "json", "--ignore-not-found")
+        text = cluster.kubectl(*argv).stdout
+        found = json.loads(text) if text.strip() else None
+        return found["items"] if found and found["kind"] == "List" else found
+
+    return read

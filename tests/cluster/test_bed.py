@@ -1,0 +1,178 @@
+"""The bed itself: nothing is left of it, however it ends, and two do not meet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baseimage import Buildah, missing_tools
+from cluster.bed.keeper import sweep
+
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAM = """
+import sys, time
+from cluster.bed import Bed
+with Bed() as bed:
+    print(bed.folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def processes(name):
+    """Every process whose command line, or a namespace of it, tells of a bed."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if name.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def network_namespaces():
+    """All network namespaces that some process is in."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(str((process / "ns/net").readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def traces(folder):
+    """All that may be left of a bed, by where it was found."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if folder.name in line]
+    cgroups = [str(p) for p in Path("/sys/fs/cgroup").rglob(folder.name)]
+    return {
+        "folder": [str(folder)] if folder.exists() else [],
+        "processes": processes(folder.name),
+        "mounts": mounts,
+        "cgroups": cgroups,
+    }
+
+
+NOTHING = {"folder": [], "processes": [], "mounts": [], "cgroups": []}
+
+
+def interfaces():
+    return sorted(entry.name for entry in Path("/sys/class/net").iterdir())
+
+
+def run_a_pod(bed, eventually):
+    """A pod that ended well: the kubelet, the node's network and the scheduler have worked."""
+    command = [
+        "--restart=Never",
+        f"--image={bed.base_image}",
+        "--",
+        "getent",
+        "hosts",
+        "kubernetes",
+    ]
+    account = ("get", "serviceaccount", "default")
+    eventually(lambda: bed.kubectl(*account, check=False).returncode == 0, "the account")
+    bed.kubectl("run", "lookup", *command)
+    phase = ("get", "pod", "lookup", "-o", "jsonpath={.status.phase}")
+    eventually(lambda: bed.kubectl(*phase).stdout == "Succeeded", "the pod's end")
+    assert "10.96.0.1" in bed.kubectl("logs", "lookup").stdout
+
+
+def test_two_beds_side_by_side_leave_nothing(a_bed, eventually):
+    before, others = interfaces(), network_namespaces()
+    with a_bed() as one, a_bed() as other:
+        folders = [one.folder, other.folder]
+        for bed in (one, other):
+            run_a_pod(bed, eventually)
+        assert all(processes(folder.name) for folder in folders)
+        assert one.kubectl("get", "pods", "-o", "name").stdout == "pod/lookup\n"
+    assert [traces(folder) for folder in folders] == [NOTHING, NOTHING]
+    assert interfaces() == before
+    assert network_namespaces() <= others
+
+
+@pytest.mark.parametrize("victim", ["owner", "keeper"])
+def test_a_bed_ends_with_whoever_held_it(a_bed, eventually, victim):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        folder = Path(owner.stdout.readline().strip())
+        keeper = json.loads((folder / "bed.json").read_text())["keeper"]
+        inside = str(Path(f"/proc/{children(children(keeper)[0])[0]}/ns/net").readlink())
+        assert inside in network_namespaces()
+        os.kill(owner.pid if victim == "owner" else keeper, signal.SIGKILL)
+        eventually(lambda: inside not in network_namespaces(), "the end of its processes")
+        if victim == "keeper":  # nobody was left to clear up; the next bed does
+            assert folder.exists()
+            sweep(folder.parent)
+        eventually(lambda: not folder.exists(), "the end of its folder")
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    assert traces(folder) == NOTHING
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_stopped_component_comes_back(bed, namespace):
+    bed.kill("apiserver")
+    assert "apiserver" not in bed.running()
+    assert bed.kubectl("get", "nodes", check=False).returncode != 0
+    bed.start("apiserver")
+    assert namespace in bed.kubectl("get", "namespaces").stdout
+
+
+def test_fake_gpus_and_nodes_are_there_for_the_scheduler(bed, eventually):
+    bed.fake_gpus(4)
+    bed.fake_nodes(3)
+    try:
+        nodes = json.loads(bed.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+        gpus = {node["metadata"]["name"]: node["status"]["allocatable"] for node in nodes}
+        found = {name: int(has.get("nvidia.com/gpu", 0)) for name, has in gpus.items()}
+        assert found == {"node": 4, "fake-0": 8, "fake-1": 8, "fake-2": 8}
+        tolerate = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "on-a-fake-node", "namespace": "default"},
+            "spec": {
+                "nodeName": "fake-0",
+                "tolerations": [tolerate],
+                "containers": [{"name": "pytorch", "image": "nowhere/to/be/found"}],
+            },
+        }
+        bed.apply([pod])
+        phase = ("get", "pod", "on-a-fake-node", "-o", "jsonpath={.status.phase}")
+        eventually(lambda: bed.kubectl(*phase).stdout == "Running", "a pod on a fake node")
+    finally:
+        bed.no_fakes()
+    nodes = bed.kubectl("get", "nodes", "-o", "name").stdout
+    assert nodes == "node/node\n"
+
+
+def layers(reference):
+    """The digests of an image's layers, as its registry has them."""
+    argv = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{reference}"]
+    found = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return [layer["digest"] for layer in json.loads(found.stdout)["layers"]]
+
+
+def test_what_is_built_travels_by_its_own_layers(cluster, tmp_path):
+    """An image upon the base has the base's layer as it is, so that no node unpacks it again."""
+    if reason := missing_tools():
+        pytest.skip(reason)
+    buildah = Buildah()
+    (tmp_path / "Dockerfile").write_text(f"FROM {buildah.base_image()}\nRUN date +%N > /made\n")
+    reference = cluster.push(buildah, buildah.build(tmp_path, "localhost/k8sjob-test-small"))
+    base = layers(cluster.base_image)
+    assert layers(reference)[: len(base)] == base
