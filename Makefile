@@ -2,6 +2,8 @@
 # make test   everything that can run here; says what it needs for the rest
 # make check  the fast part: lint, types, import contracts, unit and property tests
 # make bench  measurements beside the tools one would use instead
+# make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
+# make cluster-down   its end
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lint bench goldens docs clean system-packages
+.PHONY: demo test check lint bench cluster cluster-down goldens docs clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -21,7 +23,7 @@ test: lint system-packages
 	$(BIN)/python -m pytest --durations=10
 
 check: lint
-	$(BIN)/python -m pytest -q -m "not dist and not system and not slow"
+	$(BIN)/python -m pytest -q -m "not dist and not system and not cluster and not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -42,10 +44,18 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_shown.py
 
-# What only root on Debian can have: image builds. Others are told by the tests that are skipped.
+cluster: $(VENV)/.dev system-packages
+	@cd tests && ../$(BIN)/python -m cluster.bed up
+
+cluster-down: | $(BIN)/python
+	@cd tests && ../$(BIN)/python -m cluster.bed down
+
+# What only root on Debian can have: image builds and a cluster. Others are told by the tests that are skipped.
+SYSTEM := buildah debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
+	iproute2 iptables conntrack openssl util-linux ca-certificates
 system-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		for p in buildah debootstrap; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+		for p in $(SYSTEM); do dpkg-query -Wf'$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing="$$missing $$p"; done; \
 		if [ -n "$$missing" ]; then \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; fi; fi
 

@@ -14,7 +14,6 @@ from cluster.bed import Bed, Cluster
 from k8sjob.rendering import write_context
 
 PROGRAMS = {
-    "go": "golang",
     "containerd": "containerd",
     "runc": "runc",
     "docker-registry": "docker-registry",
@@ -42,6 +41,8 @@ def lacking():
         return "a cluster of one's own needs root on Linux"
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+    if shutil.which("go") is None:
+        return "go missing, which builds Kubernetes and the operator: install go 1.21 or newer"
     if missing:
         packages = " ".join(dict.fromkeys(PROGRAMS[program] for program in missing))
         return f"{', '.join(missing)} missing; on Debian: apt install {packages}"

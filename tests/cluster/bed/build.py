@@ -69,7 +69,12 @@ def _build(folder):
         ([*kubernetes, ".", "./etcd", "./pause"], MODULE),
         *((["install", "-trimpath", package], making) for package in INSTALLED),
     ]
-    environment = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(making), "GOFLAGS": ""}
+    environment = os.environ | {
+        "CGO_ENABLED": "0",
+        "GOBIN": str(making),
+        "GOFLAGS": "",
+        "GOTOOLCHAIN": "auto",  # an older go fetches the one that a module asks for
+    }
     for number, (step, where) in enumerate(steps, 1):
         name = "kubernetes" if where is MODULE else step[-1]
         print(f"building the test cluster, {number} of {len(steps)}: {name}", file=sys.stderr)
