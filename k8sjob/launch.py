@@ -106,7 +106,7 @@ def stopper(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
 
 def _failed(backend: LocalBackend, snapshot: Snapshot) -> JobFailed:
     status = job_status(snapshot)
-    tails = last_lines(backend, status.ref, snapshot.job)
+    tails = last_lines(backend, snapshot)
     words = [f"{status.ref}: {status.state}: {status.message}"]
     words += [f"{f.message}; {f.next_step}" for f in diagnose(snapshot, tails)[:1]]
     failure = JobFailed("\n".join(words))

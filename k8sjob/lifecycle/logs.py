@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.lifecycle.funnel import Ended, Funnel
-from k8sjob.lifecycle.status import replica_names
+from k8sjob.lifecycle.funnel import Funnel
+from k8sjob.lifecycle.status import job_ref, job_status, replica_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from k8sjob.backends.api import Backend, JobRef, Json
+    from k8sjob.backends.api import Backend, JobRef, Json, Snapshot
 
-__all__ = ["TAIL_LINES", "instant", "last_lines", "logs", "replica_of_rank", "select"]
+__all__ = [
+    "MOST_AT_ONCE",
+    "TAIL_LINES",
+    "instant",
+    "last_lines",
+    "logs",
+    "replica_of_rank",
+    "select",
+    "tail_lines",
+]
 
+T = TypeVar("T")
 
 TAIL_LINES: Final = 200
 """So many last lines of each replica are enough to say why it ended."""
+MOST_AT_ONCE: Final = 32
+"""So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
+_READERS: Final = 8
+"""So many replicas' last lines are asked for at the same time."""
 
 
 def logs(
@@ -40,9 +55,11 @@ def logs(
 ) -> Iterator[LogLine]:
     """What the chosen replicas wrote.
 
-    Without `follow` the lines of all replicas come in the order of their timestamps; with `follow`
-    in the order in which they arrive, until the job ends. Lines are as the job wrote them: control
-    sequences are the view's to strip.
+    Without `follow` the lines of all replicas come in the order of their timestamps; those of more
+    than MOST_AT_ONCE replicas come one replica after the other, unless `tail` is given. With
+    `follow` they come in the order in which they arrive, until the job ends, of the first
+    MOST_AT_ONCE replicas. Lines are as the job wrote them: control sequences are the view's to
+    strip.
 
     Args:
         backend: where the job lives.
@@ -50,7 +67,7 @@ def logs(
         replicas: names ("master-0") or roles ("worker"); together with `ranks` empty: all.
         ranks: process ranks; the replicas that run them are added.
         follow: wait for more until the job ends.
-        previous: each replica's attempt before its last one alone.
+        previous: each replica's attempt before its last one alone; nothing is waited for.
         since: leave out what was written before this moment (with a time zone).
         tail: only this many of the last lines of each replica, then what follows.
 
@@ -60,37 +77,78 @@ def logs(
     """
     chosen = select(backend.snapshot(ref).job, replicas, ranks)
 
-    def of(replica: str, stop: Event | None = None, *, wait: bool = False) -> Iterator[LogLine]:
-        lines = backend.logs(ref, replica, follow=wait, previous=previous, stop=stop)
-        return (line for line in lines if since is None or instant(line.timestamp) >= since)
+    def read(replica: str) -> Iterator[LogLine]:
+        lines = backend.logs(ref, replica, previous=previous, tail=tail, since=since)
+        return _from(lines, since)
 
-    if not follow:
-        parts = (_last(of(replica), tail) for replica in chosen)
-        yield from heapq.merge(*parts, key=lambda line: line.timestamp)
-        return
-    skip = {replica: _older(of(replica), tail) for replica in chosen}
+    if follow and not previous:
+        yield from _followed(backend, ref, chosen[:MOST_AT_ONCE], since, tail)
+    elif tail is not None:
+        ends = _in_parallel(lambda replica: _End(read(replica), tail).lines, chosen)
+        yield from heapq.merge(*ends, key=_timestamp)
+    elif len(chosen) <= MOST_AT_ONCE:
+        yield from heapq.merge(*map(read, chosen), key=_timestamp)
+    else:
+        for replica in chosen:
+            yield from read(replica)
+
+
+def _followed(
+    backend: Backend,
+    ref: JobRef,
+    chosen: Sequence[str],
+    since: datetime | None,
+    tail: int | None,
+) -> Iterator[LogLine]:
+    ends: dict[str, _End] = {}
+
+    def end(replica: str) -> _End:
+        # One line at least, so as to know where to go on.
+        lines = backend.logs(ref, replica, tail=max(tail or 0, 1), since=since)
+        return _End(_from(lines, since), tail or 0)
+
+    def follow(replica: str, stop: Event) -> Iterator[LogLine]:
+        seen = ends.get(replica) or _End((), 0)
+        begin = instant(seen.stamp) if seen.stamp else since
+        lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
+        return _from(seen.after(lines), since)
+
+    if tail is not None:
+        ends = dict(zip(chosen, _in_parallel(end, chosen), strict=True))
+        yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
     with Funnel[LogLine]() as funnel:
         for replica in chosen:
-            funnel.add(replica, partial(of, replica, wait=True))
+            funnel.add(replica, partial(follow, replica))
         while funnel.open:
             item = funnel.get()
-            if isinstance(item, Ended):
-                if item.error and not isinstance(item.error, JobNotFound):
-                    raise item.error
-            elif item and skip[item.replica]:
-                skip[item.replica] -= 1
-            elif item:
+            if isinstance(item, LogLine):
                 yield item
+            elif item and item.error and not isinstance(item.error, JobNotFound):
+                raise item.error
 
 
-def last_lines(backend: Backend, ref: JobRef, job: Json) -> dict[str, list[str]]:
-    """The end of each replica's output, for `diagnose`; without those that cannot be read."""
-    tails = {}
-    for replica in replica_names(job):
+def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
+    """The end of each replica's output, for `diagnose`; without those that cannot be read.
+
+    Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
+    """
+    ref, every = job_ref(snapshot.job), replica_names(snapshot.job)
+    bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
+    chosen = list(dict.fromkeys([*bad, *every]))[:MOST_AT_ONCE]
+
+    def read(replica: str) -> list[str] | None:
         with suppress(BackendError):
-            lines = deque(backend.logs(ref, replica), maxlen=TAIL_LINES)
-            tails[replica] = [line.text for line in lines]
-    return tails
+            return tail_lines(backend, ref, replica)
+        return None
+
+    found = dict(zip(chosen, _in_parallel(read, chosen), strict=True))
+    return {name: lines for name in every if (lines := found.get(name)) is not None}
+
+
+def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
+    """The text of a replica's last lines, TAIL_LINES at most."""
+    lines = deque(backend.logs(ref, replica, tail=TAIL_LINES), maxlen=TAIL_LINES)
+    return [line.text for line in lines]
 
 
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
@@ -104,9 +162,14 @@ def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -
     for name in replicas:
         matching = {one for one in every if name.lower() in (one, one.rpartition("-")[0])}
         if not matching:
-            raise BackendError(f"{name!r} is no replica of this job; it has {', '.join(every)}")
+            raise BackendError(f"{name!r} is no replica of this job; it has {_brief(every)}")
         wanted |= matching
     return tuple(name for name in every if name in wanted or not wanted)
+
+
+def _brief(names: Sequence[str]) -> str:
+    some = ", ".join(names[:8])
+    return some if len(names) <= 8 else f"{some} ... {names[-1]}"
 
 
 def replica_of_rank(job: Json, rank: int) -> str:
@@ -135,10 +198,43 @@ def instant(timestamp: str) -> datetime:
     )
 
 
-def _last(lines: Iterable[LogLine], tail: int | None) -> Iterable[LogLine]:
-    return lines if tail is None else deque(lines, maxlen=max(tail, 0))
+class _End:
+    """The last lines of a replica's output, and where whoever follows it goes on.
+
+    Attributes:
+        lines: the last ones, `count` at most.
+        stamp: the timestamp of the last line, given or not; empty where there was none.
+    """
+
+    def __init__(self, lines: Iterable[LogLine], count: int) -> None:
+        self.lines = deque[LogLine](maxlen=max(count, 0))
+        self.stamp = ""
+        self._ties = 0
+        for line in lines:
+            self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
+            self.stamp = line.timestamp
+            self.lines.append(line)
+
+    def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Those of the lines that come after the last one; from the first on all of them."""
+        ties, passed = self._ties, not self.stamp
+        for line in lines:
+            if not passed and line.timestamp <= self.stamp:
+                ties -= line.timestamp == self.stamp
+                if line.timestamp < self.stamp or ties >= 0:
+                    continue
+            passed = True
+            yield line
 
 
-def _older(lines: Iterable[LogLine], tail: int | None) -> int:
-    """How many lines lie before the last `tail` ones now."""
-    return 0 if tail is None else max(sum(1 for _ in lines) - tail, 0)
+def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]:
+    return (line for line in lines if since is None or instant(line.timestamp) >= since)
+
+
+def _timestamp(line: LogLine) -> str:
+    return line.timestamp
+
+
+def _in_parallel(read: Callable[[str], T], replicas: Sequence[str]) -> list[T]:
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, replicas))

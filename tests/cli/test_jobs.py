@@ -142,11 +142,11 @@ def test_another_terminal(job, k8sjob, process):
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=20)
     assert watching.returncode == 130
-    assert err == "the job goes on; again: k8sjob watch tiny\n"
+    assert err == "the job goes on; again: k8sjob watch local/tiny\n"
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
-    assert "the job goes on; again: k8sjob logs -f tiny" in following.communicate(timeout=20)[1]
+    assert "the job goes on; again: k8sjob logs -f local/tiny" in following.communicate(timeout=20)[1]
     assert following.returncode == 130
     assert state() == "Running"
 

@@ -74,7 +74,7 @@ class Script:
     def __init__(self, snapshots, lines=(), *, gone=False, errors=()):
         self.snapshots, self.lines, self.gone = snapshots, list(lines), gone
         self.errors = dict(errors)
-        self.stopped = []
+        self.stopped, self.asked = [], []
 
     def find(self, name):
         return JobRef(name, "ns", "u")
@@ -90,12 +90,15 @@ class Script:
             stop.wait(30)
             self.stopped.append("watch")
 
-    def logs(self, ref, replica, *, follow=False, previous=False, stop=None):
+    def logs(self, ref, replica, *, follow=False, previous=False, tail=None, since=None, stop=None):
+        self.asked.append((replica, follow, tail, since))
         if replica in self.errors:
             raise self.errors[replica]
         wanted = [line for line in self.lines if line.replica == replica]
         if previous:
             wanted = [line for line in wanted if line.attempt == 0]
+        if tail is not None:
+            wanted = wanted[max(len(wanted) - tail, 0) :]
         yield from wanted
 
 

@@ -2,8 +2,17 @@ from datetime import UTC, datetime
 
 import pytest
 
+from k8sjob.backends.api import Snapshot
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.lifecycle.logs import instant, last_lines, logs, replica_of_rank, select
+from k8sjob.lifecycle.logs import (
+    MOST_AT_ONCE,
+    TAIL_LINES,
+    instant,
+    last_lines,
+    logs,
+    replica_of_rank,
+    select,
+)
 
 
 @pytest.fixture
@@ -59,7 +68,72 @@ def test_an_error_of_one_replica_is_an_error_of_the_command(backend, ref):
     for follow in (False, True):
         with pytest.raises(BackendError, match="no permission"):
             list(logs(backend, ref, follow=follow))
-    assert set(last_lines(backend, ref, backend.snapshot(ref).job)) == {"master-0", "worker-0"}
+    assert set(last_lines(backend, backend.snapshot(ref))) == {"master-0", "worker-0"}
+
+
+def test_no_more_is_asked_for_than_is_wanted(backend, ref):
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    list(logs(backend, ref, tail=2, since=since))
+    assert {asked[1:] for asked in backend.asked} == {(False, 2, since)}
+    backend.asked.clear()
+    last_lines(backend, backend.snapshot(ref))
+    assert {asked[1:] for asked in backend.asked} == {(False, TAIL_LINES, None)}
+
+
+def test_following_the_last_lines_goes_on_after_them(script, snapshot, line, ref):
+    lines = [line("worker-0", text, second) for text, second in (("a", 1), ("b", 2), ("c", 2))]
+    backend = script([snapshot("Running", replicas={"Worker": 1})], lines)
+    followed = logs(backend, ref, follow=True, tail=2)
+    assert [next(followed).text for _ in range(2)] == ["b", "c"]
+    # Written meanwhile: in the same instant, later, and by a new pod on a slow clock.
+    backend.lines += [
+        line("worker-0", text, second) for text, second in (("d", 2), ("e", 3), ("f", 1))
+    ]
+    assert texts(followed) == ["d", "e", "f"]
+    assert backend.asked[-1] == ("worker-0", True, None, instant(lines[-1].timestamp))
+
+
+def test_following_from_now_on_alone(script, snapshot, line, ref):
+    backend = script([snapshot("Running", replicas={"Worker": 1})], [line("worker-0", "old", 1)])
+    backend.errors["worker-0"] = BackendError("no permission")
+    with pytest.raises(BackendError, match="no permission"):
+        list(logs(backend, ref, follow=True, tail=0))
+    backend.errors.clear()
+    assert list(logs(backend, ref, follow=True, tail=0)) == []
+
+
+@pytest.fixture
+def many(script, snapshot, line):
+    """A job of hundreds of replicas, each with two lines."""
+    names = [f"worker-{n}" for n in range(10 * MOST_AT_ONCE)]
+    lines = [line(name, f"{name} {when}", when) for when in (1, 2) for name in names]
+    return script([snapshot("Running", replicas={"Worker": len(names)})], lines)
+
+
+def test_of_hundreds_of_replicas_some_are_followed(many, ref):
+    followed = {line.replica for line in logs(many, ref, follow=True)}
+    assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
+    wanted = [f"worker-{n}" for n in range(40, 50)]
+    assert {line.replica for line in logs(many, ref, follow=True, replicas=wanted)} == set(wanted)
+
+
+def test_hundreds_of_replicas_come_one_after_the_other(many, ref):
+    lines = list(logs(many, ref))
+    assert lines[:3] == [many.lines[0], many.lines[10 * MOST_AT_ONCE], many.lines[1]]
+    assert len(lines) == len(many.lines)
+    ends = list(logs(many, ref, tail=1))
+    assert [line.text for line in ends] == [line.text for line in many.lines[10 * MOST_AT_ONCE :]]
+
+
+def test_the_last_lines_of_those_that_failed_come_first(many, snapshot, make_pod, ref):
+    failed = {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}
+    pods = [make_pod("worker-9", running={}), make_pod("worker-300", "Failed", terminated=failed)]
+    job = many.snapshot(ref).job
+    found = last_lines(many, Snapshot(job, pods))
+    assert len(found) == MOST_AT_ONCE
+    assert found["worker-300"] == ["worker-300 1", "worker-300 2"]
+    with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
+        select(job, ["master"])
 
 
 @pytest.mark.parametrize(

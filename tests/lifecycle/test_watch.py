@@ -129,9 +129,10 @@ def test_a_job_that_is_not_there(script, ref):
 
 def test_the_end_waits_for_output_that_does_not_end_but_not_long(script, snapshot, line, ref):
     class Endless(script):
-        def logs(self, ref, replica, *, follow=False, previous=False, stop=None):
-            yield from super().logs(ref, replica)
-            stop.wait(30)
+        def logs(self, ref, replica, *, stop=None, **options):
+            yield from super().logs(ref, replica, **options)
+            if options.get("follow"):
+                stop.wait(30)
             self.stopped.append(replica)
 
     backend = Endless([snapshot("Succeeded")], [line("master-0", "last")])

@@ -66,7 +66,7 @@ class Output:
 
     def _start(self) -> None:
         self.number, self.whole, self.drained = 0, False, False
-        self._given, self._file = _Given(), -1
+        self._given, self._file, self._last = _Given(), -1, ""
         self._quiet = bool(self.since)  # what lies before it is not missed
 
     def catch_up(self, now: Instance) -> Iterator[LogLine]:
@@ -124,7 +124,7 @@ class Output:
                     continue
                 if resumed and not self._given.met:
                     yield self.gap(now, "output may be missing here: its log was rotated")
-                resumed, self._file = False, number
+                resumed, self._file, self._last = False, number, stamp
                 yield LogLine(self.replica, self._earlier_pods + number, stamp, text)
         except ApiError as error:
             if error.code not in _NOT_THERE:
@@ -134,10 +134,9 @@ class Output:
 
     def gap(self, now: Instance, words: str) -> LogLine:
         """A line that says what is missing here."""
-        second = (self._given.since or now.made or "1970-01-01T00:00:00")[:19]
-        text = f"k8sjob: {self.replica}: {words}"
+        stamp = self._last or f"{now.made[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
-        return LogLine(self.replica, attempt, f"{second}.000000000Z", text)
+        return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {words}")
 
     def _lines(
         self, now: Instance, *, before: bool, follow: bool, tail: int | None
