@@ -55,7 +55,7 @@ def doctor_command(file: Path | None, place: Place, output: str) -> int:
     if something stands in the way.
     """
     spec = load(file) if file else None
-    machine = look()
+    machine = look(place.client)
     if place.is_local or not (place.is_cluster or configured()):
         report = Report([*here(machine), *_for_local_jobs(spec, file), _no_cluster(place)])
     else:

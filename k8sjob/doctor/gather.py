@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from k8sjob.backends.transport import ApiError
 from k8sjob.doctor.capacity import add, taken
@@ -58,6 +59,7 @@ def gather(transport: Transport, namespace: str, job: Json | None = None) -> Fac
         job: the rendered PyTorchJob that is to be submitted, if there is one.
     """
     facts = Facts(context=transport.context, server=transport.server, namespace=namespace, job=job)
+    place = quote(namespace, safe="")
     start = time.monotonic()
     version = _ask(transport, "GET", "/version")
     facts = replace(facts, seconds=time.monotonic() - start, answers={"version": version})
@@ -67,14 +69,14 @@ def gather(transport: Transport, namespace: str, job: Json | None = None) -> Fac
         # The longest first.
         usage = pool.submit(_usage, transport)
         questions = {
-            name: pool.submit(_ask, transport, "GET", path.format(namespace=namespace), query=query)
+            name: pool.submit(_ask, transport, "GET", path.format(namespace=place), query=query)
             for name, (path, query) in _QUESTIONS.items()
         }
         questions |= {
             str(one): pool.submit(_there, transport, one, namespace)
             for one in references(job or {})
         }
-        path = f"/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs"
+        path = f"/apis/kubeflow.org/v1/namespaces/{place}/pytorchjobs"
         for name, body in (("dry run", job or minimal_job()), ("bad dry run", minimal_job("0-"))):
             questions[name] = pool.submit(
                 _ask, transport, "POST", path, query=_DRY_RUN, body=_in(body, namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -36,7 +37,7 @@ class Machine:
         python: its version.
         torch: the package's version.
         kubernetes: the Python client's version.
-        kubectl: the program's version, as "v1.34.4".
+        kubectl: the program's version, as "v1.34.4"; None also where it is of no use.
         gpus: how many GPUs a job on this machine can use.
     """
 
@@ -47,13 +48,18 @@ class Machine:
     gpus: int = 0
 
 
-def look() -> Machine:
-    """What this machine has; nothing large is imported for it."""
+def look(chosen: str | None = None) -> Machine:
+    """What this machine has; nothing large is imported for it.
+
+    Args:
+        chosen: the client that is meant, as for `client`; kubectl is looked at where it is used.
+    """
+    package = _package("kubernetes")
     return Machine(
         python=platform.python_version(),
         torch=_package("torch"),
-        kubernetes=_package("kubernetes"),
-        kubectl=_kubectl(),
+        kubernetes=package,
+        kubectl=_kubectl() if chosen == "kubectl" or not package else None,
         gpus=len(visible_gpus()),
     )
 
@@ -129,6 +135,7 @@ def _kubectl() -> str | None:
     try:
         told = subprocess.run(
             ["kubectl", "version", "--client", "-o", "json"],  # noqa: S607 - the one on PATH
+            env=os.environ | {"KUBECONFIG": os.devnull},  # some vendors' ask the server
             capture_output=True,
             timeout=20,
             check=True,

@@ -43,7 +43,8 @@ class Reference:
 
     def path(self, namespace: str) -> str:
         """Where the apiserver has it."""
-        return _PATHS[self.kind].format(namespace=namespace, name=quote(self.name, safe=""))
+        place = quote(namespace, safe="")
+        return _PATHS[self.kind].format(namespace=place, name=quote(self.name, safe=""))
 
 
 def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:

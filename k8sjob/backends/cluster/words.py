@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.cluster.paths import JOBS, Target
+from k8sjob.backends.kubeconfig import redacted
 from k8sjob.backends.transport import ApiError
 
 if TYPE_CHECKING:
@@ -111,10 +112,9 @@ def in_words(error: ApiError, method: str, target: Target, context: str) -> ApiE
         context: the kubeconfig's context.
     """
     told = _BY_CODE.get(error.code, _otherwise)
-    message = told(error, method, target, context)
-    return ApiError(
-        message, code=error.code, reason=error.reason, said=error.said, causes=error.causes
-    )
+    message = redacted(told(error, method, target, context))
+    said = redacted(error.said)  # proxies repeat the headers that they refuse
+    return ApiError(message, code=error.code, reason=error.reason, said=said, causes=error.causes)
 
 
 def is_absent(error: ApiError) -> bool:

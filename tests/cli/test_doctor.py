@@ -1,0 +1,203 @@
+"""The command line of the doctor, over a small HTTP server that speaks as an apiserver does."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from healthy import HealthyCluster
+
+from k8sjob.backends.transport import ApiError
+
+TOKEN = "marked-and-never-to-be-shown"
+CLIENTS = [
+    "python",
+    pytest.param(
+        "kubectl",
+        marks=pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
+    ),
+]
+
+
+@pytest.fixture
+def cluster():
+    return HealthyCluster()
+
+
+@pytest.fixture
+def doctor(k8sjob, cluster, tmp_path, monkeypatch):
+    """Runs `k8sjob doctor` against the cluster."""
+    with cluster.served() as url:
+        config = tmp_path / "kubeconfig"
+        config.write_text(kubeconfig(url))
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        yield lambda *args: k8sjob("doctor", *args)
+
+
+def kubeconfig(url, **user):
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "lab",
+        "clusters": [{"name": "lab", "cluster": {"server": url}}],
+        "users": [{"name": "eve", "user": user or {"token": TOKEN}}],
+        "contexts": [
+            {"name": "lab", "context": {"cluster": "lab", "user": "eve", "namespace": "team"}}
+        ],
+    }
+    return json.dumps(config)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_cluster_where_all_is_well(client, doctor):
+    done = doctor("--client", client)
+    assert done.code == 0, done.out + done.err
+    assert done.out.splitlines()[-1] == "jobs can be submitted to team (context lab)"
+    assert "eve may do all that k8sjob does in team" in done.out
+    assert "problem" not in done.out
+
+
+def test_what_stands_in_the_way(doctor, cluster):
+    cluster.answers["selfsubjectaccessreviews"] = {"status": {"allowed": False}}
+    cluster.answers["/apis/kubeflow.org/v1"] = None
+    done = doctor()
+    assert done.code == 1
+    assert "\nproblem  crd " in done.out
+    assert "2 problems to solve before a job can be submitted" in done.out
+
+
+def test_the_roles_to_ask_for_can_be_applied_as_they_are(doctor, cluster):
+    cluster.answers["selfsubjectaccessreviews"] = {"status": {"allowed": False}}
+    text = doctor().out
+    role, binding = yaml.safe_load_all(text[text.index("\n# The roles") :])
+    assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "team")
+    assert binding["subjects"][0]["name"] == "eve"
+
+
+def test_json_has_what_the_reference_says(doctor, cluster):
+    done = doctor("-o", "json")
+    report = json.loads(done.out)
+    assert list(report) == ["context", "namespace", "can_submit", "checks", "rbac"]
+    assert (report["context"], report["namespace"], report["can_submit"]) == ("lab", "team", True)
+    for check in report["checks"]:
+        assert list(check) == ["topic", "verdict", "seen", "next_step", "details"]
+        assert check["verdict"] in {"ok", "unknown", "warning", "problem"}
+
+
+def test_yaml_says_the_same(doctor):
+    seen, said = (yaml.safe_load(doctor("-o", output).out)["checks"] for output in ("yaml", "json"))
+    assert [check["topic"] for check in seen] == [check["topic"] for check in said]
+
+
+@pytest.mark.parametrize("lines", [(), ("namespace: theirs",)])
+@pytest.mark.parametrize("option", [(), ("-n", "mine")])
+def test_which_namespace_is_looked_at(option, lines, doctor, job_file, cluster):
+    done = doctor(job_file(*lines), *option, "-o", "json")
+    expected = "mine" if option else "theirs" if lines else "team"
+    assert json.loads(done.out)["namespace"] == expected
+    assert any(path.startswith(f"/api/v1/namespaces/{expected}/") for _, path, *_ in cluster.asked)
+
+
+def test_a_job_that_would_not_fit(doctor, job_file):
+    done = doctor(job_file("resources: {gpus: 8}", "volumes: [{name: d, mount: /d, pvc: data}]"))
+    assert done.code == 1
+    assert "a Master is too large for every node" in done.out
+    assert "there is no claim data in team" in done.out
+
+
+def test_a_job_file_that_is_none(doctor, tmp_path):
+    done = doctor(tmp_path / "job.yaml")
+    assert done.code == 1
+    assert "no such file; name a job.yaml" in done.err
+
+
+def test_hostile_text_is_shown_as_text(doctor, cluster):
+    evil = "\x1b]0;owned\x07\x1b[2Jname\u202e[bold red]\r\n"
+    cluster.answers["/api/v1/nodes"]["items"][0]["metadata"]["name"] = evil
+    cluster.answers["/api/v1/nodes"]["items"][0]["status"]["allocatable"]["amd.com/gpu"] = "1"
+    cluster.answers["pytorchjobs"] = ApiError(f"no {evil}", code=422, reason="Invalid")
+    cluster.answers["/apis/storage.k8s.io/v1/storageclasses"]["items"][0]["metadata"]["name"] = evil
+    done = doctor()
+    assert "name[bold red]" in done.out
+    for character in ("\x1b", "\x07", "\u202e", "\r"):
+        assert character not in done.out + done.err
+
+
+@pytest.mark.parametrize("name", ["../../nodes", "a/b?c=d", "%2e%2e", "a b"])
+def test_a_hostile_namespace_stays_one(name, doctor, cluster):
+    assert doctor("-n", name, "-o", "json").code == 1
+    paths = [path for _, path, *_ in cluster.asked if "/namespaces/" in path]
+    assert paths
+    deepest = "/apis/apps/v1/namespaces/x/deployments"
+    assert all(path.count("/") <= deepest.count("/") for path in paths)
+
+
+def test_the_context_that_is_not_there(doctor):
+    done = doctor("--context", "lba")
+    assert done.code == 1
+    assert "no context 'lba'" in done.out
+    assert "next: did you mean 'lab'?" in done.out
+
+
+def test_a_server_that_is_not_there(doctor, tmp_path):
+    (tmp_path / "kubeconfig").write_text(kubeconfig("https://127.0.0.1:1"))
+    done = doctor()
+    assert done.code == 1
+    assert "problem  server" in done.out
+    assert "see that the cluster and the network are up" in done.out
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_token_is_never_shown(client, doctor, cluster):
+    said = f"refused the header Authorization: Bearer {TOKEN}"
+    cluster.answers["pytorchjobs"] = ApiError(said, code=403)
+    shown = doctor("--client", client, "-o", "json")
+    cluster.answers["/version"] = ApiError(said, code=401)
+    refused = doctor("--client", client)
+    assert TOKEN not in shown.out + shown.err + refused.out + refused.err
+
+
+# --- no cluster -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(k8sjob, tmp_path, monkeypatch):
+    """Runs `k8sjob doctor` where no cluster is configured."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    return lambda *args: k8sjob("doctor", *args)
+
+
+def test_without_a_cluster_this_machine_is_looked_at(alone):
+    done = alone()
+    assert done.code == 0
+    assert "no cluster is configured" in done.out
+    assert "Python 3." in done.out
+
+
+def test_without_a_cluster_nothing_can_be_submitted(alone):
+    report = json.loads(alone("-o", "json").out)
+    assert (report["context"], report["can_submit"]) == ("", False)
+
+
+@pytest.mark.parametrize("asked", [("-n", "team"), ("--context", "lab"), ("--client", "python")])
+def test_a_cluster_that_was_asked_for_and_is_not_configured(asked, alone):
+    done = alone(*asked)
+    assert done.code == 1
+    assert "no cluster is configured: there is no kubeconfig at" in done.out
+
+
+def test_packages_that_a_job_would_miss_here(alone, job_file, tmp_path):
+    file = job_file()
+    image = "image: {repository: team/tiny, base: x:1, pip: [not-a-package-at-all]}"
+    file.write_text(file.read_text().replace("image: team/tiny:1", image))
+    done = alone(file)
+    assert done.code == 0
+    assert "lacks not-a-package-at-all" in done.out
+    assert "cannot yet run on this machine" in done.out
+
+
+def test_this_machine_alone(doctor, cluster):
+    done = doctor("--local")
+    assert done.code == 0
+    assert "no cluster was looked at" in done.out
+    assert cluster.asked == []
