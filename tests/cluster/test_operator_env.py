@@ -1,0 +1,134 @@
+"""What k8sjob foretells about the operator, against the operator: environments and refusals."""
+
+import copy
+import json
+
+import pytest
+
+from k8sjob.rendering import manifest, replica_env, webhook_problems
+from k8sjob.spec import JobSpec
+
+ROLE = ("spec", "pytorchReplicaSpecs")
+MASTER, WORKER = (*ROLE, "Master"), (*ROLE, "Worker")
+CONTAINERS = ("template", "spec", "containers")
+ABSENT = object()
+
+
+def job(cluster, **fields):
+    """A job whose pods sleep: it is their objects that are looked at."""
+    given = {"name": "digits", "image": cluster.base_image, "run": {"command": ["sleep", "600"]}}
+    return JobSpec(**{**given, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"replicas": {"workers": 3, "nproc_per_node": 2}},
+        {"replicas": {"workers": 0}},
+        {
+            "replicas": {"workers": 3, "elastic": {"min": 2, "max": 4}},
+            "run": {"command": ["torchrun", "main.py"]},
+        },
+    ],
+    ids=["1+3 of 2", "alone", "elastic"],
+)
+def test_replicas_get_the_environment_that_was_foretold(
+    cluster, namespace, get, eventually, fields
+):
+    spec = job(cluster, **fields)
+    document = manifest(spec)
+    replicas = {
+        (role, index)
+        for role, replica in document["spec"]["pytorchReplicaSpecs"].items()
+        for index in range(replica["replicas"])
+    }
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
+    names = {f"digits-{role.lower()}-{index}": (role, index) for role, index in replicas}
+
+    def pods():
+        found = {pod["metadata"]["name"]: pod for pod in get("pods")}
+        return found if found.keys() == names.keys() else None
+
+    for name, pod in eventually(pods, f"pods {sorted(names)}").items():
+        (container,) = pod["spec"]["containers"]
+        own = document["spec"]["pytorchReplicaSpecs"][names[name][0]]["template"]["spec"]
+        written = own["containers"][0].get("env", [])
+        # The operator's come after the job's own, in this order.
+        injected = container["env"][len(written) :]
+        expected = replica_env(spec, *names[name])
+        assert [(item["name"], item.get("value", "")) for item in injected] == list(
+            expected.items()
+        )
+
+
+def changed(document, path, value):
+    """A copy with one field set, or taken away."""
+    document = copy.deepcopy(document)
+    *way, last = path
+    part = document
+    for key in way:
+        part = part[key]
+    if value is ABSENT:
+        del part[last]
+    else:
+        part[last] = value
+    return document
+
+
+REFUSED = [
+    (("metadata", "name"), "1digits"),
+    (("metadata", "name"), "d.igits"),
+    (("metadata", "name"), "d" * 64),
+    (("spec", "runPolicy", "managedBy"), "me"),
+    ((*ROLE, "worker"), {"template": {}}),
+    ((*MASTER, "replicas"), 2),
+    ((*MASTER, "replicas"), 0),
+    ((*MASTER, "replicas"), ABSENT),
+    ((*WORKER, "replicas"), 0),
+    ((*WORKER, *CONTAINERS), []),
+    ((*WORKER, *CONTAINERS, 0, "name"), "torch"),
+    ((*WORKER, *CONTAINERS, 0, "image"), ABSENT),
+    ((*WORKER, *CONTAINERS), [{"name": "pytorch", "image": "x"}, {"name": "side"}]),
+    (("spec", "elasticPolicy"), {"nProcPerNode": 2}),
+]
+ACCEPTED = [
+    (("metadata", "name"), "d" * 63),
+    (("spec", "runPolicy", "managedBy"), "kueue.x-k8s.io/multikueue"),
+    (("spec", "runPolicy"), ABSENT),
+    ((*WORKER, "replicas"), ABSENT),
+    (MASTER, ABSENT),
+    (WORKER, ABSENT),
+    (("spec", "nprocPerNode"), "gpu"),
+]
+
+
+def dry_run(cluster, namespace, document):
+    """What the cluster says to the manifest, without keeping it."""
+    create = ("create", "--dry-run=server", "-n", namespace, "-f", "-")
+    return cluster.kubectl(*create, stdin=json.dumps(document), check=False)
+
+
+@pytest.mark.parametrize(("path", "value"), REFUSED)
+def test_what_we_refuse_the_webhook_refuses_for_the_same_field(cluster, team, path, value):
+    document = changed(manifest(job(cluster, replicas={"workers": 3})), path, value)
+    said = dry_run(cluster, team, document)
+    assert "denied the request" in said.stderr
+    problems = webhook_problems(document)
+    assert problems
+    for problem in problems:
+        assert f"{problem.field}: " in said.stderr
+
+
+@pytest.mark.parametrize(("path", "value"), ACCEPTED)
+def test_what_we_accept_the_webhook_accepts(cluster, team, path, value):
+    document = changed(manifest(job(cluster, replicas={"workers": 3})), path, value)
+    assert webhook_problems(document) == []
+    assert dry_run(cluster, team, document).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def team(cluster):
+    """One namespace for all dry runs, which leave nothing in it."""
+    cluster.kubectl("create", "namespace", "test-dry-runs")
+    yield "test-dry-runs"
+    cluster.kubectl("delete", "namespace", "test-dry-runs", "--wait=false")
