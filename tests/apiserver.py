@@ -24,6 +24,8 @@ class Apiserver:
 
     Attributes:
         jobs: the PyTorchJobs by namespace and name.
+        pods: the Pods, of all namespaces.
+        lingers: how many times a job that is being deleted is seen until it is gone.
         asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
         before: called with each of those words, before the request is looked at; whatever it
             returns is the answer, as (code, object).
@@ -31,6 +33,7 @@ class Apiserver:
 
     def __init__(self):
         self.jobs = {}
+        self.pods = []
         self.asked = []
         self.before = lambda _word: None
         self.lingers = 0
@@ -44,7 +47,8 @@ class Apiserver:
         namespace = parts[at + 1] if at is not None else None
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if rest[:1] != [JOBS]:
-            return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+            items = self.pods if rest[:1] == ["pods"] else []
+            return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
         word = f"{method} dry" if "dryRun" in query else method
         self.asked.append(word)
         answer = self.before(word)

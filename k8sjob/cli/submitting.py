@@ -179,9 +179,10 @@ def _show_lines(lines: Sequence[str], *, err: bool = False) -> None:
     coloured = stream.isatty() and not os.environ.get("NO_COLOR")
     for line in lines:
         shown = safe_line(line)
-        if coloured:
-            heading = line.startswith(("---", "+++"))
-            shown = click.style(shown, fg=None if heading else _COLOURS.get(line[:1]), bold=heading)
+        if coloured and line.startswith(("---", "+++")):
+            shown = click.style(shown, bold=True)
+        elif coloured:
+            shown = click.style(shown, fg=_COLOURS.get(line[:1]))
         click.echo(shown, err=err)
 
 

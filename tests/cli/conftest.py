@@ -5,6 +5,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
+from apiserver import Apiserver, kubeconfig
 
 from k8sjob.cli import main
 
@@ -15,6 +16,23 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path, monkeypatch):
+    """No cluster is configured, and no job is on this machine, whoever runs the tests."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    """A cluster in memory that the kubeconfig leads to; its namespace is blue."""
+    pytest.importorskip("kubernetes", reason="needs the Python client: pip install kubernetes")
+    api = Apiserver()
+    with api.served() as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+        yield api
 
 
 @pytest.fixture

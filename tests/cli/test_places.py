@@ -1,0 +1,324 @@
+"""Jobs of this machine and of a cluster by the same commands: which one a name means."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from apiserver import Apiserver, kubeconfig, status
+
+from k8sjob.cli.selecting import selector
+from k8sjob.contract import CONTAINER_NAME
+
+
+@pytest.fixture
+def here(job_file, k8sjob):
+    """Makes a job on this machine, over in a second."""
+
+    def make(name="tiny", *lines):
+        file = job_file(*lines, name=name)
+        file.write_text(file.read_text().replace("{script: main.py}", "{command: ['true']}"))
+        assert k8sjob("run", file).code == 0
+
+    return make
+
+
+@pytest.fixture
+def there(job_file, k8sjob, api):
+    """Makes a job in the cluster."""
+
+    def make(name="tiny", *lines, namespace="blue"):
+        assert k8sjob("submit", job_file(*lines, name=name), "-n", namespace).code == 0
+        return api.jobs[namespace, name]
+
+    return make
+
+
+def test_a_name_is_looked_for_in_both_places(here, there, k8sjob):
+    here("mine")
+    there("ours")
+    assert k8sjob("status", "mine", "-o", "name").out == "local/mine\n"
+    assert k8sjob("status", "ours", "-o", "name").out == "blue/ours\n"
+    done = k8sjob("status", "nobodys")
+    assert done.code == 102
+    assert "no job 'nobodys' on this machine or in namespace 'blue' of the cluster" in done.err
+
+
+def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
+    here()
+    there()
+    for command in ("status", "why", "suspend", "delete", "logs", "watch"):
+        done = k8sjob(command, "tiny")
+        assert done.code == 2
+        assert done.err.startswith("error: 'tiny' is ambiguous: say local/tiny or blue/tiny\n")
+    for place in (["local/tiny"], ["tiny", "--local"], ["tiny", "-n", "local"]):
+        assert k8sjob("status", *place, "-o", "name").out == "local/tiny\n"
+    for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["tiny", "--context", "fake"]):
+        assert k8sjob("status", *place, "-o", "name").out == "blue/tiny\n"
+
+
+def test_another_namespace(there, k8sjob):
+    there(namespace="red")
+    assert k8sjob("status", "tiny").code == 102
+    assert k8sjob("status", "red/tiny", "-o", "name").out == "red/tiny\n"
+    assert k8sjob("status", "tiny", "-n", "red", "-o", "name").out == "red/tiny\n"
+    assert k8sjob("status", "red/tiny", "-n", "red", "-o", "name").out == "red/tiny\n"
+
+
+@pytest.fixture
+def away(tmp_path, monkeypatch):
+    """The cluster that is configured cannot be reached; its URL."""
+    pytest.importorskip("kubernetes")
+    with Apiserver().served() as url:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+    return url
+
+
+def test_a_cluster_that_is_away_hides_nothing_that_is_here(here, away, k8sjob):
+    here()
+    done = k8sjob("status", "tiny", "-o", "name")
+    assert (done.code, done.out) == (0, "local/tiny\n")
+    assert done.err.startswith("warning: this is local/tiny; whether the cluster has one, too, is")
+    done = k8sjob("status", "other")
+    assert done.code == 1
+    assert "no job 'other' on this machine, and the cluster cannot be asked" in done.err
+    done = k8sjob("list", "-o", "name")
+    assert (done.code, done.out) == (1, "local/tiny\n")
+    assert done.err.startswith(f"error: {away} (context fake) cannot be reached")
+    assert k8sjob("list", "--local", "-o", "name") == (0, "local/tiny\n", "")
+    done = k8sjob("list", "-n", "blue", "-o", "json")
+    assert (done.code, done.out) == (1, "")
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for(here, api, k8sjob):
+    here()
+    api.before = lambda _word: time.sleep(6)
+    begun = time.monotonic()
+    done = k8sjob("status", "tiny", "-o", "name")
+    assert time.monotonic() - begun < 5.9
+    assert (done.code, done.out) == (0, "local/tiny\n")
+    assert "the cluster did not answer within 3 s" in done.err
+
+
+def test_the_list_has_both_places_the_newest_first(here, there, api, k8sjob):
+    here("old")
+    there("mid")["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    there("new")["metadata"]["creationTimestamp"] = "2099-01-01T00:00:00Z"
+    there("far", namespace="red")["metadata"]["creationTimestamp"] = "2019-01-01T00:00:00Z"
+    names = k8sjob("list", "-o", "name").out.split()
+    assert names == ["blue/new", "local/old", "blue/mid"]
+    assert k8sjob("list", "-A", "-o", "name").out.split() == [*names, "red/far"]
+    assert k8sjob("list", "-n", "red", "-o", "name").out.split() == ["red/far"]
+    assert k8sjob("list", "--local", "-o", "name").out.split() == ["local/old"]
+    for name in names:
+        assert k8sjob("status", name).code == 0
+    header, *rows = k8sjob("list", "-o", "wide").out.splitlines()
+    assert header.split() == [
+        "NAME", "STATE", "REPLICAS", "AGE", "TIME", "RESTARTS", "IMAGE", "UID",
+    ]  # fmt: skip
+    assert rows[0].split()[:3] == ["blue/new", "Created", "1"]
+    assert "team/tiny:1" in rows[0]
+    (record, *_) = json.loads(k8sjob("list", "-o", "json").out)
+    assert (record["image"], record["counts"]) == ("team/tiny:1", {"Pending": 1})
+
+
+def test_the_list_by_labels(here, there, k8sjob):
+    here("mine", "labels: {team: a}")
+    there("ours", "labels: {team: a}")
+    there("theirs", "labels: {team: b}")
+    assert set(k8sjob("list", "-l", "team=a", "-o", "name").out.split()) == {
+        "local/mine",
+        "blue/ours",
+    }
+    done = k8sjob("list", "-l", "team=c")
+    assert done.err == (
+        "no jobs with team=c here or in the cluster; make one with k8sjob run or k8sjob submit\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ("team=a", True),
+        ("team==a,stage=dev", True),
+        ("team = b", False),
+        ("team!=b", True),
+        ("other!=x", True),
+        ("team", True),
+        ("other", False),
+        ("!other", True),
+        ("!team", False),
+        ("team in (a, b), stage", True),
+        ("team in (b,c)", False),
+        ("other in (a)", False),
+        ("team notin (b)", True),
+        ("other notin (b)", True),
+        ("example.io/x=", True),
+    ],
+)
+def test_a_selector(text, fits):
+    assert selector(text)({"team": "a", "stage": "dev", "example.io/x": ""}) is fits
+
+
+def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
+    for name in ("one", "two"):
+        there(name)
+    assert k8sjob("suspend", "one", "blue/two").out == (
+        "blue/one is being suspended\nblue/two is being suspended\n"
+    )
+    assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is True
+    assert k8sjob("resume", "one").code == 0
+    assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is False
+    api.end("blue", "one")
+    assert "blue/one has ended and cannot be suspended" in k8sjob("suspend", "one").err
+    done = k8sjob("delete", "one", "two", "three")
+    assert done.code == 102
+    assert len(api.jobs) == 2, "a name that is wrong stops the whole"
+    assert k8sjob("delete", "one", "two", "one").out == "blue/one deleted\nblue/two deleted\n"
+    assert api.jobs == {}
+
+
+def test_no_more_is_deleted_than_was_asked_for(here, there, api, k8sjob):
+    here("mine", "labels: {team: a}")
+    there("ours", "labels: {team: a}")
+    there("theirs", "labels: {team: b}")
+    there("far", "labels: {team: a}", namespace="red")
+    for asked in (["--all"], ["-l", "team=a"], ["--all", "--context", "fake"]):
+        done = k8sjob("delete", *asked)
+        assert done.code == 2
+        assert "say where: --local for this machine, -n NAMESPACE for a cluster" in done.err
+    assert k8sjob("delete", "-l", "team=a", "-n", "blue").out == "blue/ours deleted\n"
+    assert k8sjob("delete", "--all", "-n", "blue").out == "blue/theirs deleted\n"
+    assert list(api.jobs) == [("red", "far")]
+    assert k8sjob("delete", "--all", "--local").out == "local/mine deleted\n"
+    assert k8sjob("delete", "--all", "--local") == (0, "", "nothing to delete\n")
+
+
+def test_a_job_that_goes_by_itself_is_no_error_of_delete_all(there, api, k8sjob):
+    there()
+
+    def before(word):
+        if word == "DELETE":
+            return status(404, "NotFound", 'pytorchjobs.kubeflow.org "tiny" not found')
+        return None
+
+    api.before = before
+    assert k8sjob("delete", "--all", "-n", "blue") == (0, "", "")
+
+
+def test_the_status_shows_image_digest_and_node(there, api, k8sjob, monkeypatch):
+    there()
+    digest = "sha256:" + "b" * 64
+    pod = {
+        "metadata": {
+            "name": "tiny-master-0",
+            "uid": "p",
+            "ownerReferences": [{"uid": api.jobs["blue", "tiny"]["metadata"]["uid"]}],
+            "labels": {
+                "training.kubeflow.org/replica-type": "master",
+                "training.kubeflow.org/replica-index": "0",
+            },
+        },
+        "spec": {"nodeName": "node-7"},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [
+                {
+                    "name": CONTAINER_NAME,
+                    "restartCount": 2,
+                    "imageID": f"registry.example/team/tiny@{digest}",
+                    "state": {"running": {}},
+                }
+            ],
+        },
+    }
+    api.pods = [pod]
+    record = json.loads(k8sjob("status", "tiny", "-o", "json").out)
+    assert record["image"] == "team/tiny:1"
+    (replica,) = record["replicas"]
+    assert (replica["node"], replica["restarts"], replica["digest"]) == ("node-7", 2, digest)
+    shown = k8sjob("status", "tiny").out
+    assert "node-7" in shown
+    assert f"runs as {digest}" in shown
+
+
+def complete(words, **env):
+    """What a shell offers for the last word."""
+    return subprocess.run(
+        [sys.executable, "-c", "from k8sjob.cli import main; main()"],
+        env={
+            "_K8SJOB_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_shell_completes_names_of_both_places(here, there, k8sjob, tmp_path):
+    here("mine")
+    here("both")
+    there("both")
+    there("ours")
+    there("far", namespace="red")
+    env = {
+        "K8SJOB_STATE": str(tmp_path / "state"),
+        "KUBECONFIG": str(tmp_path / "fake.kubeconfig"),
+    }
+
+    def offered(words):
+        done = complete(words, **env)
+        assert done.stderr == ""
+        return {line.removeprefix("plain,") for line in done.stdout.splitlines()}
+
+    assert offered("k8sjob status ") == {"mine", "ours", "local/both", "blue/both"}
+    assert offered("k8sjob status o") == {"ours"}
+    assert offered("k8sjob status red/") == {"red/far"}
+    assert offered("k8sjob status local/") == {"local/mine", "local/both"}
+    assert offered("k8sjob status -n red ") == {"far"}
+    assert offered("k8sjob status --local ") == {"mine", "both"}
+    assert offered("k8sjob status --context ") == {"fake"}
+
+
+def test_a_shell_is_not_kept_waiting_nor_told_of_errors(here, away, k8sjob, tmp_path):
+    here("mine")
+    env = {
+        "K8SJOB_STATE": str(tmp_path / "state"),
+        "KUBECONFIG": str(tmp_path / "fake.kubeconfig"),
+    }
+    done = complete("k8sjob status ", **env)
+    assert (done.stdout, done.stderr) == ("plain,mine\n", "")
+    (tmp_path / "fake.kubeconfig").write_text("{")
+    done = complete("k8sjob status ", **env)
+    assert (done.stdout, done.stderr) == ("plain,mine\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["list", "--local"], ["status", "local/x"], ["list"]])
+def test_what_is_local_alone_loads_no_client_and_asks_no_network(arguments, api, tmp_path):
+    code = """
+import sys
+from k8sjob.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print({"kubernetes", "urllib3", "http.client"} & set(sys.modules))
+"""
+    env = {"K8SJOB_STATE": str(tmp_path / "state")}
+    if arguments != ["list"]:  # which asks the cluster, where there is one
+        env["KUBECONFIG"] = str(tmp_path / "fake.kubeconfig")
+    else:
+        env["KUBECONFIG"] = str(tmp_path / "nothing")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+    assert api.asked == []

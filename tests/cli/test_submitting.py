@@ -1,0 +1,248 @@
+"""submit and diff, with a cluster in memory behind HTTP."""
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+import yaml
+from apiserver import Apiserver, kubeconfig, status
+
+from k8sjob.rendering import manifest
+from k8sjob.spec import load
+
+DIGEST = "team/tiny@sha256:" + "a" * 64
+
+
+@pytest.fixture
+def file(job_file):
+    """A job.yaml without anything to remark on."""
+    path = job_file()
+    path.write_text(path.read_text().replace("team/tiny:1", DIGEST))
+    return path
+
+
+def other(file):
+    file.write_text(file.read_text().replace("main.py", "other.py"))
+    return file
+
+
+def test_a_job_is_made_and_the_same_again_is_attached_to(k8sjob, api, file):
+    done = k8sjob("submit", file)
+    assert done == (0, "blue/tiny created\n", "follow it: k8sjob watch blue/tiny\n")
+    assert list(api.jobs) == [("blue", "tiny")]
+    again = k8sjob("submit", file)
+    assert again.code == 0
+    assert again.out == (
+        "blue/tiny is there already, the same job and not ended: nothing was changed\n"
+    )
+
+
+def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
+    k8sjob("submit", file)
+    done = k8sjob("submit", other(file))
+    assert (done.code, done.out) == (1, "")
+    *lines, said = done.err.splitlines()
+    assert "-                - main.py" in lines
+    assert "+                - other.py" in lines
+    assert said.startswith("error: blue/tiny is there already: another job than this one, Created")
+    assert "main.py" in json.dumps(api.jobs["blue", "tiny"])
+    done = k8sjob("submit", file, "--replace")
+    assert (done.code, done.out) == (0, "blue/tiny replaced\n")
+    assert done.err.startswith("waiting until blue/tiny and its pods are gone, 120 s at most\n")
+    assert "other.py" in json.dumps(api.jobs["blue", "tiny"])
+
+
+def test_a_name_of_its_own(k8sjob, api, file):
+    for _ in range(2):
+        done = k8sjob("submit", file, "--generate-name", "-o", "name")
+        assert done.code == 0
+        namespace, name = done.out.strip().split("/")
+        assert (namespace, name) in api.jobs
+        assert k8sjob("status", done.out.strip()).code == 0
+    assert len(api.jobs) == 2
+
+
+def test_what_was_made_is_printed_as_the_cluster_has_it(k8sjob, api, file):
+    made = json.loads(k8sjob("submit", file, "-o", "json").out)
+    assert made["metadata"]["uid"] == api.jobs["blue", "tiny"]["metadata"]["uid"]
+    assert yaml.safe_load(k8sjob("submit", file, "-o", "yaml").out) == made
+    assert k8sjob("submit", file, "-o", "name").out == "blue/tiny\n"
+
+
+def test_a_dry_run_of_the_client_asks_no_cluster(k8sjob, file):
+    done = k8sjob("submit", file, "--dry-run=client", "-o", "yaml")
+    assert yaml.safe_load(done.out) == manifest(load(file))
+    done = k8sjob("submit", file, "--dry-run=client", "-n", "red", "-o", "json")
+    shown = json.loads(done.out)
+    assert list(shown["metadata"])[:2] == ["name", "namespace"]
+    assert shown["metadata"].pop("namespace") == "red"
+    assert shown == manifest(load(file))
+    assert k8sjob("submit", file, "--dry-run=client").out == "tiny created (dry run)\n"
+    assert k8sjob("submit", file, "--dry-run=client", "-n", "red", "-o", "name").out == "red/tiny\n"
+
+
+def test_a_dry_run_of_the_server_makes_nothing(k8sjob, api, file):
+    done = k8sjob("submit", file, "--dry-run=server")
+    assert done == (0, "blue/tiny created (server dry run)\n", "")
+    defaulted = yaml.safe_load(k8sjob("submit", file, "--dry-run=server", "-o", "yaml").out)
+    (container,) = defaulted["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
+        "containers"
+    ]
+    assert container["ports"][0]["protocol"] == "TCP"
+    assert defaulted["metadata"]["name"] == "tiny"
+    assert api.jobs == {}
+
+
+@pytest.mark.parametrize("option", [["-n", "red"], []])
+def test_the_namespace_is_the_options_or_the_specs_or_the_contexts(option, k8sjob, api, file):
+    if not option:
+        file.write_text(file.read_text() + "namespace: red\n")
+    assert k8sjob("submit", file, *option).out == "red/tiny created\n"
+    done = k8sjob("diff", other(file), *option)
+    assert done.code == 1
+    assert f"k8sjob submit {file}{' -n red' * bool(option)} --replace" in done.err
+
+
+def test_two_namespaces_are_an_error(k8sjob, api, file):
+    file.write_text(file.read_text() + "namespace: red\n")
+    done = k8sjob("submit", file, "-n", "green")
+    assert done.code == 1
+    assert done.err == (
+        "error: namespace: the job is of 'red', and 'green' is asked for; name one only\n"
+    )
+    assert api.asked == []
+
+
+def test_a_tag_is_worth_a_warning(k8sjob, api, job_file):
+    done = k8sjob("submit", job_file())
+    assert done.code == 0
+    assert done.err.startswith("warning: the image team/tiny:1 has no digest")
+    assert "warning" not in k8sjob("submit", job_file(), "--image", DIGEST, "--replace").err
+
+
+def test_an_image_that_is_to_be_built_must_be_named(k8sjob, api, job_file):
+    file = job_file()
+    built = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"
+    file.write_text(file.read_text().replace("image: team/tiny:1", built))
+    done = k8sjob("submit", file)
+    assert done.code == 1
+    assert "it must be built first: `k8sjob render -d build job.yaml`" in done.err
+    assert api.asked == []
+    assert k8sjob("submit", file, "--image", DIGEST).code == 0
+    assert DIGEST in json.dumps(api.jobs["blue", "tiny"])
+
+
+def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):
+    done = k8sjob("diff", file)
+    assert done.code == 1
+    assert done.out.startswith("--- /dev/null\n+++ blue/tiny as it would be\n")
+    assert done.err == f"\nthe job is not there; make it: k8sjob submit {file}\n"
+    k8sjob("submit", file)
+    assert k8sjob("diff", file) == (0, "", "")
+    api.jobs["blue", "tiny"]["spec"]["runPolicy"]["suspend"] = True
+    done = k8sjob("diff", file)
+    assert done.code == 1
+    assert done.err == "\nread again while the job runs: spec.runPolicy.suspend\n"
+    done = k8sjob("diff", file, "--image", DIGEST.replace("aaaa", "bbbb"))
+    assert done.code == 1
+    assert "takes effect only in a job that is made anew" in done.err
+    assert "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].image" in done.err
+    assert k8sjob("diff", file, "--context", "nowhere").code == 2
+    assert k8sjob("diff", file.parent / "missing.yaml").code == 2
+    assert len(api.jobs) == 1
+
+
+def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
+    k8sjob("submit", file)
+    api.jobs["blue", "tiny"]["metadata"]["labels"]["x"] = "\x1b]0;title\x07\u202eevil"
+    for command in ("diff", "submit"):
+        api.jobs["blue", "tiny"]["metadata"]["annotations"] = {}
+        done = k8sjob(command, file)
+        assert done.code == 1
+        assert "evil" in done.out + done.err
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.out + done.err)
+
+
+def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkeypatch, k8sjob):
+    k8sjob("submit", file)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, _ = process("diff", other(file)).communicate(timeout=30)
+    assert "\x1b" not in plain
+    keeper, terminal = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "k8sjob", "diff", file], stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux' way of saying that the other end is closed
+        while part := os.read(keeper, 65536):
+            seen += part
+    os.close(keeper)
+    assert child.wait(timeout=30) == 1
+    assert b"\x1b[31m-                - main.py\x1b[0m" in seen
+    assert b"\x1b[32m+                - other.py\x1b[0m" in seen
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            status(403, "Forbidden", 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot'
+                   ' create resource "pytorchjobs" in API group "kubeflow.org" in the namespace'
+                   ' "blue"'),
+            "eve may not create pytorchjobs in namespace blue; `k8sjob doctor`",
+        ),
+        (
+            status(404, "NotFound", "the server could not find the requested resource"),
+            "the cluster of context fake knows no PyTorchJobs: the training operator is not",
+        ),
+        (
+            status(500, "InternalError", "Internal error occurred: failed calling webhook"
+                   ' "validator.pytorchjob.training-operator.kubeflow.org": failed to call webhook:'
+                   " Post: connect: connection refused"),
+            "the training operator does not answer (connection refused), so no job can be made",
+        ),
+        (
+            status(404, "NotFound", 'namespaces "blue" not found'),
+            "there is no namespace 'blue' (context fake); create it with",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_a_line_with_the_next_step(answer, said, k8sjob, api, file):
+    api.before = lambda _word: answer
+    done = k8sjob("submit", file)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {said}")
+    assert k8sjob("diff", file).code == 2
+
+
+def test_without_a_cluster_it_says_what_to_set(k8sjob, file, tmp_path, monkeypatch):
+    done = k8sjob("submit", file)
+    assert done.code == 1
+    assert "set KUBECONFIG, or name a file with --kubeconfig" in done.err
+    with Apiserver().served() as url:
+        config = kubeconfig(tmp_path, url, context="production")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    assert (
+        "no context 'prodction'; did you mean 'production'?"
+        in k8sjob("submit", file, "--context", "prodction").err
+    )
+
+
+def test_a_cluster_that_is_away_is_said_at_once(k8sjob, file, tmp_path):
+    pytest.importorskip("kubernetes")
+    with Apiserver().served() as url:
+        config = kubeconfig(tmp_path, url)
+    done = k8sjob("submit", file, "--kubeconfig", config)
+    assert done.code == 1
+    assert f"{url} (context fake) cannot be reached" in done.err
+
+
+def test_the_context_goes_along_into_what_is_suggested(k8sjob, api, file, tmp_path):
+    config = tmp_path / "fake.kubeconfig"
+    done = k8sjob("submit", file, "--kubeconfig", config, "--context", "fake")
+    assert done.err == (f"follow it: k8sjob watch blue/tiny --context fake --kubeconfig {config}\n")
