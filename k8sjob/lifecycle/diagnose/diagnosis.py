@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json, Snapshot
     from k8sjob.lifecycle.diagnose.case import Pod
 
-__all__ = ["diagnose", "witnesses"]
-
-WITNESSES: Final = 16
-"""The output of so many replicas is enough to find a cause; jobs may have thousands."""
+__all__ = ["diagnose"]
 
 
 def diagnose(
@@ -64,14 +61,6 @@ def diagnose(
     if not found and not case.status.state.finished:
         found = [*pods_to_come(case), *_at_pods(slow)(case)]
     return [*found, *master_awaited(case)]
-
-
-def witnesses(snapshot: Snapshot) -> tuple[str, ...]:
-    """The replicas whose output may explain the job: those that failed first, then the others."""
-    failed = sorted(ends(snapshot), key=lambda end: (end.consequence, end.time))
-    names = [end.replica for end in failed]
-    names += [pod.replica for pod in Case(snapshot, {}, (), datetime.now(UTC)).pods]
-    return tuple(dict.fromkeys(names))[:WITNESSES]
 
 
 def _at_pods(*looks: Callable[[Case, Pod], Seen | None]) -> Callable[[Case], Iterator[Finding]]:

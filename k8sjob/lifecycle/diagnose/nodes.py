@@ -9,7 +9,7 @@ from k8sjob.lifecycle.diagnose.case import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from datetime import datetime
 
     from k8sjob.backends.api import Json
@@ -50,10 +50,16 @@ def _lost(case: Case) -> Iterator[Seen]:
         for condition in (node.get("status") or {}).get("conditions") or ()
         if condition.get("type") == "Ready"
     }
+    gone = {
+        status["details"]["name"]
+        for status in case.of_kind("Status")
+        if status["details"].get("kind") == "nodes"
+    }
     for pod in case.pods:
         if not pod.node or pod.phase in ("Succeeded", "Failed"):
             continue
-        silence, since = _silence(pod, nodes)
+        told = "is gone from the cluster" if pod.node in gone else ""
+        silence, since = (told, None) if told else _silence(pod, nodes.get(pod.node))
         if silence:
             yield Seen(
                 Cause.NODE_LOST,
@@ -66,12 +72,14 @@ def _lost(case: Case) -> Iterator[Seen]:
             )
 
 
-def _silence(pod: Pod, nodes: Mapping[str, Json]) -> tuple[str, datetime | None]:
-    """What is wrong with the Pod's node, and since when; empty if it is well or not known."""
-    if nodes:
-        if pod.node not in nodes:
-            return "is gone from the cluster", None
-        ready = nodes[pod.node]
+def _silence(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
+    """What is wrong with the Pod's node, and since when; empty if it is well or not known.
+
+    Args:
+        pod: the Pod.
+        ready: the Ready condition of its node, where nodes may be read.
+    """
+    if ready is not None:
         if ready.get("status") == "True":
             return "", None
         told = ready.get("message") or "it does not report"
