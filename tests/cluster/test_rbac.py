@@ -1,0 +1,204 @@
+"""Users with the roles of manifests/rbac: all that the documentation says works, and no more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from k8sjob.doctor.permissions import Grant, binding
+
+ROOT = Path(__file__).resolve().parents[2]
+RBAC = ROOT / "manifests/rbac"
+CLIENTS = ("python", "kubectl")
+JOB = """\
+name: {name}
+image: {image}
+run: {{command: [sh, -c, "echo I am $RANK; sleep {seconds}"]}}
+replicas: {{workers: 1}}
+resources: {{cpu: 50m, memory: 32Mi}}
+policy: {{termination_grace: 2s}}
+"""
+
+
+class User:
+    """A service account, and the command line as it sees the cluster."""
+
+    def __init__(self, cluster, kubeconfig, namespace, token):
+        self.cluster, self.kubeconfig = cluster, kubeconfig
+        self.namespace, self.token = namespace, token
+
+    def k8sjob(self, *args, code=0):
+        """Run a command that must end with the code; what it printed, stdout before stderr."""
+        done = self._run([sys.executable, "-m", "k8sjob", *map(str, args)])
+        text = done.stdout + done.stderr
+        assert done.returncode == code, f"k8sjob {args} ended with {done.returncode}:\n{text}"
+        assert self.token not in text
+        return text
+
+    def kubectl(self, *args):
+        """Run kubectl as this user; its stderr, empty where it may."""
+        return self._run([str(self.cluster.kubectl_path), *args]).stderr
+
+    def _run(self, argv):
+        env = self.cluster.env | {"KUBECONFIG": str(self.kubeconfig)}
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=300, check=False, env=env
+        )
+
+
+@pytest.fixture
+def user(cluster, namespace, tmp_path):
+    """Makes a user with these roles in the test's namespace."""
+
+    def make(*grants, name="eve"):
+        cluster.kubectl("create", "serviceaccount", name, "-n", namespace)
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+        for grant in grants:
+            place = () if grant.cluster_wide else ("-n", namespace)
+            cluster.kubectl("apply", *place, "-f", str(RBAC / f"{grant}.yaml"))
+            bound = binding(grant, [subject], "" if grant.cluster_wide else namespace)
+            bound["metadata"]["name"] += f"-{namespace}"
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(bound))
+            if grant.cluster_wide:
+                made.append((bound["kind"], bound["metadata"]["name"]))
+        token = cluster.kubectl("create", "token", name, "-n", namespace).stdout.strip()
+        config = json.loads(
+            cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout
+        )
+        config["users"][0]["user"] = {"token": token}
+        config["contexts"][0]["context"]["namespace"] = namespace
+        file = tmp_path / f"{name}.kubeconfig"
+        file.write_text(json.dumps(config))
+        return User(cluster, file, namespace, token)
+
+    made = []
+    yield make
+    for kind, name in made:
+        cluster.kubectl("delete", kind, name)
+
+
+@pytest.fixture
+def job_file(cluster, tmp_path):
+    """Writes a job of two replicas that sleep."""
+
+    def write(name="digits", seconds=600):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(JOB.format(name=name, image=cluster.base_image, seconds=seconds))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def running(cluster, namespace, job_file, eventually, get):
+    """A job of somebody else's in the namespace, whose two pods run."""
+    argv = [sys.executable, "-m", "k8sjob", "submit", str(job_file("theirs")), "-n", namespace]
+    subprocess.run(argv, env=cluster.env, check=True, capture_output=True, timeout=120)
+    eventually(
+        lambda: [pod["status"]["phase"] for pod in get("pods")] == ["Running"] * 2, "two pods"
+    )
+    return "theirs"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_submitter_can_do_all_that_the_documentation_says(client, user, job_file, eventually):
+    eve = user(Grant.SUBMITTER)
+    by = ("--client", client)
+    file, job = job_file(), f"{eve.namespace}/digits"
+    assert "may do all that k8sjob does" in eve.k8sjob("doctor", file, *by)
+    assert "PyTorchJob" in eve.k8sjob("submit", "--dry-run=server", "-o", "yaml", file, *by)
+    assert "digits" in eve.k8sjob("submit", file, *by)
+    eve.k8sjob("submit", file, *by)  # the same and unfinished: attached to
+    eve.k8sjob("diff", file, *by)
+    eventually(lambda: "I am 1" in eve.k8sjob("logs", job, *by), "the worker's output")
+    eventually(lambda: "Running" in eve.k8sjob("status", job, *by), "the job to run")
+    assert "digits" in eve.k8sjob("list", *by)
+    eve.k8sjob("why", job, *by)
+    eve.k8sjob("suspend", job, *by)
+    eventually(lambda: "Suspended" in eve.k8sjob("status", job, *by), "the suspension")
+    eve.k8sjob("resume", job, *by)
+    eve.k8sjob("submit", "--replace", job_file(seconds=1), *by)
+    assert "Succeeded" in eve.k8sjob("watch", job, *by)
+    eve.k8sjob("delete", job, *by)
+    assert "digits" not in eve.k8sjob("list", *by)
+
+
+def test_a_submitter_reads_no_secret_no_other_namespace_and_runs_nothing_in_pods(
+    user, running, cluster
+):
+    eve = user(Grant.SUBMITTER)
+    refused = [
+        ("get", "secrets"),
+        ("get", "secret", "x"),
+        ("get", "pods", "-n", "kube-system"),
+        ("get", "pods", "-A"),
+        ("get", "pytorchjobs", "-n", "default"),
+        ("get", "namespaces"),
+        ("get", "namespace", "default"),
+        ("get", "nodes"),
+        ("exec", f"{running}-master-0", "--", "id"),
+        ("delete", "pod", f"{running}-master-0"),
+        ("run", "x", f"--image={cluster.base_image}"),
+        ("create", "rolebinding", "x", "--role=k8sjob-submitter", "--user=mallory"),
+        ("create", "configmap", "x"),
+        ("create", "token", "default"),
+    ]
+    for words in refused:
+        assert "forbidden" in eve.kubectl(*words).lower(), words
+    assert "may not list pytorchjobs in namespace default" in eve.k8sjob(
+        "list", "-n", "default", code=1
+    )
+    assert "may not list pytorchjobs in all namespaces" in eve.k8sjob("list", "-A", code=1)
+    assert eve.kubectl("get", "pods") == ""  # the refusals above were not for want of a login
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get):
+    eve = user(Grant.VIEWER)
+    by = ("--client", client)
+    job = f"{eve.namespace}/{running}"
+    assert running in eve.k8sjob("list", *by)
+    assert "Running" in eve.k8sjob("status", job, *by)
+    assert "I am 0" in eve.k8sjob("logs", job, *by)
+    eve.k8sjob("why", job, *by)
+    before = get("pytorchjob", running)["metadata"]["generation"]
+    for words in (
+        ("submit", job_file()),
+        ("submit", "--replace", job_file(running, 1)),
+        ("suspend", job),
+        ("delete", job),
+    ):
+        assert "may not" in eve.k8sjob(*words, *by, code=1)
+    assert get("pytorchjob", running)["metadata"]["generation"] == before
+    assert get("pytorchjob", "digits") is None
+
+
+def test_nobody_is_told_what_to_ask_for_and_that_is_enough(user, cluster, job_file):
+    eve = user()
+    asked = eve.k8sjob("doctor", code=1)
+    assert "may not submit and follow jobs" in asked
+    roles = asked[asked.index("\n# The roles") :]
+    assert [one["kind"] for one in yaml.safe_load_all(roles)] == ["Role", "RoleBinding"]
+    cluster.kubectl("apply", "-f", "-", stdin=roles)
+    assert "may do all that k8sjob does" in eve.k8sjob("doctor")
+    eve.k8sjob("submit", job_file())
+
+
+def test_the_cluster_roles_let_the_doctor_see_more(user):
+    eve = user(Grant.SUBMITTER, Grant.CLUSTER_VIEWER, Grant.CAPACITY)
+    report = json.loads(eve.k8sjob("doctor", "-o", "json"))
+    verdicts = {check["topic"]: check["verdict"] for check in report["checks"]}
+    assert "cluster-wide" not in verdicts
+    assert verdicts["nodes"] == "ok"
+    assert "unknown" not in verdicts.values()
+
+
+def test_without_them_it_says_what_it_cannot_see(user):
+    eve = user(Grant.SUBMITTER)
+    report = json.loads(eve.k8sjob("doctor", "-o", "json"))
+    unknown = {check["topic"] for check in report["checks"] if check["verdict"] == "unknown"}
+    assert unknown == {"cluster-wide", "nodes", "storage"}
+    assert report["can_submit"] is True
