@@ -115,9 +115,11 @@ class Access:
         )
 
 
-def configured(kubeconfig: str | Path | None = None) -> bool:
+def configured(
+    kubeconfig: str | Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
+) -> bool:
     """Whether there is a kubeconfig or a service account at all; reads no file."""
-    return any(path.is_file() for path in _paths(kubeconfig)) or _in_pod()
+    return any(path.is_file() for path in _paths(kubeconfig)) or _in_pod(service_account)
 
 
 def contexts(kubeconfig: str | Path | None = None) -> list[str]:
@@ -136,6 +138,8 @@ def access(
     context: str | None = None,
     kubeconfig: str | Path | None = None,
     namespace: str | None = None,
+    *,
+    service_account: Path = SERVICE_ACCOUNT,
 ) -> Access:
     """The way to the cluster that is meant.
 
@@ -143,13 +147,14 @@ def access(
         context: None: the current context; in a pod without a kubeconfig its service account.
         kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
         namespace: None: that of the context.
+        service_account: where a pod has its own.
 
     Raises:
         BackendError: there is no cluster to speak to, no such context, or a file is not valid.
     """
     files, config = _read(kubeconfig)
-    if not files and not context and not kubeconfig and _in_pod():
-        return _service_account(namespace)
+    if not files and not context and not kubeconfig and _in_pod(service_account):
+        return _of_pod(service_account, namespace)
     if not files:
         looked = ", ".join(map(str, _paths(kubeconfig)))
         raise BackendError(
@@ -209,9 +214,9 @@ def _impersonation(user: _Config) -> Iterable[tuple[str, str]]:
             yield "Impersonate-Group", str(group)
 
 
-def _service_account(namespace: str | None) -> Access:
+def _of_pod(service_account: Path, namespace: str | None) -> Access:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    own = SERVICE_ACCOUNT / "namespace"
+    own = service_account / "namespace"
     return Access(
         context=IN_CLUSTER,
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
@@ -219,9 +224,9 @@ def _service_account(namespace: str | None) -> Access:
     )
 
 
-def _in_pod() -> bool:
+def _in_pod(service_account: Path) -> bool:
     variables = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    return all(os.environ.get(v) for v in variables) and (SERVICE_ACCOUNT / "token").is_file()
+    return all(os.environ.get(v) for v in variables) and (service_account / "token").is_file()
 
 
 def _paths(kubeconfig: str | Path | None) -> list[Path]:

@@ -146,7 +146,9 @@ class PythonTransport:
         import urllib3  # noqa: PLC0415 - comes with the client
 
         with self._lock:
-            pool, credentials = self._pool, _credentials(self._settings)
+            pool, secure = self._pool, self.server.startswith("https:")
+            # kubectl, too, keeps them to itself where anybody can listen.
+            credentials = _credentials(self._settings) if secure else {}
         everything = urllib3.HTTPHeaderDict({**headers, **credentials})
         for name, value in self._access.headers:
             everything.add(name, value)

@@ -37,7 +37,7 @@ MOST_SECONDS: Final = 3.0
 STEADY_SECONDS: Final = 10.0
 """A list and a watch that together lasted so long were good ones: the pauses begin anew."""
 REFUSED_SECONDS: Final = 30.0
-"""How long a refusal may be that of an apiserver which is just starting."""
+"""A role or a CRD may not be known yet to an apiserver that was just started."""
 _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 
 
@@ -79,6 +79,7 @@ def reflect(
     stop: Event,
     keep: Callable[[Json], bool] = lambda _: True,
     pause: float = PAUSE_SECONDS,
+    patience: float = REFUSED_SECONDS,
 ) -> Iterator[Change]:
     """The objects of a collection and whatever happens to them, until `stop` is set.
 
@@ -93,10 +94,10 @@ def reflect(
             waiting for its answer.
         keep: which objects are told of.
         pause: seconds before the first repetition.
+        patience: seconds for which a refusal may be that of an apiserver which is just starting.
 
     Raises:
-        ApiError: the collection cannot be read at the beginning, or is refused later for more than
-            half a minute.
+        ApiError: the collection cannot be read at the beginning, or is refused for longer later.
     """
     reflection = _Reflection(transport, path, dict(query or {}), stop, keep)
     tries = 0
@@ -105,7 +106,7 @@ def reflect(
         try:
             yield from reflection.changes()
         except ApiError as error:
-            yield from reflection.failed(error)
+            yield from reflection.failed(error, patience)
         tries = 0 if time.monotonic() - begun > STEADY_SECONDS else tries + 1
         stop.wait(_pause(pause, tries))
 
@@ -147,13 +148,13 @@ class _Reflection:
         self._lost, self._refused_since = False, None
         yield from self._watched(version)
 
-    def failed(self, error: ApiError) -> Iterator[Change]:
+    def failed(self, error: ApiError, patience: float) -> Iterator[Change]:
         """A break: raised where waiting would not help, told where it was not mended at once."""
         if not self._synced:
             raise error
         if error.code in _REFUSALS:
             self._refused_since = self._refused_since or time.monotonic()
-            if time.monotonic() - self._refused_since > REFUSED_SECONDS:
+            if time.monotonic() - self._refused_since > patience:
                 raise error
         # A watch that breaks is mended by the next list, unless that fails too.
         if not (self._watching or self._lost or error.code == 410):

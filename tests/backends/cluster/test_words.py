@@ -1,0 +1,135 @@
+"""Each refusal as the server words it, and what is made of it."""
+
+import pytest
+
+from k8sjob.backends.cluster.paths import Target, path
+from k8sjob.backends.cluster.words import InWords, in_words
+from k8sjob.backends.transport import ApiError
+
+WEBHOOK = (
+    'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: '
+)
+DOWN = (
+    "Internal error occurred: failed calling webhook"
+    ' "validator.pytorchjob.training-operator.kubeflow.org": failed to call webhook: Post'
+    ' "https://training-operator.kubeflow.svc:443/validate?timeout=10s": dial tcp 10.96.0.20:443:'
+    " connect: connection refused"
+)
+RIGHT = (
+    'pytorchjobs.kubeflow.org is forbidden: User "ada" cannot create resource "pytorchjobs" in API'
+    ' group "kubeflow.org" in the namespace "team"'
+)
+EVERYWHERE = (
+    'pytorchjobs.kubeflow.org is forbidden: User "ada" cannot list resource "pytorchjobs" in API'
+    ' group "kubeflow.org" at the cluster scope'
+)
+STRICT = (
+    'PyTorchJob in version "v1" cannot be handled as a PyTorchJob: strict decoding error: '
+    'unknown field "spec.runPolcy", unknown field "spec.x"'
+)
+QUOTA = (
+    'pods "j" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 4,'
+    " limited: 8"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said", "words"),
+    [
+        (404, "NotFound", "the server could not find the requested resource", "is not installed"),
+        (404, "", "404 page not found", "is not installed"),
+        (404, "NotFound", 'namespaces "team" not found', "kubectl create namespace team"),
+        (403, "Forbidden", RIGHT, "ada may not create pytorchjobs in namespace team; `k8sjob doc"),
+        (403, "Forbidden", RIGHT, "manifests/rbac"),
+        (403, "Forbidden", RIGHT.replace("ada", "system:anonymous"), "has no credentials"),
+        (403, "Forbidden", WEBHOOK + "spec.x: Forbidden: no", "refuses the job: spec.x: Forbidden"),
+        (
+            403,
+            "Forbidden",
+            WEBHOOK + "[spec.x: no, spec.y: a, b]",
+            "\n  spec.x: no\n  spec.y: a, b",
+        ),
+        (403, "Forbidden", WEBHOOK.replace("training-", "x"), "the webhook validator.pytorchjob.x"),
+        (403, "Forbidden", QUOTA, "quota of namespace team is used up: gpus, requested"),
+        (403, "Forbidden", "x because it is being terminated", "team is being deleted"),
+        (403, "Forbidden", "for reasons", "cannot create pytorchjobs in namespace team: forbidden"),
+        (400, "BadRequest", STRICT, '\n  unknown field "spec.runPolcy"\n  unknown field "spec.x"'),
+        (400, "BadRequest", "no", "the server answers 400: no"),
+        (409, "AlreadyExists", 'a "one" already exists', "a job 'one' in namespace team already"),
+        (409, "Conflict", "the object has been modified", "try again"),
+        (410, "Expired", "too old", "too old by now"),
+        (422, "Invalid", "it is invalid", "the server answers 422: it is invalid"),
+        (429, "TooManyRequests", "later", "is busy"),
+        (500, "InternalError", DOWN, "the training operator does not answer (connection refused)"),
+        (500, "InternalError", "oops", "the server answers 500: oops"),
+        (503, "ServiceUnavailable", "starting", "not ready: starting"),
+        (418, "", "teapot", "the server answers 418: teapot"),
+    ],
+)
+def test_what_the_server_refuses_is_told_with_the_next_step(code, reason, said, words):
+    error = ApiError(said, code=code, reason=reason, said=said)
+    told = in_words(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    assert words in str(told)
+    assert (told.code, told.reason, told.said) == (code, reason, said)
+
+
+def test_a_right_that_is_missing_everywhere():
+    error = ApiError(EVERYWHERE, code=403, reason="Forbidden", said=EVERYWHERE)
+    told = in_words(error, "GET", Target.of(path("pytorchjobs")), "here")
+    assert "ada may not list pytorchjobs in all namespaces" in str(told)
+
+
+def test_fields_that_are_wrong_stand_one_a_line():
+    causes = [("spec.a", "too long"), ("spec.b", "not a number"), ("<nil>", "not all was checked")]
+    error = ApiError("invalid", code=422, reason="Invalid", said="invalid", causes=causes)
+    told = in_words(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    assert str(told) == (
+        "the cluster refuses the job: \n  spec.a: too long\n  spec.b: not a number"
+    )
+
+
+def test_a_kind_that_the_cluster_does_not_know():
+    error = ApiError("404 page not found", code=404, reason="", said="404 page not found")
+    told = in_words(error, "GET", Target.of(path("workloads", "team")), "here")
+    assert str(told) == "the cluster of context here knows no workloads"
+
+
+@pytest.mark.parametrize("code", [0, 401])
+def test_what_the_transport_says_best_itself_stays(code):
+    error = ApiError("log in again", code=code)
+    assert str(in_words(error, "GET", Target.of("/api/v1/nodes"), "here")) == "log in again"
+
+
+def test_requests_and_streams_are_carried_and_their_errors_told(script):
+    refused = ApiError("busy", code=429, reason="TooManyRequests")
+    script.on("GET", "/api/v1/nodes", {"kind": "NodeList"}, refused)
+    script.watched("/api/v1/nodes", [{"a": 1}, refused])
+    transport = InWords(script)
+    assert (transport.context, transport.namespace) == ("there", "team")
+    assert transport.request("GET", "/api/v1/nodes") == {"kind": "NodeList"}
+    with pytest.raises(ApiError, match="context there is busy"):
+        transport.request("GET", "/api/v1/nodes")
+    lines = transport.stream("/api/v1/nodes")
+    assert next(lines) == b'{"a": 1}\n'
+    with pytest.raises(ApiError, match="context there is busy"):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    ("made", "target"),
+    [
+        (("pods", "ns", "a-0", "log"), Target("", "pods", "ns", "a-0", "log")),
+        (("pytorchjobs", "ns"), Target("kubeflow.org", "pytorchjobs", "ns")),
+        (("nodes",), Target(resource="nodes")),
+        (("namespaces", "", "ns"), Target(resource="namespaces", name="ns")),
+        (("deployments", "", ""), Target("apps", "deployments")),
+    ],
+)
+def test_a_path_is_read_as_it_was_made(made, target):
+    assert Target.of(path(*made)) == target
+
+
+def test_a_name_cannot_leave_its_place_in_a_path():
+    assert path("pods", "ns", "../../secrets/x?y") == (
+        "/api/v1/namespaces/ns/pods/..%2F..%2Fsecrets%2Fx%3Fy"
+    )

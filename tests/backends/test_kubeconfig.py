@@ -1,0 +1,171 @@
+"""Which cluster is meant: contexts, lists of files, pods; and what can be wrong with the files."""
+
+import json
+
+import pytest
+import yaml
+
+from k8sjob.backends.kubeconfig import access, configured, contexts, redacted
+from k8sjob.errors import BackendError
+
+
+def config(name="one", *, current=True, user=None, **context):
+    written = {
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}:6443/"}}],
+        "users": [{"name": f"{name}-user", "user": user or {}}],
+        "contexts": [
+            {"name": name, "context": {"cluster": name, "user": f"{name}-user", **context}}
+        ],
+    }
+    return {**written, "current-context": name} if current else written
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes kubeconfig files and makes them $KUBECONFIG."""
+
+    def write(*configs):
+        files = []
+        for number, content in enumerate(configs):
+            files.append(tmp_path / f"config-{number}")
+            files[-1].write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        monkeypatch.setenv("KUBECONFIG", ":".join(map(str, files)))
+        return files
+
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return write
+
+
+def test_the_current_context(write):
+    files = write(config("one", namespace="team"))
+    way = access()
+    assert (way.context, way.server, way.namespace) == ("one", "https://one:6443", "team")
+    assert way.files == tuple(files)
+    assert access(namespace="other").namespace == "other"
+
+
+def test_a_context_without_a_namespace_means_default(write):
+    write(config())
+    assert access().namespace == "default"
+
+
+def test_in_a_list_of_files_the_first_word_counts(write, tmp_path):
+    write(config("one"), "", config("two"), config("three", current=False))
+    assert access().context == "one"
+    assert access("three").server == "https://three:6443"
+    assert contexts() == ["one", "three", "two"]
+    assert tmp_path / "config-1" not in access().files, "an empty file says nothing"
+
+
+def test_a_file_of_a_list_may_be_missing(write, tmp_path):
+    (there,) = write(config())
+    assert access(kubeconfig=f"{tmp_path / 'nowhere'}:{there}").context == "one"
+
+
+def test_a_file_that_is_named_counts_alone(write, tmp_path):
+    write(config("one"))
+    other = tmp_path / "other"
+    other.write_text(json.dumps(config("two")))
+    assert access(kubeconfig=other).context == "two"
+
+
+def test_a_plugin_and_whose_part_is_played(write):
+    plugin = {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}
+    write(config(user={"exec": {**plugin, "installHint": "brew\n install aws"}}))
+    assert (access().plugin, access().hint) == ("aws", "brew\n install aws")
+    write(config(user={"as": "bob", "as-groups": ["a", "b"]}))
+    assert access().headers == (
+        ("Impersonate-User", "bob"),
+        ("Impersonate-Group", "a"),
+        ("Impersonate-Group", "b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "asked", "words"),
+    [
+        (config("prod"), "prd", "no context 'prd'; did you mean 'prod'?"),
+        (config("prod"), "xyz", "no context 'xyz'; there are: prod"),
+        (config(current=False), None, "no current-context; name one with --context (there are: o"),
+        ("a: [", None, "line 2: "),
+        ("- a", None, "a mapping is expected"),
+        (config(user="x") | {"users": []}, None, "the user 'one-user', which is not under users"),
+        (config() | {"clusters": []}, None, "the cluster 'one', which is not under clusters"),
+        (config() | {"clusters": [{"name": "one"}]}, None, "no cluster with a server"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_name(write, content, asked, words):
+    (path,) = write(content)
+    with pytest.raises(BackendError) as told:
+        access(asked)
+    assert words in str(told.value)
+    assert str(path) in str(told.value)
+
+
+def test_no_cluster_at_all(write, tmp_path):
+    assert not configured()
+    assert contexts() == []
+    with pytest.raises(BackendError, match="no cluster is configured"):
+        access()
+    with pytest.raises(BackendError, match="nowhere"):
+        access(kubeconfig=tmp_path / "nowhere")
+    write("a: [")
+    assert configured(), "a file that is wrong is to be told, not passed over"
+    assert contexts() == []
+
+
+def test_the_users_own_file(write, tmp_path):
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube/config").write_text(yaml.safe_dump(config("home")))
+    assert configured()
+    assert access().context == "home"
+
+
+def test_a_token_is_never_told():
+    token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
+    for text in (
+        f"exec: got {token} instead",
+        f"Authorization: Bearer {token}",
+        "Authorization: Bearer abcdef0123456789",
+        '{"access_token": "abcdef0123456789"}',
+        "password=abcdef0123456789",
+    ):
+        assert "[hidden]" in redacted(text)
+        assert token not in redacted(text)
+        assert "abcdef0123456789" not in redacted(text)
+    assert redacted("Connection refused") == "Connection refused"
+    assert redacted("the token expired") == "the token expired"
+
+
+@pytest.fixture
+def pod(write, tmp_path, monkeypatch):
+    """A pod's service account: where it is, for `access` and `configured`."""
+    account = tmp_path / "serviceaccount"
+    account.mkdir()
+    for name, content in {"token": "t", "namespace": "mine\n", "ca.crt": "c"}.items():
+        (account / name).write_text(content)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    return {"service_account": account}
+
+
+def test_in_a_pod_its_own_cluster_is_meant(pod):
+    way = access(**pod)
+    assert (way.context, way.server) == ("in-cluster", "https://10.96.0.1:443")
+    assert way.namespace == "mine"
+    assert access(namespace="other", **pod).namespace == "other"
+    assert configured(**pod)
+
+
+def test_in_a_pod_a_kubeconfig_comes_first(pod, write):
+    write(config())
+    assert access(**pod).context == "one"
+
+
+def test_in_a_pod_what_is_asked_for_must_be_there(pod, tmp_path):
+    with pytest.raises(BackendError, match="nowhere"):
+        access(kubeconfig=tmp_path / "nowhere", **pod)
+    with pytest.raises(BackendError, match="no cluster is configured"):
+        access("prod", **pod)

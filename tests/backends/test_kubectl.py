@@ -1,0 +1,201 @@
+"""The transport over kubectl: what it is asked, and its words read back."""
+
+import json
+import sys
+import threading
+
+import pytest
+
+from k8sjob.backends.kubeconfig import access
+from k8sjob.backends.kubectl import KubectlTransport
+from k8sjob.backends.transport import ApiError
+from k8sjob.errors import BackendError
+
+JOB = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/one"
+NOISE = "E1121 16:00:00.000000   12 memcache.go:265] not now\nWarning: deprecated\n"
+TWO = """The PyTorchJob "one" is invalid:\x20
+* spec.nprocPerNode: Invalid value: "integer": must be of type string
+* spec.b: Required value"""
+
+
+@pytest.fixture
+def fake(tmp_path, kubeconfig):
+    """A program in kubectl's place: prints what it is told, and writes down how it was called."""
+
+    def make(stdout="", stderr="", code=0, user=None):
+        calls = tmp_path / "calls"
+        program = tmp_path / "kubectl"
+        program.write_text(
+            f"#!{sys.executable}\n"
+            "import json, os, sys\n"
+            f"stdin = sys.stdin.read() if '-f' in sys.argv else ''\n"
+            f"open({str(calls)!r}, 'a').write(json.dumps([sys.argv[1:], stdin,"
+            " os.environ.get('KUBECONFIG')]) + '\\n')\n"
+            f"print({stdout!r}, end='', flush=True)\n"
+            f"print({stderr!r}, end='', file=sys.stderr)\n"
+            f"sys.exit({code})\n"
+        )
+        program.chmod(0o755)
+        transport = KubectlTransport(access(kubeconfig=kubeconfig(user)), str(program))
+        return transport, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "reason", "said"),
+    [
+        (
+            'Error from server (NotFound): pytorchjobs.kubeflow.org "one" not found',
+            404,
+            "NotFound",
+            'pytorchjobs.kubeflow.org "one" not found',
+        ),
+        ("Error from server (Expired): too old: 1 (7)", 410, "Expired", "too old: 1 (7)"),
+        ("Error from server: something", 500, "", "something"),
+        (
+            f"{NOISE}Error from server (Forbidden): no\nat all",
+            403,
+            "Forbidden",
+            "no\nat all",
+        ),
+        (
+            "error: You must be logged in to the server (the server has asked for credentials)",
+            401,
+            "Unauthorized",
+            "Unauthorized",
+        ),
+        (
+            "The connection to the server x:1 was refused - did you specify the right host?",
+            0,
+            "Unreachable",
+            "Connection refused",
+        ),
+        (
+            "Unable to connect to the server: dial tcp: lookup x: no such host",
+            0,
+            "Unreachable",
+            "dial tcp: lookup x: no such host",
+        ),
+        (
+            'Get "https://x/": read: connection reset by peer - error from a previous attempt: EOF',
+            0,
+            "Unreachable",
+            "read: connection reset by peer",
+        ),
+        ("error: unexpected EOF", 0, "Unreachable", "unexpected EOF"),
+        (
+            "Unable to connect to the server: tls: failed to verify certificate: x509: by nobody",
+            0,
+            "Untrusted",
+            "by nobody",
+        ),
+        (
+            "error: unable to read client-cert /a for u due to open /a: no such file or directory",
+            0,
+            "Unusable",
+            "unable to read client-cert /a for u due to open /a: no such file or directory",
+        ),
+        ("", 0, "Unreachable", "kubectl gives no reason"),
+    ],
+)
+def test_its_words_are_read_back(fake, stderr, code, reason, said):
+    transport, _ = fake(stderr=stderr, code=1)
+    for ask in (transport.request, lambda _, path: list(transport.stream(path))):
+        with pytest.raises(ApiError) as told:
+            ask("GET", JOB)
+        assert (told.value.code, told.value.reason, told.value.said) == (code, reason, said)
+
+
+def test_the_fields_that_are_wrong(fake):
+    transport, _ = fake(stderr=TWO, code=1)
+    with pytest.raises(ApiError) as told:
+        transport.request("POST", JOB, body={})
+    assert (told.value.code, told.value.reason) == (422, "Invalid")
+    assert told.value.causes == [
+        ("spec.nprocPerNode", 'Invalid value: "integer": must be of type string'),
+        ("spec.b", "Required value"),
+    ]
+
+
+def test_a_plugin_that_fails_is_told_with_its_own_words(fake):
+    stderr = (
+        "SSO session expired, token=abcdef012345\n"
+        "Unable to connect to the server: getting credentials: exec: executable aws failed with"
+        " exit code 1\nhelp\n"
+    )
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}
+    transport, _ = fake(stderr=stderr, code=1, user={"exec": plugin})
+    with pytest.raises(ApiError) as told:
+        transport.request("GET", JOB)
+    assert told.value.code == 401
+    assert "'aws', which gives none: exec: executable aws failed with exit code 1: SSO" in str(
+        told.value
+    )
+    assert "abcdef012345" not in str(told.value)
+
+
+def test_without_any_credentials_kubectl_would_ask_a_person(fake):
+    transport, _ = fake(stdout="Please enter Username: ", stderr="error: EOF", code=1)
+    with pytest.raises(ApiError, match="does not accept the credentials of context here"):
+        transport.request("GET", JOB)
+
+
+def test_a_patch_is_asked_of_the_object_itself(fake, kubeconfig):
+    transport, calls = fake(stdout='{"kind": "PyTorchJob"}')
+    body = {"spec": {"runPolicy": {"suspend": True}}}
+    merge = "application/merge-patch+json"
+    found = transport.request("PATCH", JOB, body=body, content_type=merge, query={"dryRun": "All"})
+    assert found == {"kind": "PyTorchJob"}
+    ((argv, _, files),) = calls()
+    assert argv == [
+        *("--context", "here", "patch", "pytorchjobs.v1.kubeflow.org", "one"),
+        *("--namespace", "team", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"),
+        *("--dry-run=server", "--request-timeout=30s"),
+    ]
+    assert files == str(kubeconfig())
+
+
+def test_of_an_object_that_only_has_to_be_there_no_contents_are_asked_for(fake):
+    transport, calls = fake(stdout="hf-token   Opaque   1   5d\n")
+    found = transport.request("GET", "/api/v1/namespaces/team/secrets/hf-token", metadata_only=True)
+    assert found == {"kind": "PartialObjectMetadata", "metadata": {"name": "hf-token"}}
+    ((argv, _, _),) = calls()
+    assert argv[2:6] == ["get", "secrets", "hf-token", "--namespace"]
+    assert not [word for word in argv if word.startswith(("-o", "--output", "--raw"))]
+
+
+def test_what_is_sent_goes_to_its_standard_input(fake):
+    transport, calls = fake(stdout="{}")
+    transport.request("POST", JOB, body={"a": "ü"}, query={"dryRun": "All"}, timeout=5)
+    ((argv, sent, _),) = calls()
+    assert argv[2:] == [
+        *("create", "--raw", f"{JOB}?dryRun=All", "-f", "-", "--request-timeout=5s")
+    ]
+    assert json.loads(sent) == {"a": "ü"}
+
+
+def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
+    from k8sjob.backends.kubeconfig import IN_CLUSTER, Access
+
+    _, calls = fake(stdout="{}")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    program = fake(stdout="{}")[0]._argv[0]
+    KubectlTransport(Access(IN_CLUSTER, "https://10.96.0.1:443"), program).request("GET", JOB)
+    ((argv, _, files),) = calls()
+    assert argv[0] == "get"
+    assert files is None
+
+
+def test_an_answer_that_is_no_json(fake):
+    transport, _ = fake(stdout="hello")
+    with pytest.raises(ApiError, match="kubectl prints no JSON: 'hello'"):
+        transport.request("GET", JOB)
+
+
+def test_without_kubectl_it_is_named(kubeconfig):
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), "/nowhere/kubectl")
+    with pytest.raises(BackendError, match="/nowhere/kubectl cannot be started"):
+        transport.request("GET", JOB)
+    with pytest.raises(BackendError, match="install kubectl"):
+        list(transport.stream(JOB, stop=threading.Event()))
