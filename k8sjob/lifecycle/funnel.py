@@ -39,7 +39,7 @@ class Funnel(Generic[T]):
     def __init__(self, size: int = 10_000) -> None:
         self._stop = threading.Event()
         # Bounded, so that a reader slower than the replicas holds them back instead of the memory.
-        self._queue: queue.Queue[T | Ended] = queue.Queue(size)
+        self._queue: queue.Queue[tuple[T | Ended, threading.Semaphore | None]] = queue.Queue(size)
         self.open: set[str] = set()
 
     def __enter__(self) -> Funnel[T]:
@@ -53,39 +53,63 @@ class Funnel(Generic[T]):
     ) -> None:
         self._stop.set()
 
-    def add(self, name: str, source: Callable[[threading.Event], Iterator[T]]) -> None:
-        """Start to read a source; `name` is in `open` until its Ended was taken."""
+    def add(
+        self,
+        name: str,
+        source: Callable[[threading.Event], Iterator[T]],
+        *,
+        ahead: int | None = None,
+    ) -> None:
+        """Start to read a source; `name` is in `open` until its Ended was taken.
+
+        Args:
+            name: of the source.
+            source: the function that opens it.
+            ahead: so many of its items may wait to be taken; then it is held back, which is for
+                sources whose next item says all that the ones before it do.
+        """
         self.open.add(name)
+        room = threading.Semaphore(ahead) if ahead else None
         # A daemon: a source that is slow to notice the stop must not hold up the interpreter.
         threading.Thread(
-            target=self._read, args=(name, source), name=f"funnel-{name}", daemon=True
+            target=self._read, args=(name, source, room), name=f"funnel-{name}", daemon=True
         ).start()
 
     def get(self, timeout: float | None = None) -> T | Ended | None:
         """The next item, or None when none came within `timeout` seconds."""
         try:
-            item = self._queue.get(timeout=timeout)
+            item, room = self._queue.get(timeout=timeout)
         except queue.Empty:
             return None
+        if room:
+            room.release()
         if isinstance(item, Ended):
             self.open.discard(item.source)
         return item
 
-    def _read(self, name: str, source: Callable[[threading.Event], Iterator[T]]) -> None:
+    def _read(
+        self,
+        name: str,
+        source: Callable[[threading.Event], Iterator[T]],
+        room: threading.Semaphore | None,
+    ) -> None:
         error = None
         try:
             for item in source(self._stop):
-                self._put(item)
+                self._put(item, room)
                 if self._stop.is_set():
                     return
         except Exception as failure:  # noqa: BLE001 - it belongs to the reader of the funnel
             error = failure
-        self._put(Ended(name, error))
+        self._put(Ended(name, error), None)
 
-    def _put(self, item: T | Ended) -> None:
+    def _put(self, item: T | Ended, room: threading.Semaphore | None) -> None:
+        while room and not room.acquire(timeout=0.5):
+            if self._stop.is_set():
+                return
         while not self._stop.is_set():
             try:
-                self._queue.put(item, timeout=0.5)
+                self._queue.put((item, room), timeout=0.5)
             except queue.Full:
                 continue
             return

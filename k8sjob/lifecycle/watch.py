@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict, deque
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
@@ -14,18 +15,19 @@ from k8sjob.errors import JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.funnel import Ended, Funnel
 from k8sjob.lifecycle.logs import TAIL_LINES, instant
-from k8sjob.lifecycle.status import JobState, JobStatus, job_status, replica_names
+from k8sjob.lifecycle.readers import Readers
+from k8sjob.lifecycle.status import JobState, JobStatus, job_status
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Backend, JobRef
 
-__all__ = ["watch"]
+__all__ = ["job_data", "watch"]
 
-SETTLE_SECONDS: Final = 0.8
+SETTLE_SECONDS: Final = 0.5
 """How long an ended job must have been silent until its output counts as complete."""
+_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TOLD_BY_STATE: Final = frozenset(
     {
         "BackOff",
@@ -49,34 +51,27 @@ def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event
     Args:
         backend: where the job lives.
         ref: the job.
-        logs: read the replicas' output too; without it there are no runtime events.
+        logs: read the replicas' output too, see Readers; without it there are no runtime events.
 
     Raises:
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
     watcher = _Watcher()
-    snapshot = backend.snapshot(ref)
     with Funnel[Snapshot | LogLine]() as funnel:
-        funnel.add("", lambda stop: backend.watch(ref, stop=stop))
-        for name in replica_names(snapshot.job) if logs else ():
-            funnel.add(name, partial(_follow, backend, ref, name))
+        # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
+        funnel.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
+        readers = Readers(backend, ref, funnel) if logs else None
         item = None
         while not watcher.settled(funnel.open, item):
             item = funnel.get(0.1)
             if isinstance(item, Snapshot):
-                yield from watcher.changed(item)
+                yield from watcher.changed(item, readers)
             elif isinstance(item, Ended):
-                yield from watcher.source_ended(item)
+                yield from watcher.source_ended(item, ref)
             elif item is not None:
                 yield watcher.line(item)
     yield from watcher.end()
-
-
-def _follow(
-    backend: Backend, ref: JobRef, replica: str, stop: threading.Event
-) -> Iterator[LogLine]:
-    return backend.logs(ref, replica, follow=True, stop=stop)
 
 
 class _Watcher:
@@ -87,7 +82,7 @@ class _Watcher:
         self._status: JobStatus | None = None
         self._told_job: object = None
         self._told_replicas: dict[str, object] = {}
-        self._told_events: set[object] = set()
+        self._told_warnings: set[object] = set()
         self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
         self._ended_at: float | None = None
         self._heard_at = 0.0
@@ -112,9 +107,11 @@ class _Watcher:
     def _was_written_after_the_end(self, item: Snapshot | LogLine | Ended) -> bool:
         return isinstance(item, LogLine) and item.timestamp > self._end_stamp
 
-    def changed(self, snapshot: Snapshot) -> Iterator[Event]:
+    def changed(self, snapshot: Snapshot, readers: Readers | None) -> Iterator[Event]:
         """What a newer snapshot tells; the terminal JOB event is kept for the end."""
         self._snapshot, self._status = snapshot, job_status(snapshot)
+        if readers:
+            yield from readers.look(snapshot.job, self._status)
         yield from self._replicas(self._status)
         yield from self._warnings(snapshot)
         if not self._status.state.finished:
@@ -123,9 +120,11 @@ class _Watcher:
             self._ended_at = time.monotonic()
             self._end_stamp = datetime.now(UTC).isoformat()
 
-    def source_ended(self, ended: Ended) -> Iterator[Event]:
+    def source_ended(self, ended: Ended, ref: JobRef) -> Iterator[Event]:
         """A source of lines that fails is told and left; a job that is gone has ended."""
         if not ended.source:
+            if self._snapshot is None:
+                raise ended.error or JobNotFound(f"{ref} is gone; `k8sjob list` names those there")
             if ended.error and not isinstance(ended.error, JobNotFound):
                 raise ended.error
             self._deleted = self._ended_at is None
@@ -145,10 +144,16 @@ class _Watcher:
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""
-        if self._deleted:
-            state = JobState.DELETED
-            data = {"state": str(state), "reason": "", "exit_code": state.exit_code}
-            yield Event(EventKind.JOB, {**data, "message": "the job was deleted"}, time.time())
+        if self._deleted and self._status:
+            gone = replace(
+                self._status,
+                state=JobState.DELETED,
+                reason="",
+                message="the job was deleted",
+                exit_code=JobState.DELETED.exit_code,
+                finished=None,
+            )
+            yield from self._job(gone)
         elif self._status and self._snapshot:
             yield from self._job(self._status)
             if self._status.state is JobState.FAILED:
@@ -156,15 +161,10 @@ class _Watcher:
                     yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
-        data = {
-            "state": str(status.state),
-            "reason": status.reason,
-            "message": status.message,
-            "exit_code": status.exit_code,
-        }
-        if data != self._told_job:
-            self._told_job = data
-            yield Event(EventKind.JOB, data, time.time())
+        told = (status.state, status.reason, status.message)
+        if told != self._told_job:
+            self._told_job = told
+            yield Event(EventKind.JOB, job_data(status), time.time())
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
         for replica in status.replicas:
@@ -181,14 +181,34 @@ class _Watcher:
                 yield Event(EventKind.REPLICA, data, time.time(), replica.name)
 
     def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
+        """Each warning once, and once alone what many replicas meet alike."""
+        job = snapshot.job.get("metadata", {}).get("name", "")
         for event in snapshot.events:
-            key = (event.get("metadata", {}).get("uid"), event.get("count", 1))
-            if event.get("type") != "Warning" or key in self._told_events:
+            if event.get("type") != "Warning" or event.get("reason") in _TOLD_BY_STATE:
                 continue
-            if event.get("reason") in _TOLD_BY_STATE:
+            about, message = event.get("involvedObject") or {}, event.get("message") or ""
+            pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
+            replica = pod.removeprefix(f"{job}-") if pod != job else ""
+            alike = _UID.sub("", message.replace(pod, "")) if replica else event["metadata"]["uid"]
+            if (event.get("reason"), alike) in self._told_warnings:
                 continue
-            self._told_events.add(key)
-            name = event.get("involvedObject", {}).get("name", "")
-            replica = next((r for r in self._told_replicas if name.endswith(f"-{r}")), "")
-            data = {"message": event.get("message", ""), "reason": event.get("reason", "")}
+            self._told_warnings.add((event.get("reason"), alike))
+            data = {"message": message, "reason": event.get("reason", "")}
             yield Event(EventKind.WARNING, data, time.time(), replica)
+
+
+def job_data(status: JobStatus) -> dict[str, Any]:
+    """A job's status as the data of a JOB event."""
+    return {
+        "state": str(status.state),
+        "reason": status.reason,
+        "message": status.message,
+        "exit_code": status.exit_code,
+        "created": _seconds(status.created),
+        "started": _seconds(status.started),
+        "finished": _seconds(status.finished),
+    }
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment else None

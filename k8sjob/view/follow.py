@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.errors import JobNotFound
-from k8sjob.lifecycle.status import job_status
+from k8sjob.lifecycle.status import JobState
 from k8sjob.lifecycle.watch import watch
 from k8sjob.view.feed import Feed, Interrupts
 from k8sjob.view.show import close_with_summary, viewer
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.view.show import Output
+    from k8sjob.view.story import Story
 
 __all__ = ["follow", "leave"]
 
@@ -57,9 +57,7 @@ def follow(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    begun = job_status(backend.snapshot(ref)).created
-    since = begun.timestamp() if begun else None
-    with viewer(output, job=ref.name, since=since) as view, Interrupts() as interrupts:
+    with viewer(output, job=ref.name) as view, Interrupts() as interrupts:
         answered = 0
         for batch in Feed(watch(backend, ref, logs=logs)):
             view.show(batch)
@@ -69,21 +67,13 @@ def follow(
                 if answer is None:
                     return interrupts.exit_code
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
-        seconds, more = _afterwards(backend, ref, files)
-        close_with_summary(view, seconds=seconds, more=more)
+        close_with_summary(view, more=_further(view.story, ref, files))
     return interrupts.exit_code or view.story.exit_code or 0
 
 
-def _afterwards(
-    backend: Backend, ref: JobRef, files: Path | None
-) -> tuple[float | None, dict[str, str]]:
-    """How long an ended job ran, and where to look further; nothing of one that is gone."""
-    try:
-        status = job_status(backend.snapshot(ref))
-    except JobNotFound:
-        return None, {}
-    seconds = None
-    if status.started and status.finished:
-        seconds = (status.finished - status.started).total_seconds()
+def _further(story: Story, ref: JobRef, files: Path | None) -> dict[str, str]:
+    """Where to look further; nothing of a job that is gone."""
+    if story.state == JobState.DELETED:
+        return {}
     more = {"files": str(files)} if files else {}
-    return seconds, more | {"logs": f"k8sjob logs {ref.name if files else ref}"}
+    return more | {"logs": f"k8sjob logs {ref.name if files else ref}"}

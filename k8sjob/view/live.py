@@ -48,7 +48,6 @@ class LiveView:
         console: Console,
         job: str = "",
         *,
-        since: float | None = None,
         ascii_only: bool = False,
     ) -> None:
         """A view.
@@ -56,13 +55,12 @@ class LiveView:
         Args:
             console: the terminal.
             job: the job as its user calls it.
-            since: when the job began, seconds since the epoch; None: now.
             ascii_only: use no character beyond ASCII.
         """
         self.story = Story(job)
         self._console = console
         self._speaker = Speaker()
-        self._panel = Panel(self.story, since or time.time(), ascii_only=ascii_only)
+        self._panel = Panel(self.story, ascii_only=ascii_only)
         self._region = Region(console)
 
     def show(self, events: Sequence[Event]) -> None:
@@ -86,13 +84,12 @@ class Panel:
 
     Args:
         story: drawn as it is at the time of drawing.
-        since: when the job began, seconds since the epoch.
         ascii_only: use no character beyond ASCII.
     """
 
-    def __init__(self, story: Story, since: float, *, ascii_only: bool = False) -> None:
+    def __init__(self, story: Story, *, ascii_only: bool = False) -> None:
         self._story = story
-        self._since = since
+        self._begun = time.time()
         self._ascii = ascii_only
 
     def lines(self, columns: int, rows: int) -> list[Text]:
@@ -111,7 +108,8 @@ class Panel:
             state = "Stopping"
         title = Text(story.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        title.append(f"  {duration(max(time.time() - self._since, 0))}", style="not bold")
+        age = time.time() - (story.created or self._begun)
+        title.append(f"  {duration(max(age, 0))}", style="not bold")
         if story.group:
             title.append(f"  {started(story.group)}", style="not bold dim")
         return title

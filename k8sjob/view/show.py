@@ -66,7 +66,6 @@ def viewer(
     kind: Output = "auto",
     *,
     job: str = "",
-    since: float | None = None,
     out: TextIO | None = None,
 ) -> Iterator[View]:
     """The view for an output, closed at the end.
@@ -76,7 +75,6 @@ def viewer(
             output is a terminal and plain lines where it is not; a function is called with each
             event.
         job: the job as its user calls it.
-        since: when the job began, seconds since the epoch; None: now.
         out: standard output, unless another stream is given.
     """
     out = out or sys.stdout
@@ -86,7 +84,7 @@ def viewer(
     elif kind == "json":
         view = JsonView(out, job)
     elif kind == "auto" and is_live(out):
-        view = LiveView(console_for(out), job, since=since, ascii_only=ascii_only(out))
+        view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
     else:
         view = PlainView(out, job)
     try:
@@ -98,7 +96,6 @@ def viewer(
 def close_with_summary(
     view: View,
     *,
-    seconds: float | None = None,
     more: Mapping[str, str] | None = None,
     out: TextIO | None = None,
 ) -> None:
@@ -106,7 +103,6 @@ def close_with_summary(
 
     Args:
         view: from `viewer`.
-        seconds: how long the job ran.
         more: further rows of the summary, by label.
         out: as for `viewer`.
     """
@@ -115,9 +111,7 @@ def close_with_summary(
         return
     out = out or sys.stdout
     console = console_for(out)
-    lines = summary(
-        view.story, width=console.width, ascii_only=ascii_only(out), seconds=seconds, more=more
-    )
+    lines = summary(view.story, width=console.width, ascii_only=ascii_only(out), more=more)
     console.print(Text("\n").join([Text(), *lines]), soft_wrap=True)
 
 

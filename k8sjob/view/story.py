@@ -78,6 +78,9 @@ class Story:
     Attributes:
         job: the job as its user calls it.
         state: as `k8sjob status` says it; empty before the first word of it.
+        created: when the job was accepted, seconds since the epoch; None where that is not known.
+        started: when its replicas were first made, or made again after a resume.
+        finished: when it ended.
         replicas: by name, in the order of their coming.
         group: what the process group said when it met: world_size, backend, device, ...
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
@@ -90,6 +93,9 @@ class Story:
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
+    created: float | None = None
+    started: float | None = None
+    finished: float | None = None
     replicas: dict[str, Replica] = field(default_factory=dict)
     group: dict[str, str | float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
@@ -122,11 +128,21 @@ class Story:
             case _:
                 pass
 
+    @property
+    def seconds(self) -> float | None:
+        """How long the job ran; None while it runs, or where that is not known."""
+        if self.started is None or self.finished is None:
+            return None
+        return self.finished - self.started
+
     def _job(self, data: dict[str, Any]) -> None:
         self.state = text(data.get("state"))
         self.reason = text(data.get("reason"))
         self.message = text(data.get("message"))
         self.exit_code = integer(data.get("exit_code"))
+        self.created, self.started, self.finished = (
+            real(data.get(key)) for key in ("created", "started", "finished")
+        )
         self.stopping = False
 
     def _replica(self, name: str, data: dict[str, Any]) -> None:

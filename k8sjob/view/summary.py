@@ -24,7 +24,6 @@ def summary(
     *,
     width: int = 80,
     ascii_only: bool = False,
-    seconds: float | None = None,
     more: Mapping[str, str] | None = None,
 ) -> list[Text]:
     """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
@@ -33,7 +32,6 @@ def summary(
         story: the job's events, added up.
         width: columns of the terminal.
         ascii_only: use no character beyond ASCII.
-        seconds: how long the job ran; None where that is not known.
         more: further rows, by label: where the logs are, which command shows them.
     """
     lines = [
@@ -41,7 +39,7 @@ def summary(
     ]
     if lines:
         lines.append(Text())
-    lines.append(_outcome(story, seconds))
+    lines.append(_outcome(story))
     for found in story.findings:
         lines += finding_lines(found)
     rows = {
@@ -69,11 +67,11 @@ def curve(story: Story, *, width: int, ascii_only: bool) -> list[str]:
     return [*lines, f"loss, epoch {first} to {last}".rjust(len(lines[-1]))]
 
 
-def _outcome(story: Story, seconds: float | None) -> Text:
+def _outcome(story: Story) -> Text:
     state = story.state or "Ended"
     text = Text(story.job, style="bold").append(" ")
     text.append(state, style=STATE_STYLE.get(state, "yellow"))
-    if seconds is not None:
-        text.append(f" after {duration(seconds)}", style="not bold")
+    if story.seconds is not None:
+        text.append(f" after {duration(story.seconds)}", style="not bold")
     detail = story.message if state != "Succeeded" and not story.findings else ""
     return text.append(f": {detail}", style="not bold") if detail else text

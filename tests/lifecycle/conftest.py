@@ -85,6 +85,7 @@ class Script:
         return self.snapshots[0]
 
     def watch(self, ref, *, stop=None):
+        self.snapshot(ref)
         yield from self.snapshots
         if not self.gone and stop:
             stop.wait(30)

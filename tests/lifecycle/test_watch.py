@@ -4,6 +4,8 @@ import pytest
 
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.lifecycle.logs import MOST_AT_ONCE
+from k8sjob.lifecycle.readers import LAST_LINES
 from k8sjob.lifecycle.watch import SETTLE_SECONDS, watch
 
 
@@ -79,14 +81,16 @@ def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, r
             "count": count,
         }
 
-    pods = [make_pod("worker-1", "Pending")]
+    pods = [make_pod("worker-1", "Pending"), make_pod("worker-2", "Pending")]
     first = [
         event("1", "job-worker-1", "FailedScheduling"),
+        event("5", "job-worker-2", "FailedScheduling"),
         event("2", "job", "TooFewGPUs"),
         event("3", "job-worker-1", "BackOff"),
         event("4", "job", "Created", "Normal"),
     ]
     again = [event("1", "job-worker-1", "FailedScheduling", count=2), *first[1:]]
+    again.append(event("6", "job", "TooFewGPUs"))
     snapshots = [
         snapshot("Created", pods=pods, events=first),
         snapshot("Created", pods=pods, events=first),
@@ -96,7 +100,7 @@ def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, r
     assert [(w.replica, w.data["message"]) for w in warnings] == [
         ("worker-1", "FailedScheduling!"),
         ("", "TooFewGPUs!"),
-        ("worker-1", "FailedScheduling!"),
+        ("", "TooFewGPUs!"),
     ]
 
 
@@ -170,6 +174,84 @@ def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
 def test_without_logs_no_output_is_read(script, snapshot, line, ref):
     backend = script([snapshot("Succeeded")], [line("master-0", "text")])
     assert not told(watch(backend, ref, logs=False), "log")
+
+
+# --- large jobs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd(script, snapshot, make_pod, line):
+    """A job of 1,000 Workers of which some ended badly, and what each of them wrote."""
+    names = [f"worker-{n}" for n in range(1000)]
+    ends = {700: 1, 701: 138, 702: 143, 703: 0, 704: 1}
+    pods = []
+    for number, name in enumerate(names):
+        code = ends.get(number)
+        state = {"running": {}} if code is None else {"terminated": {"exitCode": code}}
+        pods.append(make_pod(name, "Running" if code is None else "Failed", **state))
+    again = {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}
+    pods[704] = make_pod("worker-704", restarts=1, last=again, running={})
+    lines = [
+        line(name, f"{when} {name}", when, attempt)
+        for name in names
+        for when, attempt in ((1, 0), (2, 1))
+    ]
+    running = snapshot("Running", pods=pods, replicas={"Worker": 1000})
+    ended = snapshot("Succeeded", pods=pods, replicas={"Worker": 1000})
+    return script([running, ended], lines)
+
+
+def test_of_a_large_job_some_replicas_are_followed_and_that_is_told_once(crowd, ref):
+    events = list(watch(crowd, ref))
+    followed = {name for name, follow, _, _ in crowd.asked if follow}
+    assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
+    (warning,) = told(events, "warning")
+    assert warning.data["message"].startswith("of 1000 replicas the output of worker-0 and the")
+    assert warning.data["message"].endswith("k8sjob logs -f ns/job -r worker-999")
+    assert len(told(events, "replica")) == 1000
+
+
+def test_of_a_large_job_those_that_fail_by_themselves_are_read(crowd, ref):
+    events = list(watch(crowd, ref))
+    others = {e.data["text"] for e in told(events, "log") if int(e.replica[7:]) >= MOST_AT_ONCE}
+    # Of the one that runs again the attempt before; of those that lost a peer nothing.
+    assert others == {"1 worker-700", "2 worker-700", "1 worker-704"}
+    assert ("worker-700", False, LAST_LINES, None) in crowd.asked
+
+
+def test_a_replica_that_is_added_is_followed_too(script, snapshot, line, ref):
+    snapshots = [
+        snapshot("Running", replicas={"Master": 1}),
+        snapshot("Running", replicas={"Master": 1, "Worker": 1}),
+        snapshot("Succeeded", replicas={"Master": 1, "Worker": 1}),
+    ]
+    events = list(watch(script(snapshots, [line("worker-0", "here")]), ref))
+    assert [event.data["text"] for event in told(events, "log")] == ["here"]
+
+
+def test_a_slow_reader_holds_the_snapshots_back(script, snapshot, ref):
+    made = []
+
+    class Busy(script):
+        def watch(self, ref, *, stop=None):
+            for number in range(1000):
+                made.append(number)
+                yield self.snapshots[0]
+            yield self.snapshots[1]
+
+    events = watch(Busy([snapshot("Running"), snapshot("Succeeded")]), ref)
+    next(events)
+    time.sleep(0.2)
+    assert len(made) < 5
+    events.close()
+
+
+def test_the_job_s_times_are_told(script, snapshot, ref):
+    stamps = {"startTime": "2026-01-01T00:00:01Z", "completionTime": "2026-01-01T00:00:04Z"}
+    (event,) = told(watch(script([snapshot("Succeeded", **stamps)]), ref), "job")
+    created = 1767225600
+    assert event.data["created"] == created
+    assert (event.data["started"], event.data["finished"]) == (created + 1, created + 4)
 
 
 def _soon(condition):

@@ -25,17 +25,15 @@ class Jobs:
             self.go.set()
 
     def _snapshot(self, state):
-        condition = {"type": state, "status": "True", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+        at = "2026-01-01T00:00:09Z"
+        condition = {"type": state, "status": "True", "lastTransitionTime": at}
         status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [condition]}
         metadata = {"name": "job", "namespace": "ns", "uid": "u"}
         return Snapshot({"metadata": metadata, "spec": {}, "status": status})
 
-    def snapshot(self, ref):
+    def watch(self, ref, *, stop=None):
         if not self.there:
             raise JobNotFound("gone")
-        return self._snapshot("Succeeded" if self.go.is_set() else "Running")
-
-    def watch(self, ref, *, stop=None):
         yield self._snapshot("Running")
         self.go.wait(20)
         yield self._snapshot("Succeeded")

@@ -109,7 +109,7 @@ def screen(events, width=100, height=24, **options):
     story = Story("digits")
     for event in events:
         story.add(event)
-    panel = Panel(story, 0.0, **options)
+    panel = Panel(story, **options)
     return [line.plain for line in panel.lines(width, height)]
 
 
@@ -244,7 +244,7 @@ def test_lines_scroll_by_above_the_panel_and_stay(life, console, terminal):
 
 def test_nothing_is_written_when_nothing_changed(life, console, terminal, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1000.0)
-    view = LiveView(console(), "digits", since=990.0)
+    view = LiveView(console(), "digits")
     view.show(life)
     before = terminal.getvalue()
     for _ in range(10):
@@ -272,8 +272,19 @@ def shown(story_events, **options):
     return Text("\n").join(summary(story, **options)).plain
 
 
+def ended(seconds):
+    times = {"created": 990.0, "started": 1000.0, "finished": 1000.0 + seconds}
+    return Event(EventKind.JOB, {"state": "Succeeded", "exit_code": 0, **times})
+
+
+def test_the_panel_counts_from_the_making_of_the_job(life, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    title, *_ = screen([*life, Event(EventKind.JOB, {"state": "Running", "created": 905.0})])
+    assert title.startswith("digits  Running  1:35")
+
+
 def test_the_summary_says_what_was_reached(life):
-    text = shown(life, seconds=34.0, more={"logs": "k8sjob logs digits"})
+    text = shown([*life, ended(34.0)], more={"logs": "k8sjob logs digits"})
     assert "loss, epoch 0.5 to 2" in text
     assert text.endswith(
         "\n"
@@ -350,7 +361,7 @@ def test_json_gets_no_summary(life):
 def test_a_pipe_gets_the_summary_below_its_lines(life):
     out = io.StringIO()
     with viewer(job="digits", out=out) as view:
-        view.show(life)
-        close_with_summary(view, seconds=1.0, out=out)
+        view.show([*life, ended(1.0)])
+        close_with_summary(view, out=out)
     assert "digits Succeeded after 0:01" in out.getvalue()
     assert "\x1b" not in out.getvalue()
