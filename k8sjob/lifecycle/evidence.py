@@ -62,11 +62,6 @@ class End:
         named = bool(self.reason and self.reason.culprits)  # the others did not come at all
         return self.exit_code in _CONSEQUENCES and not named
 
-    def alike(self, other: End) -> bool:
-        """Whether both ended in the same way, with the same words."""
-        mine, its = (e.reason.message if e.reason else e.message for e in (self, other))
-        return self.exit_code == other.exit_code and mine == its
-
 
 def ends(snapshot: Snapshot) -> list[End]:
     """The newest bad end of each replica that has one."""

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from k8sjob.backends.connect import connect
-from k8sjob.lifecycle.diagnose import Cause, diagnose, witnesses
+from k8sjob.lifecycle.diagnose import Cause, diagnose
 from k8sjob.lifecycle.logs import last_lines
 
 pytestmark = pytest.mark.cluster
@@ -54,8 +54,9 @@ def variable(**source):
     return {"env": [{"name": "X", "valueFrom": source}]}
 
 
-def claim(name):
-    return {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": name}}]}
+def volume(**source):
+    mounts = [{"name": "v", "mountPath": "/v"}]
+    return replicas(container(volumeMounts=mounts), volumes=[{"name": "v", **source}])
 
 
 def on(node):
@@ -83,6 +84,7 @@ PROBED = container(FOR_EVER, readinessProbe={"exec": {"command": ["false"]}})
 MINE = {"name": "mine", "image": HERE, "command": ["sh", "-c", "exit 6"]}
 
 # (name, job, first cause, what its message says, replicas)
+# fmt: off
 FAULTS = [
     # images
     ("image-missing", {"master": replicas(container(image="{registry}/k8sjob-tests:no-such"))},
@@ -123,19 +125,18 @@ FAULTS = [
                                       **on("ghost-gpus"))},
      Cause.PREEMPTED, "a pod of higher priority took its place"),
     # volumes, secrets, settings
-    ("claim-missing", {"master": replicas(**claim("nowhere"))},
+    ("claim-missing", {"master": volume(persistentVolumeClaim={"claimName": "nowhere"})},
      Cause.VOLUME_CLAIM, "there is no claim 'nowhere'"),
-    ("claim-pending", {"master": replicas(**claim("pending"))},
+    ("claim-pending", {"master": volume(persistentVolumeClaim={"claimName": "pending"})},
      Cause.VOLUME_CLAIM, "the claim 'pending' has no volume: no persistent volumes available"),
     ("secret", {"master": replicas(container(**variable(secretKeyRef={"name": "hf", "key": "t"})))},
      Cause.SECRET, "there is no secret 'hf'"),
     ("secret-key",
      {"master": replicas(container(**variable(secretKeyRef={"name": "known", "key": "t"})))},
      Cause.SECRET, "the secret 'known' has no key 't'"),
-    ("config", {"master": replicas(volumes=[{"name": "v", "configMap": {"name": "settings"}}])},
+    ("config", {"master": volume(configMap={"name": "settings"})},
      Cause.CONFIG_MAP, "there is no config map 'settings'"),
-    ("path", {"master": replicas(volumes=[{"name": "v", "hostPath": {"path": "/no/such",
-                                                                     "type": "Directory"}}])},
+    ("path", {"master": volume(hostPath={"path": "/no/such", "type": "Directory"})},
      Cause.VOLUME, "hostPath type check failed: /no/such is not a directory"),
     ("root", {"master": replicas(securityContext={"runAsNonRoot": True})},
      Cause.CONTAINER, "runAsNonRoot"),
@@ -144,7 +145,7 @@ FAULTS = [
     # pods that cannot be made
     ("account", {"master": replicas(serviceAccountName="trainer")},
      Cause.SERVICE_ACCOUNT, "there is no service account 'trainer'"),
-    ("n" * 53, {"master": RUNS},
+    ("n" * 55, {"master": RUNS},
      Cause.JOB_NAME, "too long"),
     ("taken", {"master": RUNS},
      Cause.NAME_TAKEN, "taken-master-0 exists already and does not belong to this job"),
@@ -152,13 +153,13 @@ FAULTS = [
     ("command", {"master": replicas(container(command=["no-such-program"]))},
      Cause.START, 'exec: "no-such-program": executable file not found'),
     ("folder", {"master": replicas(container(workingDir="/proc/no/such"))},
-     Cause.START, "/proc/no/such"),
+     Cause.START, "its working directory is not there: mkdir /proc/no"),
     ("crash", {"master": replicas(container("echo 'ValueError: no' >&2; exit 3"))},
      Cause.CRASH, "exit code 3: ValueError: no"),
     ("crash-once", {"master": replicas(container("echo it > /dev/termination-log; exit 4"),
                                        restart="Never")},
      Cause.CRASH, "exit code 4: it"),
-    ("signal", {"master": replicas(container("kill -SEGV $$"), restart="Never")},
+    ("signal", {"master": replicas(container("kill -SEGV $$$$"), restart="Never")},
      Cause.KILLED, "ended by SIGSEGV"),
     ("memory", {"master": replicas({**python("x = 'x' * 2**30"), **asking(memory="64Mi")})},
      Cause.MEMORY, "out of memory"),
@@ -175,7 +176,7 @@ FAULTS = [
      Cause.CRASH, "worker-0: exit code 1: ValueError: the loss is no number"),
     # the job
     ("overdue", {"master": RUNS, "runPolicy": {"activeDeadlineSeconds": 3}},
-     Cause.DEADLINE, "its deadline of 3 s was over"),
+     Cause.DEADLINE, " 3 s"),
     ("leftover", {"master": replicas(container("sleep 8")), "worker": RUNS},
      Cause.LEFTOVER, "worker-0: still running though the job ended (Succeeded)"),
     ("suspended", {"master": RUNS, "runPolicy": {"suspend": True}},
@@ -187,13 +188,234 @@ FAULTS = [
      Cause.OPERATOR_SILENT, "managed by kueue.x-k8s.io/multikueue"),
     ("probe", {"master": replicas(PROBED), "worker": RUNS},
      Cause.MASTER_AWAITED, "the Master runs and is not ready by its readinessProbe"),
-]  # fmt: skip
-
-# What stands in the way of all pods of a namespace: (its name, cause, what is said, objects in it)
-NAMESPACES = [
-    ("quota", Cause.QUOTA, "pods 1 asked, 0 of 0 used", ["quota.json"]),
-    ("unlimited", Cause.QUOTA, "does not specify limits.memory for", []),
-    ("limits", Cause.LIMIT_RANGE, "maximum memory usage per Container is 1Mi", []),
-    ("restricted", Cause.POD_SECURITY, "'restricted:latest'", []),
-    ("webhook", Cause.WEBHOOK, "does not answer", []),
 ]
+# fmt: on
+WORDS = {name: (cause, says) for name, _, cause, says in FAULTS}
+
+
+# --- what else is needed
+
+
+def named(kind, name, api="v1", **rest):
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **rest}
+
+
+def ghost(name, gpus):
+    """A node without a machine: the scheduler takes it for real until its lease is missed."""
+    size = {"cpu": "64", "memory": "256Gi", "pods": "100", "nvidia.com/gpu": str(gpus)}
+    node = named("Node", name, spec={"taints": [{"key": GHOST, "effect": "NoSchedule"}]})
+    node["metadata"]["labels"] = {
+        "kubernetes.io/hostname": name,
+        "nvidia.com/gpu.product": "A100",
+    }
+    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "it seems to be"}
+    return {**node, "status": {"capacity": size, "allocatable": size, "conditions": [ready]}}
+
+
+CLAIM = named(
+    "PersistentVolumeClaim",
+    "pending",
+    spec={"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+)
+QUOTA = named("ResourceQuota", "small", spec={"hard": {"pods": "1"}})
+MEMORY_QUOTA = named("ResourceQuota", "memory", spec={"hard": {"limits.memory": "9Gi"}})
+RANGE = named(
+    "LimitRange", "least", spec={"limits": [{"type": "Container", "max": {"memory": "1Mi"}}]}
+)
+REFUSES = """
+import http.server
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="here"')
+        self.end_headers()
+    do_HEAD = do_GET
+http.server.ThreadingHTTPServer(("127.0.0.1", {port}), Refuses).serve_forever()
+"""
+
+
+def webhook(namespace):
+    """Nobody answers for the pods of one namespace."""
+    service = {"namespace": namespace, "name": "nobody"}
+    hook = {
+        "name": "pods.k8sjob.test",
+        "clientConfig": {"service": service},
+        "rules": [
+            {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+             "resources": ["pods"]}
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+    }  # fmt: skip
+    api = "admissionregistration.k8s.io/v1"
+    return named("ValidatingWebhookConfiguration", namespace, api, webhooks=[hook])
+
+
+REFUSALS = [
+    ("quota", [QUOTA], Cause.QUOTA, "pods 1 asked, 1 of 1 used"),
+    ("unlimited", [MEMORY_QUOTA], Cause.QUOTA, "does not specify limits.memory for: pytorch"),
+    ("limits", [RANGE], Cause.LIMIT_RANGE, "maximum memory usage per Container is 1Mi"),
+    ("restricted", [], Cause.POD_SECURITY, "'restricted:latest'"),
+    ("webhook", [], Cause.WEBHOOK, "'pods.k8sjob.test' does not answer"),
+]
+"""Namespaces that take no pods: what is in them, and what is said."""
+
+
+class Ward:
+    """Namespaces with all the sick jobs; what `why` says of each.
+
+    Args:
+        cluster: from the fixture.
+    """
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.mark = f"why-{uuid.uuid4().hex[:6]}"
+        self.words = {
+            "base": cluster.base_image,
+            "registry": cluster.registry,
+            "closed": 30000 + int(self.mark[-4:], 16) % 2000,
+        }
+        self.until = time.monotonic() + SECONDS
+
+    def namespace(self, kind=""):
+        return f"{self.mark}-{kind}".rstrip("-")
+
+    def apply(self, *objects, namespace=""):
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.cluster.kubectl("apply", "-f", "-", "-n", self.namespace(namespace), stdin=text)
+
+    def backend(self, kind=""):
+        return connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace(kind))
+
+    def submit(self, manifest, kind=""):
+        text = json.dumps(manifest)
+        for key, value in self.words.items():
+            text = text.replace(f"{{{key}}}", str(value))
+        return self.backend(kind).create_manifest(json.loads(text))
+
+    def why(self, name, kind=""):
+        backend = self.backend(kind)
+        ref = backend.find(name)
+        snapshot = backend.snapshot(ref)
+        return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+
+    def first(self, name, cause, says, kind=""):
+        """The first finding, as soon as it is of that cause and says that."""
+        for key, value in self.words.items():
+            says = says.replace(f"{{{key}}}", str(value))
+        while True:
+            found = self.why(name, kind)
+            if found and found[0].cause == cause and says in found[0].message:
+                assert found[0].next_step
+                return found
+            assert time.monotonic() < self.until, f"{cause}: {says!r} is not in {found}"
+            time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def ward(cluster):
+    ward = Ward(cluster)
+    kinds = ["", *(kind for kind, *_ in REFUSALS)]
+    spaces = [named("Namespace", ward.namespace(kind)) for kind in kinds]
+    spaces[kinds.index("restricted")]["metadata"]["labels"] = {
+        "pod-security.kubernetes.io/enforce": "restricted"
+    }
+    shared = [ghost("ghost-lost", 0), ghost("ghost-gpus", 4), webhook(ward.namespace("webhook"))]
+    try:
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(listed(spaces + shared)))
+        for node in shared[:2]:
+            status = json.dumps({"status": node["status"]})
+            name = node["metadata"]["name"]
+            cluster.kubectl("patch", "node", name, "--subresource=status", "-p", status)
+        fill(ward)
+        yield ward
+    finally:
+        names = [f"{one['kind']}/{one['metadata']['name']}" for one in [*spaces, *shared]]
+        cluster.kubectl("delete", "--wait=false", "--ignore-not-found", *names)
+        for kind in kinds:
+            cluster.kubectl(
+                "delete", "pods", "--all", "--force", "--grace-period=0",
+                "-n", ward.namespace(kind), check=False,
+            )  # fmt: skip
+
+
+def listed(items):
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def fill(ward):
+    known = named("Secret", "known", stringData={"other": "1"})
+    port = ward.words["closed"]
+    refuses = named("Pod", "refuses", spec={"hostNetwork": True, "containers": [{
+        "name": "registry", "image": ward.cluster.base_image,
+        "command": ["python3", "-c", REFUSES.replace("{port}", str(port))],
+    }]})  # fmt: skip
+    stranger = named("Pod", "taken-master-0", spec={"containers": [{
+        "name": "other", "image": ward.cluster.base_image, "command": ["sleep", "999"],
+    }]})  # fmt: skip
+    ward.apply(CLAIM, known, refuses, stranger)
+    for kind, objects, *_ in REFUSALS:
+        if objects:
+            ward.apply(*objects, namespace=kind)
+    for kind, *_ in REFUSALS:
+        ward.submit(job("job", RUNS, RUNS), kind)
+    for name, given, *_ in FAULTS:
+        ward.submit(job(name, **copy.deepcopy(given)))
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in FAULTS])
+def test_the_first_cause_is_named(ward, name):
+    trouble = PROVOKED.get(name)
+    if trouble:
+        trouble(ward, name)
+    found = ward.first(name, *WORDS[name])
+    assert [finding.cause for finding in found[1:]] in ALSO.get(name, [[]])
+
+
+@pytest.mark.parametrize(("kind", "cause", "says"), [(k, c, s) for k, _, c, s in REFUSALS])
+def test_what_keeps_pods_from_being_made(ward, kind, cause, says):
+    finding = ward.first("job", cause, says, kind)[0]
+    assert finding.replica in {"master-0", "worker-0"}
+
+
+# --- what has to be done to a job that runs
+
+
+def drain(ward, name):
+    wait_for_pod(ward, name)
+    pod = f"{name}-master-0"
+    body = named("Eviction", pod, "policy/v1")
+    url = f"/api/v1/namespaces/{ward.namespace()}/pods/{pod}/eviction"
+    ward.cluster.kubectl("create", "--raw", url, "-f", "-", stdin=json.dumps(body))
+
+
+def preempt(ward, name):
+    wait_for_pod(ward, name)
+    higher = named("PriorityClass", ward.mark, "scheduling.k8s.io/v1", value=1000)
+    ward.apply(higher)
+    master = replicas(
+        container(**asking(**{"nvidia.com/gpu": "4"})),
+        priorityClassName=ward.mark,
+        **on("ghost-gpus"),
+    )
+    ward.submit(job("important", master))
+
+
+def wait_for_pod(ward, name):
+    """Until its pod has a node."""
+    path = "jsonpath={.spec.nodeName}"
+    pod = f"{name}-master-0"
+    while not ward.cluster.kubectl(
+        "get", "pod", pod, "-n", ward.namespace(), "-o", path, check=False
+    ).stdout:
+        assert time.monotonic() < ward.until
+        time.sleep(0.5)
+
+
+PROVOKED = {"drained": drain, "preempted": preempt}
+ALSO = {
+    "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],
+    "overdue": [[], [Cause.LEFTOVER]],  # any event near it lets the operator notice
+}

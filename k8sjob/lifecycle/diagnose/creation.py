@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cannot_be_made"]
 
-_OBJECT: Final = re.compile(r'(?:pods?|Pod|services?|Service) "([^"]+)"')
 _QUOTA: Final = re.compile(
     r"exceeded quota: (?P<quota>[^,]+), requested: (?P<asked>.*), used: (?P<used>.*), "
     r"limited: (?P<hard>.*)"
@@ -36,8 +35,7 @@ def cannot_be_made(case: Case) -> Iterator[Finding]:
             told = _told(case, event.get("message", "").removeprefix("Error creating: "))
             refused[told] = event
     for told, event in refused.items():
-        named = _OBJECT.search(event.get("message", ""))
-        replica = named.group(1).removeprefix(f"{case.name}-") if named else ""
+        replica = _named(case, event.get("message", ""))
         if _made_since(case, replica, event):
             continue
         replicas = (replica,) if replica in case.missing else case.missing
@@ -45,6 +43,12 @@ def cannot_be_made(case: Case) -> Iterator[Finding]:
         others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
         message = f"{who(replicas)}{others}: {told.what}"
         yield Finding(told.cause, message, told.next_step, replicas[0], replicas)
+
+
+def _named(case: Case, said: str) -> str:
+    """The replica that a text names by its Pod or Service; empty if it names none."""
+    found = re.search(rf'"{re.escape(case.name)}-((?:master|worker)-\d+)"', said)
+    return found[1] if found else ""
 
 
 def _made_since(case: Case, replica: str, refusal: Json) -> bool:
@@ -160,8 +164,7 @@ def _name_taken(case: Case, said: str) -> Told | None:
             "wait: the operator goes on when it is gone, at the latest after its grace period"
             f" (kubectl get pods -n {case.namespace}); if its node is lost, delete it by force",
         )
-    found = _OBJECT.search(said)
-    name = found.group(1) if found else "it"
+    name = f"{case.name}-{_named(case, said)}"
     return Told(
         Cause.NAME_TAKEN,
         f"{name} exists already and does not belong to this job",

@@ -63,6 +63,10 @@ def diagnose(
     return [*found, *master_awaited(case)]
 
 
+def _kept_from_being_made(case: Case) -> Iterator[Finding]:
+    yield from list(cannot_be_made(case)) or operator_silent(case)
+
+
 def _at_pods(*looks: Callable[[Case, Pod], Seen | None]) -> Callable[[Case], Iterator[Finding]]:
     """A cause that looks at each Pod in turn; of several looks the first that sees something."""
 
@@ -96,9 +100,13 @@ def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Fi
     if status and status.situation == "CrashLoopBackOff":
         times = f"{status.restarts} time{'s' * (status.restarts != 1)}"
         message += f" (started again {times}; the next start is at most five minutes away)"
-    same = [e for e in bad if e.alike(first) and e is not first]
+    same = [
+        end
+        for end in bad
+        if end is not first and end.exit_code == first.exit_code and not is_consequence(case, end)
+    ]
     if same:
-        message += f"; {len(same)} more ended the same way"
+        message += f"; {len(same)} more ended with the same exit code"
     replicas = (first.replica, *(end.replica for end in same))
     return replace(finding, message=message, replicas=replicas)
 
@@ -134,8 +142,7 @@ _CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     stopped,
     suspended,
     queued,
-    cannot_be_made,
-    operator_silent,
+    _kept_from_being_made,
     lost_its_place,
     _started_badly_or_ended,
     deadline,

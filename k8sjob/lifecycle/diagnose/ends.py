@@ -26,6 +26,8 @@ __all__ = ["how_it_ended", "is_consequence"]
 
 _MISSING_MODULE: Final = re.compile(r"(?:ModuleNotFoundError: )?No module named '?([\w.]+)'?")
 _GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
+_PREFIX: Final = re.compile(r"^\[\w+\]:\s*")
+"""torch's and torchrun's mark of the rank in front of a line."""
 _ERROR_LINE: Final = re.compile(r"^(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 _SUMMARY: Final = re.compile(r"^(?:\[\w+\]:\s*)?torch\.distributed\.elastic\S*ChildFailedError")
 """torchrun's last word: its own error, after that of the rank that failed."""
@@ -109,7 +111,7 @@ def _cannot_start(case: Case, end: End) -> Finding | None:
         return _told(end, spoken_of([said]))
     if "OOM-killed" in said:
         return _out_of_memory(case, replace(end, why="OOMKilled"))
-    if "chdir to cwd" in said:
+    if said.startswith(("mkdir ", "chdir ")):
         what, step = "its working directory is not there", "correct the container's workingDir"
     else:
         what, step = (
@@ -252,7 +254,7 @@ def _said(end: End, case: Case | None = None) -> str:
         lines[: next((n for n, line in enumerate(lines) if _SUMMARY.match(line)), None)] or lines
     )
     likely = [line for line in lines if _ERROR_LINE.match(line)] or lines
-    return f": {likely[-1]}" if likely else ""
+    return f": {_PREFIX.sub('', likely[-1])}" if likely else ""
 
 
 def _own_words(end: End) -> str:

@@ -32,10 +32,15 @@ _PAST_SECONDS: Final = 3600
 
 def lost_its_place(case: Case) -> Iterator[Finding]:
     """Replicas whose node is lost, or that were evicted, preempted or turned away by it."""
-    if not case.status.state.finished:
-        yield from grouped(_lost(case), case.now)
-    seen = {one.replica: one for one in (*_past(case), *_present(case))}
-    yield from grouped(seen.values(), case.now)
+    left = {one.replica: one for one in (*_past(case), *_present(case))}
+    lost = {} if case.status.state.finished else {one.replica: one for one in _lost(case)}
+    # A lost node's Pods are evicted at last; who was preempted before has left it.
+    lost = {name: one for name, one in lost.items() if not _preempted_at(left.get(name))}
+    yield from grouped((*lost.values(), *(left[n] for n in left if n not in lost)), case.now)
+
+
+def _preempted_at(seen: Seen | None) -> bool:
+    return seen is not None and seen.cause is Cause.PREEMPTED
 
 
 def replicas_that_left(case: Case) -> set[str]:
@@ -147,7 +152,7 @@ def _preempted(replica: str, message: str) -> Seen:
     return Seen(
         Cause.PREEMPTED,
         "a pod of higher priority took its place"
-        + (f" ({message.rstrip('.')})" if "preempting pod" not in message and message else ""),
+        + (f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""),
         f"{_AGAIN} when there is room; priority_class in the job gives it a higher priority",
         replica,
     )
