@@ -1,0 +1,271 @@
+"""The output of replicas on a real cluster: nothing that a node still has is lost or repeated."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+
+import pytest
+from cluster.proxy import Proxy
+
+from k8sjob.backends.connect import connect
+
+pytestmark = pytest.mark.cluster
+
+# Prints numbers, on both streams, as fast as it is told to.
+COUNT = """
+import sys, time
+for i in range({count}):
+    print(i, file=sys.stderr if i % 5 == 0 else sys.stdout, flush=True)
+    time.sleep({apart})
+"""
+
+
+def python(code, **values):
+    return ["python3", "-c", code.format(**values)]
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+@pytest.fixture
+def make(cluster, namespace):
+    """Makes a PyTorchJob of these commands, Master and Workers; its back end and reference."""
+
+    def job(name, master, worker=None, *, policy="Never", **more):
+        def replica(command):
+            container = {"name": "pytorch", "image": cluster.base_image, "command": command, **more}
+            scratch = {"name": "scratch", "mountPath": "/scratch"}
+            pod = {
+                "terminationGracePeriodSeconds": 5,
+                "containers": [container | {"volumeMounts": [scratch]}],
+                "volumes": [{"name": "scratch", "emptyDir": {}}],
+            }
+            return {"replicas": 1, "restartPolicy": policy, "template": {"spec": pod}}
+
+        roles = {"Master": replica(master)} | ({"Worker": replica(worker)} if worker else {})
+        manifest = {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": roles},
+        }
+        backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
+        return backend, backend.create_manifest(manifest)
+
+    return job
+
+
+@pytest.fixture
+def command(cluster, namespace, tmp_path):
+    """Runs `k8sjob ...` in the test's namespace, as a process; stdout and stderr."""
+
+    def run(*args, code=0):
+        argv = [sys.executable, "-m", "k8sjob", *map(str, args), "-n", namespace]
+        env = cluster.env | {"K8SJOB_STATE": str(tmp_path / "state")}
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def proxy(cluster, tmp_path):
+    """A proxy before the apiserver."""
+    made = Proxy(cluster.kubeconfig, tmp_path)
+    yield made
+    made.close()
+
+
+def texts(lines):
+    return [line.text for line in lines]
+
+
+def by_attempt(lines):
+    found = defaultdict(list)
+    for line in lines:
+        found[line.attempt].append(line.text)
+    return dict(found)
+
+
+def cutting(proxy, seed):
+    """Cuts the proxy's connections every now and then, and keeps it down for a while; a switch."""
+    over, chance = threading.Event(), random.Random(seed)
+
+    def run():
+        while not over.wait(chance.uniform(0.3, 1.5)):
+            proxy.cut()
+            if chance.random() < 0.3:
+                proxy.up = False
+                over.wait(1.5)
+                proxy.cut()
+                proxy.up = True
+
+    threading.Thread(target=run, daemon=True).start()
+    return over
+
+
+@pytest.mark.parametrize("client", ["python", "kubectl"])
+def test_connections_that_are_cut_lose_and_repeat_no_line(
+    make, cluster, proxy, client, monkeypatch
+):
+    monkeypatch.setenv("PATH", cluster.env["PATH"])
+    direct, ref = make("cut", python(COUNT, count=1500, apart=0.006))
+    through = connect(kubeconfig=proxy.kubeconfig, namespace=ref.namespace, client=client)
+    over = cutting(proxy, seed=client)
+    lines = list(through.logs(ref, "master-0", follow=True))
+    over.set()
+    assert proxy.cuts > 3
+    kept = list(direct.logs(ref, "master-0"))  # as the node's file has them
+    assert sorted(map(int, texts(kept))) == list(range(1500))
+    assert lines == kept
+
+
+def test_containers_started_again_are_attempts_of_one_output(make):
+    script = """
+    echo x >> /scratch/starts; n=$(wc -l < /scratch/starts)
+    for i in $(seq 200); do echo $n $i; done
+    [ $n = 3 ] || exit 1
+    """
+    backend, ref = make("again", shell(script), policy="OnFailure")
+    lines = list(backend.logs(ref, "master-0", follow=True))
+    assert by_attempt(lines) == {
+        start - 1: [f"{start} {i}" for i in range(1, 201)] for start in (1, 2, 3)
+    }
+    # Two starts are kept by the node; which of them it gives depends on how the last one stands.
+    kept = texts(backend.logs(ref, "master-0"))
+    assert [text for text in kept if text.startswith("3 ")] == [f"3 {i}" for i in range(1, 201)]
+    assert kept[0] == (
+        "k8sjob: master-0: output of attempt 0 is missing here: its node has not kept it"
+    )
+
+
+def test_a_pod_made_anew_goes_on_in_the_next_attempt(make, get, cluster, namespace):
+    script = """
+    trap 'echo stopping; exit 143' TERM
+    for i in $(seq 50); do echo $i; done
+    sleep 600 & wait
+    """
+    backend, ref = make("anew", shell("sleep 600"), shell(script), policy="ExitCode")
+    first, followed, stop = threading.Event(), [], threading.Event()
+
+    def follow():
+        for line in backend.logs(ref, "worker-0", follow=True, stop=stop):
+            followed.append(line)
+            if line.text == "50":
+                if first.is_set():
+                    break
+                first.set()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()  # the worker waits for its master, in an init container
+    assert first.wait(120)
+    cluster.kubectl("delete", "pod", "anew-worker-0", "-n", namespace, "--wait=false")
+    thread.join(120)
+    assert not thread.is_alive()
+    numbers = [str(i) for i in range(1, 51)]
+    assert by_attempt(followed) == {0: [*numbers, "stopping"], 1: numbers}
+
+
+def test_an_apiserver_that_is_killed_and_comes_back(bed, make):
+    backend, ref = make("outage", python(COUNT, count=4000, apart=0.005))
+    lines, killed = [], False
+    for line in backend.logs(ref, "master-0", follow=True):
+        lines.append(line)
+        if not killed and len(lines) == 200:
+            killed = True
+            bed.kill("kube-apiserver")
+            threading.Timer(8, bed.start, ("kube-apiserver",)).start()
+    assert sorted(map(int, texts(lines))) == list(range(4000))
+
+
+@pytest.mark.slow
+def test_a_log_that_is_rotated_while_it_is_followed(make):
+    code = """
+import time
+for i in range({count}):
+    print(i, "x" * 1000, flush=True)
+    if i % 500 == 0: time.sleep({apart})
+"""
+    count = 60_000
+    backend, ref = make("rotated", python(code, count=count, apart=0.4))
+    lines = list(backend.logs(ref, "master-0", follow=True))
+    assert [int(text.split()[0]) for text in texts(lines)] == list(range(count))
+
+
+@pytest.fixture
+def two_attempts(make, eventually):
+    """A job whose Master runs for the second time and goes on, and whose Worker has written."""
+    script = """
+    echo x >> /scratch/starts; n=$(wc -l < /scratch/starts)
+    for i in 1 2 3; do echo $n.$i; done
+    [ $n = 1 ] && exit 1
+    sleep 600
+    """
+    backend, ref = make("two", shell(script), shell("echo w; sleep 600"), policy="OnFailure")
+    eventually(lambda: "2.3" in texts(backend.logs(ref, "master-0")), "the second attempt")
+    eventually(lambda: "w" in texts(backend.logs(ref, "worker-0")), "the worker")
+    return backend, ref
+
+
+def test_the_command(two_attempts, command, tmp_path):
+    master = ("logs", "two", "-r", "master")
+    out, _ = command("logs", "two")
+    assert sorted(out.splitlines()) == sorted(
+        [f"master-0 | {n}.{i}" for n in (1, 2) for i in (1, 2, 3)] + ["worker-0 | w"]
+    )
+    assert command("logs", "two", "--rank", "1")[0] == "w\n"
+    assert command(*master, "--tail", "4")[0] == "1.3\n2.1\n2.2\n2.3\n"
+    assert command(*master, "--previous")[0] == "1.1\n1.2\n1.3\n"
+    assert command(*master, "--since", "1h")[0].count("\n") == 6
+    _, err = command("logs", "two", "-r", "worker", "--previous", code=1)
+    assert "worker-0 was started once only" in err
+    timed = command(*master, "--timestamps")[0].splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:]+\.\d{9}Z \d\.\d$", line) for line in timed)
+    record = json.loads(command(*master, "--tail", "1", "-o", "json")[0])
+    assert (record["replica"], record["attempt"], record["text"]) == ("master-0", 1, "2.3")
+
+
+# Colours, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.
+HOSTILE = r"\033[31mred \033]0;title\007 \033]52;c;aGk=\007 gone\rback [bold]x[/] \u202eabc"
+
+
+def test_hostile_text_shows_as_text(make, command, cluster, eventually, get):
+    script = f"""
+    printf '{HOSTILE}\\n'
+    printf '{HOSTILE}' > /dev/termination-log
+    sleep 3; exit 1
+    """
+    _, ref = make("hostile", shell(script))
+    pod = eventually(lambda: get("pod", "hostile-master-0"), "the pod")
+    said = "\x1b[2J\x1b]0;title\x07[red]wiped[/red]"
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "hostile", "namespace": ref.namespace},
+        "involvedObject": {
+            "kind": "Pod",
+            "name": "hostile-master-0",
+            "namespace": ref.namespace,
+            "uid": pod["metadata"]["uid"],
+        },
+        "type": "Warning",
+        "reason": "Odd",
+        "message": said,
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(event))
+    watched, _ = command("watch", "hostile", "-o", "plain", code=100)
+    assert "warning: [red]wiped[/red]" in watched
+    assert "master-0 | back [bold]x[/] " in watched
+    for args in (("logs", "hostile"), ("why", "hostile"), ("status", "hostile")):
+        shown, _ = command(*args)
+        assert shown
+        watched += shown
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", watched)
