@@ -6,54 +6,33 @@ all that it stands for is there.
 
 from __future__ import annotations
 
-import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import Appended, Base, append
-from k8sjob.image.content import RemoteContent, SmallContent
+from k8sjob.image.append import Base, append
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
+from k8sjob.image.delivery import Delivery
 from k8sjob.image.layer import pack
-from k8sjob.image.manifest import digest_of, read_object
-from k8sjob.image.parallel import at_once, begin
+from k8sjob.image.manifest import read_object
+from k8sjob.image.parallel import begin
 from k8sjob.image.reference import Reference
 from k8sjob.image.repository import Repository
 from k8sjob.image.session import Session
-from k8sjob.image.upload import Sent, Upload
 from k8sjob.image.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from k8sjob.image.content import Content
     from k8sjob.image.credentials import Entry, Login
-    from k8sjob.image.layer import Layer
+    from k8sjob.image.delivery import Blob
     from k8sjob.image.secrets import Finding
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["Blob", "Pushed", "push"]
-
-_AT_ONCE: Final = 6
-"""Blobs on their way at the same time; each takes some hundred kilobytes of memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """A part of the image.
-
-    Attributes:
-        digest: its name.
-        size: bytes.
-        sent: how it came to the repository.
-    """
-
-    digest: str
-    size: int
-    sent: Sent
+__all__ = ["Pushed", "push"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +97,25 @@ def push(
             no new tag then.
     """
     image = _built(spec, onto)
-    registries = _Registries(wire or Wire(), keyring or Keyring.load())
-    target = registries.repository(
-        Reference.parse(image.repository), "pull" if dry_run else "pull,push"
-    )
-    below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
     context = read_context(Path(folder) / image.context)
-    fetched = begin(lambda: _base(below, image.platform))
-    with closing(pack(context, alone=onto is not None)) as layer:
+    with ExitStack() as opened:
+        wire = opened.enter_context(closing(wire or Wire()))
+        registries = _Registries(wire, keyring or Keyring.load())
+        actions = "pull" if dry_run else "pull,push"
+        target = registries.repository(Reference.parse(image.repository), actions)
+        below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
+        fetched = begin(lambda: _base(below, image.platform))  # while the code is packed
+        layer = opened.enter_context(closing(pack(context, alone=onto is not None)))
         if strict and layer.findings:
             raise ImageError(_refused(layer.findings))
         base: Base = fetched()
         made = append(base, layer, spec)
-        unchanged = target.has(made.digest, made.media_type)
-        delivery = _Delivery(target, below, progress, dry_run=dry_run)
+        tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
+        unchanged = target.has(made.manifest, made.media_type)
+        delivery = Delivery(target, below, progress, dry_run=dry_run)
         blobs = () if unchanged else delivery.blobs(base, made, layer)
-    tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
-    if not unchanged and not dry_run:
-        target.put(made.manifest, made.media_type, tag)
+        if not unchanged and not dry_run:
+            target.put(made.manifest, made.media_type, tag)
     return Pushed(
         reference=target.reference.at(made.digest),
         digest=made.digest,
@@ -209,58 +189,3 @@ class _Registries:
         )
         session.will(reference, actions)
         return Repository(session, reference)
-
-
-class _Delivery:
-    """The blobs of an image on their way to its repository."""
-
-    def __init__(
-        self,
-        target: Repository,
-        below: Repository,
-        progress: Callable[[int, int], object],
-        *,
-        dry_run: bool,
-    ) -> None:
-        self._target, self._below = target, below
-        self._dry_run = dry_run
-        self._progress = progress
-        self._sent, self._total = 0, 0
-        self._failed = False
-        self._lock = threading.Lock()
-
-    def blobs(self, base: Base, made: Appended, layer: Layer) -> tuple[Blob, ...]:
-        """Bring what is missing; the parts in the manifest's order, the config last."""
-        session, reference = self._below.session, self._below.reference
-        below: list[Content] = [
-            RemoteContent(session, reference, descriptor)
-            for descriptor in dict.fromkeys(base.manifest.layers)
-            if not descriptor.elsewhere
-        ]
-        config = SmallContent(digest_of(made.config), made.config)
-        mount = reference if session is self._target.session else None
-        parts = [(content, mount) for content in below] + [(layer.content, None), (config, None)]
-        work = [lambda part=part: self._bring(*part) for part in parts]
-        try:
-            return tuple(at_once(work, _AT_ONCE))
-        finally:
-            self._failed = True  # threads that are still at it end with their next block
-
-    def _bring(self, content: Content, mount: Reference | None) -> Blob:
-        upload = Upload(self._target.session, self._target.reference, content, self._note)
-        if upload.is_there():
-            return Blob(content.digest, content.size, Sent.THERE)
-        if self._dry_run:
-            return Blob(content.digest, content.size, Sent.MISSING)
-        self._total += content.size
-        sent = upload.run(mount)
-        if sent is Sent.MOUNTED:
-            self._total -= content.size
-        return Blob(content.digest, content.size, sent)
-
-    def _note(self, size: int) -> None:
-        with self._lock:
-            if self._failed:
-                raise ImageError("stopped, since another part has failed")
-            self._sent += size
-            self._progress(self._sent, self._total)

@@ -77,8 +77,9 @@ class Repository:
             )
         return b"".join(RemoteContent(self.session, self.reference, descriptor).blocks(0))
 
-    def has(self, digest: str, media_type: str) -> bool:
+    def has(self, raw: bytes, media_type: str) -> bool:
         """Whether a manifest is there."""
+        digest = digest_of(raw)
         answer = self.session.request(
             "HEAD",
             f"{self._manifests}/{digest}",
@@ -86,7 +87,7 @@ class Repository:
             doing=f"looking for {self.reference.at(digest)}",
             headers={"Accept": media_type},
         )
-        return answer.status == 200
+        return answer.has(digest, len(raw))
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest under a tag; all that it names must be there.
@@ -98,13 +99,13 @@ class Repository:
         answer = self.session.request(
             "PUT",
             f"{self._manifests}/{tag}",
-            ok={200, 201},
+            ok={201},
             doing=f"writing {self.reference.name}:{tag}",
             headers={"Content-Type": media_type},
             body=raw,
         )
         given = answer.headers.get("Docker-Content-Digest", digest)
-        if given != digest or not self.has(digest, media_type):
+        if given != digest or not self.has(raw, media_type):
             raise ImageError(
                 f"{self.reference.name}:{tag}: the registry has it as {given} and not as {digest};"
                 " it is broken, or changes what it is given"

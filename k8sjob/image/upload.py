@@ -76,7 +76,7 @@ class Upload:
         answer = self._session.request(
             "HEAD", path, ok={200, 401, 403, 404}, doing=f"{self._doing}: looking for it"
         )
-        return answer.status == 200
+        return answer.has(self._content.digest, self._content.size)
 
     def run(self, mount: Reference | None = None) -> Sent:
         """Bring the blob into the repository.

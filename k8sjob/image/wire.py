@@ -99,6 +99,13 @@ class Answer:
     body: bytes = b""
     stream: BaseHTTPResponse | None = None
 
+    def has(self, digest: str, size: int) -> bool:
+        """Whether it speaks of this content; the page of a captive portal says 200, too."""
+        named = self.headers.get("Docker-Content-Digest")
+        return self.status == 200 and (
+            named == digest if named else self.headers.get("Content-Length") == str(size)
+        )
+
 
 @dataclass(slots=True)
 class Wire:
@@ -129,6 +136,13 @@ class Wire:
         answer = self.ask("GET", f"http://{host}/v2/")
         speaks_tls = answer.status == 400 and b"https" in answer.body.lower()
         return f"{'https' if speaks_tls else 'http'}://{host}"
+
+    def close(self) -> None:
+        """Close the connections that nobody uses; others are closed when they are given back."""
+        with self._lock:
+            for pool in self._pools.values():
+                pool.clear()
+            self._pools.clear()
 
     def ask(
         self,

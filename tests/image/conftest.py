@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from faulty import FaultyRegistry
 from registries import CONFIG, LAYERS, QUICK, Layout, Registry, job, skopeo
 
 from k8sjob.image.credentials import Keyring
@@ -41,14 +42,12 @@ def registry(start_registry):
     return start_registry()
 
 
-@pytest.fixture
-def base_image(tools, tmp_path):
+@pytest.fixture(scope="session")
+def base_image(tools, tmp_path_factory):
     """Puts an image into a registry, by skopeo; returns its name there."""
-    made = []
 
     def put(registry, name="team/base:1", *, form="oci", layers=LAYERS, config=CONFIG, flags=()):
-        layout = Layout(tmp_path / f"layout-{len(made)}")
-        made.append(layout)
+        layout = Layout(tmp_path_factory.mktemp("layout"))
         layout.index([layout.image(layers, config)])
         target = f"{registry.host}/{name}"
         how = ["--dest-tls-verify=false", f"--format={form}", *flags]
@@ -98,6 +97,14 @@ def pushed():
         )
 
     return call
+
+
+@pytest.fixture(scope="module")
+def faulty(registry):
+    """A proxy before the registry, honest until it is told otherwise."""
+    proxy = FaultyRegistry(registry)
+    yield proxy
+    proxy.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,208 @@
+"""A proxy before a real registry that does one thing wrong at one request, or at all of them."""
+
+import contextlib
+import http.client
+import http.server
+import json
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+
+HANG = 1.0  # seconds; longer than the patience of who tests it
+
+
+class FaultyRegistry:
+    """Passes requests on to a registry.
+
+    Attributes:
+        fault: name of a method of _Handler below; None is honest.
+        at: number of the request it happens at, from 1; 0 is all of them.
+        seen: method and path of the requests so far.
+    """
+
+    def __init__(self, registry):
+        self.upstream = registry
+        self.fault, self.at, self.seen = None, 0, []
+        self._lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        self.host = f"127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def arm(self, fault, at=0):
+        with self._lock:
+            self.fault, self.at, self.seen = fault, at, []
+
+    def note(self, what):
+        """Count a request; the fault for it, or None."""
+        with self._lock:
+            self.seen.append(what)
+            return self.fault if self.at in {0, len(self.seen)} else None
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, *_):
+        pass  # a client that goes away is what is tested here
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy = None
+
+    def log_message(self, *_):
+        pass
+
+    def handle_any(self):
+        parts = urllib.parse.urlsplit(self.path)
+        if parts.path == "/token":  # for those who were told that theirs has expired
+            return self.answer(200, {}, json.dumps({"token": str(time.time())}).encode())
+        length = int(self.headers.get("Content-Length") or 0)
+        fault = self.proxy.note(f"{self.command} {parts.path}")
+        if fault is None:
+            return self.answer(*self.forward(self.rfile.read(length)))
+        return getattr(self, fault)(length)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any  # noqa: N815 - http.server's names
+
+    def forward(self, body, length=None):
+        """Ask the real registry; less of the body than announced cuts its connection."""
+        upstream = http.client.HTTPConnection(self.proxy.upstream.host, timeout=10)
+        with contextlib.closing(upstream):
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
+                    upstream.putheader(name, value)  # Host too, so that locations lead back here
+            upstream.putheader("Content-Length", str(len(body) if length is None else length))
+            upstream.endheaders(body or None)
+            if length is not None and len(body) < length:
+                time.sleep(0.05)  # what has come is written before the end is noticed
+                return None
+            response = upstream.getresponse()
+            return response.status, dict(response.headers.items()), response.read()
+
+    def answer(self, status, headers, body):
+        self.send_response(status)
+        size = headers.pop("Content-Length", None) if self.command == "HEAD" else None
+        for name, value in headers.items():
+            if name.lower() not in {"content-length", "connection", "date"}:
+                self.send_header(name, value)
+        self.send_header("Content-Length", size or str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def hang_up(self):
+        """Reset the connection, as a crash does."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.connection.close()
+        self.close_connection = True
+
+    # --- what can go wrong ------------------------------------------------------------------
+
+    def refused(self, length):
+        self.hang_up()
+
+    def cut_request(self, length):
+        """Half of the body arrives; the registry keeps what it got."""
+        half = self.rfile.read(length // 2)
+        if length:
+            self.forward(half, length)
+        self.hang_up()
+
+    def lost_answer(self, length):
+        """All is done, and nobody hears of it."""
+        self.forward(self.rfile.read(length))
+        self.hang_up()
+
+    def cut_answer(self, length):
+        status, headers, body = self.forward(self.rfile.read(length))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
+        self.hang_up()
+
+    def hangs(self, length):
+        self.rfile.read(length)
+        time.sleep(HANG)
+        self.hang_up()
+
+    def is_down(self, length):
+        self.rfile.read(length)
+        self.answer(500, {}, b"")
+
+    def is_busy(self, length):
+        self.rfile.read(length)
+        self.answer(429, {"Retry-After": "0"}, b'{"errors": [{"code": "TOOMANYREQUESTS"}]}')
+
+    def expired(self, length):
+        self.rfile.read(length)
+        realm = f'Bearer realm="http://{self.proxy.host}/token",service="x",scope="a:b:pull"'
+        self.answer(401, {"WWW-Authenticate": realm}, b"")
+
+    def forbidden(self, length):
+        self.rfile.read(length)
+        self.answer(403, {}, b'{"errors": [{"code": "DENIED", "message": "not yours"}]}')
+
+    def other_digest(self, length):
+        """What it says that it has is not what it was given."""
+        status, headers, body = self.forward(self.rfile.read(length))
+        if "Docker-Content-Digest" in headers:
+            headers["Docker-Content-Digest"] = f"sha256:{'0' * 64}"
+        self.answer(status, headers, body)
+
+    def other_content(self, length):
+        """A flipped bit on the way back."""
+        status, headers, body = self.forward(self.rfile.read(length))
+        self.answer(status, headers, bytes([body[0] ^ 1]) + body[1:] if body else body)
+
+    def corrupts(self, length):
+        """A flipped bit on the way there."""
+        body = self.rfile.read(length)
+        self.answer(*self.forward(bytes([body[0] ^ 1]) + body[1:] if body else body))
+
+    def says_less(self, length):
+        self.lie(length, "0-99")
+
+    def says_more(self, length):
+        self.lie(length, "0-999999999")
+
+    def says_nonsense(self, length):
+        self.lie(length, "some")
+
+    def lie(self, length, offset):
+        status, headers, body = self.forward(self.rfile.read(length))
+        if "Range" in headers:
+            headers["Range"] = offset
+        self.answer(status, headers, body)
+
+    def no_mounts(self, length):
+        if "mount=" in self.path:
+            return self.forbidden(length)
+        return self.answer(*self.forward(self.rfile.read(length)))
+
+    def no_such_upload(self, length):
+        self.rfile.read(length)
+        if "/uploads/" in self.path:
+            return self.answer(404, {}, b'{"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}')
+        return self.answer(404, {}, b"")
+
+    def says_html(self, length):
+        self.rfile.read(length)
+        self.answer(200, {"Content-Type": "text/html"}, b"<html>sign in to the network</html>")
+
+    def nowhere(self, length):
+        status, headers, body = self.forward(self.rfile.read(length))
+        headers.pop("Location", None)
+        self.answer(status, headers, body)

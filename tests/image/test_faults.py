@@ -1,0 +1,130 @@
+"""A registry that fails in every way at every request: never a wrong image, never a hang."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+
+import pytest
+from registries import QUICK
+
+from k8sjob.errors import ImageError
+from k8sjob.image.wire import Wire
+
+pytestmark = pytest.mark.system
+
+PASSES = ("refused", "cut_request", "lost_answer", "cut_answer", "is_down", "is_busy", "expired")
+"""What another try overcomes."""
+WRONG = ("other_content", "corrupts", "says_less", "says_more", "says_nonsense")
+"""What may end in an error, and never in anything worse."""
+REFUSED = ("forbidden", "other_digest", "no_mounts", "no_such_upload", "says_html", "nowhere")
+"""The same, and where a blob comes from makes no difference."""
+NUMBERS = itertools.count()
+LARGE = hashlib.shake_128(b"x").digest(1_100_000)  # sent as a stream and not as one request
+
+
+@pytest.fixture(scope="module")
+def base(registry, base_image):
+    layers = [{"weights": LARGE}]
+    return base_image(registry, "faults/base:1", layers=layers).partition("/")[2]
+
+
+def tags_of(registry, repository):
+    """The tags; each leads to a manifest whose blobs are all there and right."""
+    tags = registry.tags(repository)
+    for tag in tags:
+        accept = "application/vnd.oci.image.manifest.v1+json"
+        manifest = json.loads(registry.get(f"/v2/{repository}/manifests/{tag}", accept))
+        for blob in (manifest["config"], *manifest["layers"]):
+            content = registry.get(f"/v2/{repository}/blobs/{blob['digest']}")
+            assert f"sha256:{hashlib.sha256(content).hexdigest()}" == blob["digest"]
+    return tags
+
+
+class Try:
+    """One push through a faulty registry, and what came of it."""
+
+    def __init__(self, done, error, requests, tags):
+        self.done, self.error, self.requests, self.tags = done, error, requests, tags
+
+    def check(self, *, may_fail):
+        if self.done is not None:
+            assert self.tags == [self.done.tag], self.requests
+        else:
+            assert may_fail, (self.error, self.requests)
+            # That an answer was changed after the tag was written is noticed too late.
+            assert not self.tags or "/manifests/" in self.requests[-1], self.requests
+
+
+@pytest.fixture
+def attempt(faulty, registry, base, pushed, code):
+    """Pushes to a repository of its own while the registry does something wrong."""
+
+    def call(fault, at=0, *, mounted=True, **options):
+        repository = f"faults/app-{next(NUMBERS)}"
+        # By another name the same registry is another one, and the base has to be copied.
+        below = faulty.host if mounted else faulty.host.replace("127.0.0.1", "localhost")
+        done = error = None
+        faulty.arm(fault, at)
+        try:
+            done = pushed(f"{faulty.host}/{repository}", f"{below}/{base}", code, **options)
+        except ImageError as refused:
+            error = refused
+        requests = list(faulty.seen)
+        faulty.arm(None)
+        return Try(done, error, requests, tags_of(registry, repository))
+
+    return call
+
+
+def each_request(attempt, fault, **options):
+    """Let the fault happen at the first request of a push, at the second, ... at its last."""
+    for at in range(1, 60):
+        tried = attempt(fault, at, **options)
+        if len(tried.requests) < at:
+            return
+        tried.check(may_fail=fault not in PASSES)
+    pytest.fail("a push takes more than 60 requests")
+
+
+@pytest.mark.parametrize("fault", [*PASSES, *WRONG, *REFUSED])
+def test_a_fault_where_the_base_is_mounted(attempt, code, fault):
+    (code / "data.bin").write_bytes(LARGE)
+    each_request(attempt, fault)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("cut_request", "lost_answer", "cut_answer", "expired"),
+        *("other_content", "corrupts", "says_less"),
+    ],
+)
+def test_a_fault_where_the_base_is_copied(attempt, fault):
+    each_request(attempt, fault, mounted=False)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("refused", "cut_request", "cut_answer", "is_down", "is_busy", "expired", "forbidden"),
+        *("no_such_upload", "says_html", "nowhere"),
+    ],
+)
+def test_a_fault_that_stays_is_an_error(attempt, fault):
+    tried = attempt(fault)
+    assert tried.error is not None
+    assert tried.tags == []
+    assert len(str(tried.error)) < 500
+
+
+@pytest.mark.parametrize("fault", ["no_mounts", "says_less"])
+def test_a_favour_that_is_never_done_changes_nothing(attempt, fault):
+    attempt(fault).check(may_fail=False)
+
+
+@pytest.mark.parametrize("at", [0, 1, 6])
+def test_a_registry_that_does_not_answer_is_not_waited_for(attempt, at):
+    tried = attempt("hangs", at, wire=Wire(patience=dataclasses.replace(QUICK, read=0.3)))
+    tried.check(may_fail=at == 0)
+    assert at or "no answer in time" in str(tried.error)
