@@ -10,6 +10,7 @@ import uuid
 import pytest
 from baseimage import Buildah, missing_tools
 from cluster.bed import Bed, Cluster
+from cluster.desk import Desk
 
 from k8sjob.rendering import write_context
 
@@ -147,3 +148,21 @@ def get(cluster, namespace):
         return found["items"] if found and found["kind"] == "List" else found
 
     return read
+
+
+@pytest.fixture
+def desk(cluster, namespace, tmp_path):
+    """A user's terminal; what was started there ends with the test."""
+    made = Desk(cluster, namespace, tmp_path)
+    yield made
+    for child in made.started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+@pytest.fixture(params=["python", "kubectl"])
+def either(desk, request):
+    """The same, once for each client."""
+    desk.by = ("--client", request.param)
+    return desk

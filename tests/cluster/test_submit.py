@@ -1,0 +1,235 @@
+"""submit and diff on a real cluster, each as the command line that a user types."""
+
+import json
+import random
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster.desk import SLEEP
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
+    file = either.file("echo hello; sleep 2; echo bye")
+    out, err = either.call("submit", file, "--watch")
+    assert f"{either.namespace}/tiny created\n" in out
+    for line in ("hello", "bye"):
+        assert f"master-0 | {line}\n" in out
+    assert "tiny Succeeded after " in out
+    assert "has no digest" in err
+    _, err = either.call("submit", file, code=1)
+    assert "this job, ended (Succeeded); " in err
+    assert either.call("diff", file) == ("", "")
+
+
+def test_a_failed_job_has_its_exit_code(either):
+    policy = {"max_restarts": 0, "termination_grace": "2s", "restart_policy": "Never"}
+    out, _ = either.call("submit", either.file("exit 7", policy=policy), "--watch", code=100)
+    assert "tiny Failed after " in out
+
+
+def test_what_is_there_decides(either, eventually):
+    file = either.file()
+    either.call("submit", file)
+    uid = either.uid()
+    eventually(lambda: len(either.objects("pods")) == 2, "its pods")
+    out, _ = either.call("submit", file)
+    there = f"{either.namespace}/tiny is there already, the same job and not ended"
+    assert out.startswith(there)
+    assert either.call("diff", file) == ("", "")
+
+    other = either.file(f"echo other; {SLEEP}")
+    out, err = either.call("submit", other, code=1)
+    assert out == ""
+    assert '-                - "echo hello; sleep 600 & wait"\n' in err
+    assert '+                - "echo other; echo hello; sleep 600 & wait"\n' in err
+    assert "another job than this one" in err.splitlines()[-1]
+    out, err = either.call("diff", other, code=1)
+    assert out.startswith(f"--- {either.namespace}/tiny in the cluster\n")
+    assert "takes effect only in a job that is made anew" in err
+    assert either.uid() == uid
+
+    before = {pod["metadata"]["uid"] for pod in either.objects("pods").values()}
+    out, _ = either.call("submit", other, "--replace")
+    assert out == f"{either.namespace}/tiny replaced\n"
+    assert either.uid() != uid
+    now = {pod["metadata"]["uid"] for pod in either.objects("pods").values()}
+    assert not before & now, "the old pods are gone before the new job is made"
+    eventually(lambda: len(either.objects("pods")) == 2, "its pods")
+
+    out, _ = either.call("submit", other, "--generate-name", "-o", "name")
+    assert re.fullmatch(rf"{either.namespace}/tiny-[a-z0-9]{{5}}\n", out)
+    assert len(either.objects("pytorchjobs")) == 2
+
+
+def test_dry_runs_make_nothing(either):
+    file = either.file()
+    out, _ = either.call("submit", file, "--dry-run=server")
+    assert out == f"{either.namespace}/tiny created (server dry run)\n"
+    out, _ = either.call("submit", file, "--dry-run=server", "-o", "yaml")
+    master = yaml.safe_load(out)["spec"]["pytorchReplicaSpecs"]["Master"]
+    (container,) = master["template"]["spec"]["containers"]
+    assert container["ports"][0]["protocol"] == "TCP", "the server's default"
+    assert either.objects("pytorchjobs") == {}
+
+
+@pytest.mark.parametrize("example", ["digits-ddp", "fashion-ddp", "own-script"])
+def test_the_cluster_takes_every_example(example, desk):
+    spec = yaml.safe_load((ROOT / "manifests" / example / "job.yaml").read_text())
+    file = desk.folder / "job.yaml"
+    file.write_text(yaml.safe_dump(spec | {"namespace": desk.namespace}))
+    desk.call("submit", file, "--image", desk.cluster.base_image, "--dry-run=server")
+
+
+def test_what_kubectl_has_applied_is_the_same_job(desk):
+    file = desk.file()
+    manifest, _ = desk.call("render", file)
+    desk.cluster.kubectl("apply", "-f", "-", stdin=manifest)
+    assert desk.call("diff", file) == ("", "")
+    out, _ = desk.call("submit", file)
+    assert "nothing was changed" in out
+
+
+def test_a_job_of_others_is_not_touched(desk):
+    manifest = yaml.safe_load(desk.call("render", desk.file("sleep 1"))[0])
+    for key in ("annotations", "labels"):
+        manifest["metadata"].pop(key)
+    desk.cluster.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
+    uid = desk.uid()
+    file = desk.file()
+    _, err = desk.call("submit", file, code=1)
+    assert "another job than this one, not made by k8sjob" in err
+    assert desk.uid() == uid
+    desk.call("submit", file, "--replace")
+    assert desk.uid() != uid
+
+
+def finish(children):
+    """Waits for all; exit codes and what each said."""
+    said = [child.communicate(timeout=180) for child in children]
+    return [child.returncode for child in children], [out + err for out, err in said]
+
+
+def test_of_many_who_submit_the_same_at_once_one_makes_it(desk):
+    file = desk.file()
+    clients = ["python", "kubectl"] * 3
+    codes, said = finish([desk.start("submit", file, "--client", client) for client in clients])
+    assert codes == [0] * len(clients), said
+    assert sum("created" in text for text in said) == 1
+    assert sum("nothing was changed" in text for text in said) == len(clients) - 1
+    assert list(desk.objects("pytorchjobs")) == ["tiny"]
+
+
+def test_of_many_who_submit_different_jobs_at_once_one_wins_whole(desk):
+    files = []
+    for number in range(4):
+        source = desk.file(f"echo {number}; {SLEEP}")
+        files.append(source.rename(source.with_name(f"tiny-{number}.yaml")))
+    codes, said = finish([desk.start("submit", file) for file in files])
+    assert sorted(codes) == [0, 1, 1, 1], said
+    winner = codes.index(0)
+    for number, text in enumerate(said):
+        assert ("created" in text) is (number == winner)
+        assert ("another job than this one" in text) is (number != winner)
+    assert desk.call("diff", files[winner]) == ("", "")
+    assert list(desk.objects("pytorchjobs")) == ["tiny"]
+
+
+def test_two_who_replace_at_once_leave_one_whole_job(desk):
+    desk.call("submit", desk.file("sleep 599"))
+    file = desk.file()
+    codes, said = finish([desk.start("submit", file, "--replace") for _ in range(2)])
+    assert codes == [0, 0], said
+    assert desk.call("diff", file) == ("", "")
+    assert list(desk.objects("pytorchjobs")) == ["tiny"]
+
+
+def test_a_client_that_is_killed_leaves_a_whole_job_or_none(either):
+    """Killed at moments spread over its life: what it did is done whole, or not at all."""
+    begun = time.monotonic()
+    either.call("submit", either.file(name="first"))
+    life = time.monotonic() - begun
+    for number in range(8):
+        name = f"killed-{number}"
+        file = either.file(name=name)
+        child = either.start("submit", file, *either.by)
+        time.sleep(life * random.uniform(0.5, 1.05))
+        child.kill()
+        child.communicate()
+        is_there = name in either.objects("pytorchjobs")
+        if is_there:
+            assert either.call("diff", file) == ("", "")
+        out, _ = either.call("submit", file)
+        assert ("nothing was changed" in out) is is_there
+
+
+def test_an_apiserver_that_is_started_again_costs_no_job(either, bed):
+    """Submissions one after the other while it is killed: each is told as it is."""
+    stop, results = threading.Event(), []
+
+    def submit_one_after_the_other():
+        while not stop.is_set():
+            name = f"job-{len(results)}"
+            child = either.start("submit", either.file(name=name), *either.by)
+            _, err = child.communicate(timeout=180)
+            results.append((name, child.returncode, err))
+
+    thread = threading.Thread(target=submit_one_after_the_other)
+    thread.start()
+    time.sleep(3)
+    bed.kill("apiserver")
+    time.sleep(2)
+    bed.start("apiserver")
+    time.sleep(3)
+    stop.set()
+    thread.join(200)
+    assert not thread.is_alive()
+    there = either.objects("pytorchjobs")
+    for name, code, err in results:
+        assert (code == 0) is (name in there), (name, err)
+        assert code == 0 or re.search(r"cannot be reached|is not ready|does not answer", err), err
+    assert results[0][1] == results[-1][1] == 0, results
+
+
+def test_an_operator_that_is_down_is_named(bed, desk):
+    bed.stop("operator")
+    _, err = desk.call("submit", desk.file(), code=1)
+    assert "the training operator does not answer" in err
+    assert "k8sjob doctor" in err
+    assert desk.objects("pytorchjobs") == {}
+    bed.start("operator")
+    desk.call("submit", desk.file())
+
+
+def test_refusals_are_lines_with_the_next_step(either):
+    typo = either.file(overlay={"spec": {"runPolicy": {"cleanPodPolcy": "All"}}})
+    _, err = either.call("submit", typo, code=1)
+    assert 'unknown field "spec.runPolicy.cleanPodPolcy"' in err
+    assert "overlay" in err
+    _, err = either.call("diff", typo, code=2)
+    assert "unknown field" in err
+    file = either.file(namespace="no-such-namespace")
+    _, err = either.call("submit", file, code=1)
+    assert "there is no namespace 'no-such-namespace'" in err
+    assert "kubectl create namespace no-such-namespace" in err
+    _, err = either.call("submit", file, "--context", "nowhere", code=1)
+    assert "no context 'nowhere'" in err
+
+
+def test_who_may_not_submit_is_told_which_right_is_missing(either):
+    namespace, kubectl = either.namespace, either.cluster.kubectl
+    kubectl("create", "serviceaccount", "guest", "-n", namespace)
+    token = kubectl("create", "token", "guest", "-n", namespace).stdout.strip()
+    config = yaml.safe_load(kubectl("config", "view", "--raw", "--minify").stdout)
+    config["users"][0]["user"] = {"token": token}
+    guest = either.folder / "guest.kubeconfig"
+    guest.write_text(json.dumps(config))
+    _, err = either.call("submit", either.file(), kubeconfig=guest, code=1)
+    assert f"may not create pytorchjobs in namespace {namespace}" in err
+    assert "k8sjob doctor" in err
+    assert token not in err
