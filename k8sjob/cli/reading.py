@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,15 +17,16 @@ from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import format_option
 from k8sjob.cli.place import Place, place_options
+from k8sjob.cli.saving import Saver
 from k8sjob.contract import Event, EventKind
-from k8sjob.lifecycle.logs import logs, select
+from k8sjob.lifecycle.logs import MOST_AT_ONCE, logs, select
 from k8sjob.view.feed import Feed, Interrupts
 from k8sjob.view.lines import Speaker, phrase, position
 from k8sjob.view.show import console_for
 from k8sjob.view.story import Story, text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from k8sjob.backends.api import LogLine
 
@@ -58,6 +60,13 @@ def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) ->
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
 @click.option("--since", callback=_ago, help="Only what is newer, as 90s, 5m, 2h, 1d.")
 @click.option("--timestamps", is_flag=True, help="The time in front of each line.")
+@click.option(
+    "--save",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Into files of DIR, one a replica and attempt, in place of printing it.",
+)
 @format_option("text", "json")
 @place_options()
 def logs_command(  # noqa: PLR0917 - click hands them over by name
@@ -69,26 +78,53 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     tail: int | None,
     since: datetime | None,
     timestamps: bool,
+    folder: Path | None,
     output: str,
     place: Place,
 ) -> int:
     """Print what the replicas of a job wrote, in the order of its times.
 
     Lines of several replicas have the replica's name in front. Control sequences are taken out;
-    with -o json each line is as it was written.
+    with -o json and in files each line is as it was written. What its node has not kept is told in
+    a line of its own.
     """
+    if folder and output == "json":
+        raise click.UsageError("--save writes the lines as they are; leave -o json out")
     backend, ref = find(job, place)
     chosen = select(backend.snapshot(ref).job, replicas, ranks)
-    lines = logs(
-        backend, ref, replicas=chosen, follow=follow, previous=previous, since=since, tail=tail
-    )
-    printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
+    if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
+        say(_choice(chosen, follow=follow))
+    lines = logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail)
+    again = f"the job goes on; again: k8sjob logs -f {ref}{place.words}" if follow else ""
+    if folder is None:
+        return _show(lines, _Printer(output, names=len(chosen) > 1, times=timestamps).show, again)
+    with Saver(folder, ref.name, times=timestamps) as saver:
+        code = _show(lines, saver.show, again)
+        if code == 0:
+            saver.finish()
+        for path in sorted(saver.saved):
+            click.echo(path)
+    return code
+
+
+def _choice(replicas: Sequence[str], *, follow: bool) -> str:
+    """What becomes of more replicas than are read side by side."""
+    if follow:
+        return (
+            f"following {replicas[0]} and the next {MOST_AT_ONCE - 1} of {len(replicas)} replicas;"
+            " choose others with -r"
+        )
+    return f"the lines of {len(replicas)} replicas come one replica after the other"
+
+
+def _show(lines: Iterable[LogLine], show: Callable[[Sequence[LogLine]], None], again: str) -> int:
+    """Show lines until they end or an interrupt comes; the exit code."""
     with Interrupts() as interrupts:
         for batch in Feed(lines):
-            printer.show(batch)
+            show(batch)
             if interrupts.count:
-                if follow:
-                    say(f"\nthe job goes on; again: k8sjob logs -f {ref}{place.words}")
+                if again:
+                    say(f"\n{again}")
                 return interrupts.exit_code
     return 0
 

@@ -45,9 +45,8 @@ _READERS: Final = 8
 def logs(
     backend: Backend,
     ref: JobRef,
+    replicas: Sequence[str],
     *,
-    replicas: Sequence[str] = (),
-    ranks: Sequence[int] = (),
     follow: bool = False,
     previous: bool = False,
     since: datetime | None = None,
@@ -64,39 +63,36 @@ def logs(
     Args:
         backend: where the job lives.
         ref: the job.
-        replicas: names ("master-0") or roles ("worker"); together with `ranks` empty: all.
-        ranks: process ranks; the replicas that run them are added.
+        replicas: their names, see `select`.
         follow: wait for more until the job ends.
         previous: each replica's attempt before its last one alone; nothing is waited for.
         since: leave out what was written before this moment (with a time zone).
         tail: only this many of the last lines of each replica, then what follows.
 
     Raises:
-        JobNotFound: there is no such job.
-        BackendError: the job has no such replica or rank.
+        BackendError: a replica's output cannot be read.
     """
-    chosen = select(backend.snapshot(ref).job, replicas, ranks)
 
     def read(replica: str) -> Iterator[LogLine]:
         lines = backend.logs(ref, replica, previous=previous, tail=tail, since=since)
         return _from(lines, since)
 
     if follow and not previous:
-        yield from _followed(backend, ref, chosen[:MOST_AT_ONCE], since, tail)
+        yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail)
     elif tail is not None:
-        ends = _in_parallel(lambda replica: _End(read(replica), tail).lines, chosen)
+        ends = _in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
         yield from heapq.merge(*ends, key=_timestamp)
-    elif len(chosen) <= MOST_AT_ONCE:
-        yield from heapq.merge(*map(read, chosen), key=_timestamp)
+    elif len(replicas) <= MOST_AT_ONCE:
+        yield from heapq.merge(*map(read, replicas), key=_timestamp)
     else:
-        for replica in chosen:
+        for replica in replicas:
             yield from read(replica)
 
 
 def _followed(
     backend: Backend,
     ref: JobRef,
-    chosen: Sequence[str],
+    replicas: Sequence[str],
     since: datetime | None,
     tail: int | None,
 ) -> Iterator[LogLine]:
@@ -114,10 +110,10 @@ def _followed(
         return _from(seen.after(lines), since)
 
     if tail is not None:
-        ends = dict(zip(chosen, _in_parallel(end, chosen), strict=True))
+        ends = dict(zip(replicas, _in_parallel(end, replicas), strict=True))
         yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
     with Funnel[LogLine]() as funnel:
-        for replica in chosen:
+        for replica in replicas:
             funnel.add(replica, partial(follow, replica))
         while funnel.open:
             item = funnel.get()
@@ -153,6 +149,11 @@ def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
 
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of the chosen replicas, in the job's order; all of them when none is named.
+
+    Args:
+        job: its object.
+        replicas: names ("master-0") or roles ("worker").
+        ranks: process ranks; the replicas that run them are added.
 
     Raises:
         BackendError: the job has no such replica or rank.

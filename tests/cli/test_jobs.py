@@ -52,7 +52,7 @@ def wait_for(condition, seconds=20):
     return seen
 
 
-def test_a_job_that_ends_well(job, k8sjob):
+def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     file = job("end", "replicas: {workers: 1}")
     done = k8sjob("run", file)
     assert done.code == 0, done.err
@@ -90,6 +90,10 @@ def test_a_job_that_ends_well(job, k8sjob):
     timed = k8sjob("logs", "tiny", "-r", "worker", "--timestamps").out
     assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z rank 1", timed)
     assert k8sjob("logs", "tiny", "-f").out.count("\n") == 3
+    saved = k8sjob("logs", "tiny", "--save", tmp_path / "saved").out.splitlines()
+    assert saved == [str(tmp_path / "saved" / f"tiny-{r}-0.0.log") for r in ("master", "worker")]
+    assert "\x1b[31mred" in (tmp_path / "saved" / "tiny-worker-0.0.log").read_text()
+    assert k8sjob("logs", "tiny", "--save", tmp_path, "-o", "json").code == 2
     assert k8sjob("logs", "tiny", "--since", "1d").out.count("\n") == 3
 
     assert k8sjob("why", "tiny").out == "local/tiny ended well; there is nothing to explain\n"
@@ -146,7 +150,9 @@ def test_another_terminal(job, k8sjob, process):
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
-    assert "the job goes on; again: k8sjob logs -f local/tiny" in following.communicate(timeout=20)[1]
+    assert (
+        "the job goes on; again: k8sjob logs -f local/tiny" in following.communicate(timeout=20)[1]
+    )
     assert following.returncode == 130
     assert state() == "Running"
 

@@ -229,6 +229,10 @@ def test_the_command(two_attempts, command, tmp_path):
     assert "worker-0 was started once only" in err
     timed = command(*master, "--timestamps")[0].splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:]+\.\d{9}Z \d\.\d$", line) for line in timed)
+    saved = command("logs", "two", "--save", tmp_path / "saved")[0].splitlines()
+    names = ("two-master-0.0.log", "two-master-0.1.log", "two-worker-0.0.log")
+    assert sorted(saved) == [str(tmp_path / "saved" / name) for name in names]
+    assert (tmp_path / "saved" / names[1]).read_text() == "2.1\n2.2\n2.3\n"
     record = json.loads(command(*master, "--tail", "1", "-o", "json")[0])
     assert (record["replica"], record["attempt"], record["text"]) == ("master-0", 1, "2.3")
 

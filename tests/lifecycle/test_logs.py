@@ -3,13 +3,13 @@ from datetime import UTC, datetime
 import pytest
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.errors import BackendError
+from k8sjob.lifecycle import logs as lifecycle_logs
 from k8sjob.lifecycle.logs import (
     MOST_AT_ONCE,
     TAIL_LINES,
     instant,
     last_lines,
-    logs,
     replica_of_rank,
     select,
 )
@@ -25,6 +25,11 @@ def backend(script, snapshot, line):
         line("worker-1", "c", 4),
     ]
     return script([snapshot("Running")], lines)
+
+
+def logs(backend, ref, replicas=(), ranks=(), **options):
+    chosen = select(backend.snapshot(ref).job, replicas, ranks)
+    return lifecycle_logs.logs(backend, ref, chosen, **options)
 
 
 def texts(lines):
@@ -54,13 +59,11 @@ def test_choices(backend, ref, options, expected):
     assert sorted(texts(followed)) == sorted(expected)
 
 
-def test_what_is_not_there_is_refused_by_name(backend, ref, script):
+def test_what_is_not_there_is_refused_by_name(backend, ref):
     with pytest.raises(BackendError, match="'worker-7' is no replica of this job; it has master-0"):
         list(logs(backend, ref, replicas=["worker-7"]))
     with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 processes"):
         list(logs(backend, ref, ranks=[3]))
-    with pytest.raises(JobNotFound):
-        list(logs(script([]), ref))
 
 
 def test_an_error_of_one_replica_is_an_error_of_the_command(backend, ref):

@@ -1,0 +1,65 @@
+import pytest
+
+from k8sjob.backends.api import LogLine
+from k8sjob.cli.saving import Saver
+
+
+def line(text, attempt=0, replica="master-0"):
+    return LogLine(replica, attempt, "2026-01-01T00:00:00.000000000Z", text)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
+    folder = tmp_path / "new" / "logs"
+    with Saver(folder, "job") as saver:
+        saver.show([line("a\r\x1b[31mred"), line("w", 3, "worker-1"), line("b")])
+        saver.show([line("again", 1), line("ü", 1)])
+        saver.finish()
+    assert files(folder) == {
+        "job-master-0.0.log": b"a\r\x1b[31mred\nb\n",
+        "job-master-0.1.log": "again\nü\n".encode(),
+        "job-worker-1.3.log": b"w\n",
+    }
+    assert sorted(saver.saved) == sorted(folder.iterdir())
+
+
+def test_what_is_not_complete_is_not_there(tmp_path):
+    def save():
+        with Saver(tmp_path, "job") as saver:
+            saver.show([line("whole"), line("cut", 1)])
+            raise KeyError("the connection")
+
+    with pytest.raises(KeyError):
+        save()
+    assert files(tmp_path) == {"job-master-0.0.log": b"whole\n"}
+
+
+def test_names_lead_nowhere_else(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (folder / "___x-worker-0.0.log").symlink_to(outside)
+    with Saver(folder, "../x") as saver:
+        saver.show([line("text", 0, "worker-0"), line("text", 0, "../../etc/passwd")])
+        saver.finish()
+    assert {path.parent for path in saver.saved} == {folder}
+    assert outside.read_text() == "mine"
+
+
+def test_times_in_front_of_the_lines(tmp_path):
+    with Saver(tmp_path, "job", times=True) as saver:
+        saver.show([line("text")])
+        saver.finish()
+    assert saver.saved[0].read_text() == "2026-01-01T00:00:00.000000000Z text\n"
+
+
+def test_thousands_of_files_need_no_thousands_of_handles(tmp_path):
+    with Saver(tmp_path, "job") as saver:
+        for number in range(2000):
+            saver.show([line("text", 0, f"worker-{number}")])
+        saver.finish()
+    assert len(files(tmp_path)) == 2000
