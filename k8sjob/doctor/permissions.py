@@ -108,7 +108,7 @@ RULES: Final = (
     Rule(Grant.SUBMITTER, *_JOBS, ("create",), "submit", vital=True),
     Rule(Grant.SUBMITTER, *_JOBS, ("patch",), "suspend, resume"),
     Rule(Grant.SUBMITTER, *_JOBS, ("delete",), "delete, submit --replace"),
-    Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "doctor job.yaml"),
+    Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
     Rule(Grant.VIEWER, *_JOBS, _READ, "every command about jobs", vital=True),
     Rule(Grant.VIEWER, "", "pods", _READ, "status, watch, logs, why"),
     Rule(Grant.VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
@@ -117,7 +117,8 @@ RULES: Final = (
     Rule(Grant.VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
     Rule(Grant.VIEWER, "", "limitranges", ("list",), "doctor"),
     Rule(Grant.VIEWER, "", "serviceaccounts", ("get",), "doctor"),
-    Rule(Grant.VIEWER, "", "namespaces", ("get",), "doctor"),
+    Rule(Grant.VIEWER, "", "namespaces", ("get",), "why, doctor"),
+    Rule(Grant.VIEWER, "kueue.x-k8s.io", "workloads", ("list",), "why"),
     Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "doctor job.yaml"),
     Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "why, doctor"),
     Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
@@ -130,7 +131,7 @@ RULES: Final = (
         ("list",),
         "doctor",
     ),
-    Rule(Grant.CAPACITY, "", "pods", ("list",), "doctor: what of the GPUs is free"),
+    Rule(Grant.CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
     Rule(Grant.CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
 )
 """Everything, the most important first."""
