@@ -17,7 +17,9 @@ HEAD = """\
 `k8sjob COMMAND`, or `kubectl k8sjob COMMAND` (kubectl finds `kubectl-k8sjob` on the PATH), or
 `python -m k8sjob COMMAND`.
 
-- A **job** is `NAME`, or `local/NAME` on this machine.
+- A **job** is `NAME`; `local/NAME` on this machine, `NAMESPACE/NAME` in the cluster. A bare name is
+  looked for in both places, and one that is in both is an error; `-n`, `--context` and
+  `--kubeconfig` mean the cluster alone, `--local` this machine alone. `-n local` is this machine.
 - A **FILE** is a job.yaml, a folder with one, or `-` for standard input.
 - **Data** goes to standard output, progress and errors to standard error: what a command prints can
   be piped. `-o json` has a [stable form](json.md); documents are UTF-8 whatever the terminal.
@@ -29,9 +31,9 @@ HEAD = """\
 
 | Code | Meaning |
 |---|---|
-| 0 | done; for `run` and `watch`: the job succeeded |
-| 1 | an error: a file that is no job, findings of `lint`, a back end that refuses |
-| 2 | wrong usage: an unknown command, option or value |
+| 0 | done; for `run`, `watch` and `submit --watch`: the job succeeded; `diff`: the same |
+| 1 | an error: a file that is no job, findings of `lint`, a back end that refuses, a name that is taken; `diff`: different |
+| 2 | wrong usage: an unknown command, option or value; an error of `diff` |
 | 100 | the job failed |
 | 101 | the job has not ended (`status --exit-code`) |
 | 102 | there is no such job |
@@ -44,6 +46,7 @@ Those of containers are in [exit codes](exit-codes.md).
 
 | Variable | Meaning |
 |---|---|
+| `KUBECONFIG` | the kubeconfig, or several; `~/.kube/config` by default, in a pod its service account |
 | `K8SJOB_STATE` | folder of the jobs on this machine; `~/.local/state/k8sjob` by default |
 | `K8SJOB_TRACEBACK` | `1` shows where in k8sjob an error came from, as `--traceback` does |
 | `NO_COLOR` | no colours |
@@ -86,8 +89,9 @@ def _option(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in option.opts)
     choices = ""
     if isinstance(option.type, click.Choice):
-        default, *others = option.type.choices
-        choices = f"`{default}` (default), {', '.join(f'`{other}`' for other in others)}. "
+        marks = {option.default: " (default)"}
+        choices = ", ".join(f"`{choice}`{marks.get(choice, '')}" for choice in option.type.choices)
+        choices += ". "
     many = " May be given several times." if option.multiple else ""
     return f"| {names} | {choices}{option.help}{many} |"
 

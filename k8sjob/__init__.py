@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from k8sjob.rendering.dockerfile import dockerfile
     from k8sjob.spec import JobSpec
     from k8sjob.spec.load import load
+    from k8sjob.submission import submit
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _HOME = {
     "render": "k8sjob.rendering",
     "replica_env": "k8sjob.rendering",
     "run": "k8sjob.launch",
+    "submit": "k8sjob.submission",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "render",
     "replica_env",
     "run",
+    "submit",
 ]
 
 

@@ -1,0 +1,117 @@
+"""Pages of the documentation, and a reader who does what they say.
+
+In README*.md and docs/**/*.md
+
+- a ```console block is a terminal session: each line after `$ ` runs in one folder for the whole
+  page, and what it prints must match what the page shows, where `...` stands for anything;
+- a ```python block runs in that folder, in a fresh interpreter, and must end with exit code 0;
+- a ```yaml block that starts with `name:` is a job.yaml: it must validate, and is written to
+  job.yaml in the page's folder, as any block under <!-- file: NAME --> is written to NAME;
+- a block under <!-- shows: FILE --> is that file of the repository, to the letter (`make
+  docs` writes it anew);
+- <!-- needs: a cluster --> on the line before a block: it is run where there is one;
+- <!-- not run: REASON --> on the line before a block says why it is only shown.
+"""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
+)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>not run|needs|file|shows): (?P<text>[^\n]+?) -->\n)?"
+    r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def blocks(page):
+    """The blocks of code of a page."""
+    return list(BLOCK.finditer(page.read_text()))
+
+
+def name(page):
+    """A page as it is called in messages."""
+    return str(page.relative_to(ROOT))
+
+
+class Reader:
+    """Does what a page says, in a folder of its own.
+
+    Args:
+        folder: is made.
+        env: variables that the reader has set.
+        stand_ins: what is there in the place of what the page names, by the page's word.
+    """
+
+    def __init__(self, folder, env=None, stand_ins=None):
+        self.folder, self.stand_ins = folder, stand_ins or {}
+        folder.mkdir()
+        for example in ("manifests",):  # pages speak from the checkout's root
+            (folder / example).symlink_to(ROOT / example)
+        bin_folder = Path(sys.executable).parent
+        given = {**os.environ, "KUBECONFIG": str(folder.parent / "no-kubeconfig"), **(env or {})}
+        self.env = {
+            **{k: v for k, v in given.items() if k not in {"CI", "FORCE_COLOR"}},
+            "PATH": f"{bin_folder}:{given['PATH']}",
+            "K8SJOB_STATE": str(folder.parent / "state"),
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+            "COLUMNS": "100",
+        }
+
+    def follow(self, page, *, needs=False):
+        """Do all that the page says; with `needs` also what needs more than this machine."""
+        for block in blocks(page):
+            line = page.read_text()[: block.start()].count("\n") + 1
+            if block["note"] != "not run" and (needs or block["note"] != "needs"):
+                self._block(block, f"{name(page)}:{line}")
+
+    def _block(self, block, where):
+        body, language = self._here(block["body"]), block["language"]
+        if block["note"] == "shows":
+            assert body == (ROOT / block["text"]).read_text(), where
+        elif block["note"] == "file":
+            (self.folder / block["text"]).write_text(body)
+        elif language == "console":
+            self._console(body, where)
+        elif language == "yaml" and body.startswith("name:"):
+            (self.folder / "job.yaml").write_text(body)
+            done = self._run(["k8sjob", "validate", "job.yaml"])
+            assert done.returncode == 0, f"{where}: {done.stdout}"
+        elif language == "python":
+            done = self._run([sys.executable, "-W", "error", "-c", body])
+            assert done.returncode == 0, f"{where}: {done.stdout}"
+
+    def _here(self, text):
+        for word, stand_in in self.stand_ins.items():
+            text = text.replace(word, stand_in)
+        return text
+
+    def _run(self, argv):
+        return subprocess.run(
+            argv,
+            check=False,
+            cwd=self.folder,
+            env=self.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=300,
+        )
+
+    def _console(self, body, where):
+        for session in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+            command, _, expected = session.partition("\n")
+            seen = self._run(["bash", "-c", command]).stdout
+            if expected.strip():
+                ok = doctest.OutputChecker().check_output(expected, seen, MATCH)
+                assert ok, f"{where}: $ {command}\nexpected:\n{expected}\nseen:\n{seen}"
