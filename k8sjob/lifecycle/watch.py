@@ -92,20 +92,19 @@ class _Watcher:
     def settled(self, sources: set[str], last: Snapshot | LogLine | Ended | None) -> bool:
         """Whether the job has ended and its output is complete, or was waited for long enough.
 
-        Whoever reads the watch may be slow: as long as what happened before the end still comes
-        (`last`, None where nothing came), there may be more, however long ago the end was.
+        Whoever reads the watch may be slow: as long as something waits to be read (`last`, None
+        where nothing came), there may be more, however long ago the end was. What replicas write
+        after the end of their job is not waited for.
         """
         if self._ended_at is None:
             return False
         if not sources - {""}:
             return True
-        if last is not None and not self._was_written_after_the_end(last):
+        if last is None or (isinstance(last, LogLine) and last.timestamp > self._end_stamp):
+            return time.monotonic() - max(self._ended_at, self._heard_at) > SETTLE_SECONDS
+        if isinstance(last, LogLine):
             self._heard_at = time.monotonic()
-            return False
-        return time.monotonic() - max(self._ended_at, self._heard_at) > SETTLE_SECONDS
-
-    def _was_written_after_the_end(self, item: Snapshot | LogLine | Ended) -> bool:
-        return isinstance(item, LogLine) and item.timestamp > self._end_stamp
+        return False
 
     def changed(self, snapshot: Snapshot, readers: Readers | None) -> Iterator[Event]:
         """What a newer snapshot tells; the terminal JOB event is kept for the end."""

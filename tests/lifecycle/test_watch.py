@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from k8sjob.backends.api import LogLine
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.logs import MOST_AT_ONCE
@@ -161,6 +162,25 @@ def test_whoever_reads_late_misses_nothing(script, snapshot, make_pod, line, ref
         found.append(event)
     assert [event.data["text"] for event in told(found, "log")] == [one.text for one in lines]
     assert found[-1].data["state"] == "Succeeded"
+
+
+def test_pods_that_end_after_their_job_are_not_waited_for(script, snapshot, make_pod, ref):
+    class Lingering(script):
+        def watch(self, ref, *, stop=None):
+            yield snapshot("Running")
+            while not stop.is_set():
+                yield snapshot("Succeeded", pods=[make_pod("worker-0", dying=True)])
+                time.sleep(0.2)
+
+        def logs(self, ref, replica, *, stop=None, **options):
+            while not stop.is_set():
+                yield LogLine(replica, 0, "2999-01-01T00:00:00.000000000Z", "saving")
+                time.sleep(0.05)
+
+    began = time.monotonic()
+    events = list(watch(Lingering([]), ref))
+    assert time.monotonic() - began < SETTLE_SECONDS + 2
+    assert events[-1].data["state"] == "Succeeded"
 
 
 def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
