@@ -84,6 +84,12 @@ def code(tmp_path):
 
 
 @pytest.fixture
+def build_spec():
+    """A job whose image is built."""
+    return job("reg.example/team/app", "reg.example/base:1")
+
+
+@pytest.fixture
 def pushed():
     """Pushes with little patience, and without the credentials of whoever runs the tests."""
 

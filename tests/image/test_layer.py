@@ -1,0 +1,418 @@
+"""The code as a layer: what is in it, that it is always the same, and what cannot be packed."""
+
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.errors import ImageError
+from k8sjob.image import tar
+from k8sjob.image.context import read_context, shown_size
+from k8sjob.image.layer import pack
+from k8sjob.image.secrets import Scanner
+from k8sjob.rendering.context import write_context
+
+
+def packed(folder, **options):
+    """The layer's members by name, with their contents."""
+    with closing(pack(read_context(folder), **options)) as layer:
+        blob = b"".join(layer.content.blocks(0))
+    assert layer.content.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
+    assert layer.content.size == len(blob)
+    archive = gzip.decompress(blob)
+    assert layer.diff_id == f"sha256:{hashlib.sha256(archive).hexdigest()}"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        return {m.name: (m, m.isfile() and members.extractfile(m).read()) for m in members}
+
+
+def digest(folder):
+    with closing(pack(read_context(folder))) as layer:
+        return layer.content.digest
+
+
+def user_files(members):
+    return {name.removeprefix("app/") for name, (m, _) in members.items() if name[:4] == "app/"}
+
+
+def test_what_is_in_it(code):
+    (code / "run.sh").write_text("#!/bin/sh\n")
+    (code / "run.sh").chmod(0o700)
+    (code / "main.py").chmod(0o600)
+    (code / "link").symlink_to("pkg/__init__.py")
+    (code / "away").symlink_to("/data/set")
+    members = packed(code)
+    expected = {
+        "app": (0o755, 1000, tarfile.DIRTYPE),
+        "app/main.py": (0o644, 1000, tarfile.REGTYPE),
+        "app/pkg": (0o755, 1000, tarfile.DIRTYPE),
+        "app/run.sh": (0o755, 1000, tarfile.REGTYPE),
+        "app/link": (0o777, 1000, tarfile.SYMTYPE),
+        "home/k8sjob": (0o755, 1000, tarfile.DIRTYPE),
+        "opt/k8sjob": (0o755, 0, tarfile.DIRTYPE),
+        "opt/k8sjob/k8sjob/contract.py": (0o644, 0, tarfile.REGTYPE),
+    }
+    for name, (mode, owner, kind) in expected.items():
+        member = members[name][0]
+        found = (member.mode, member.uid, member.gid, member.type, member.mtime, member.uname)
+        assert found == (mode, owner, owner, kind, 0, ""), name
+    assert members["app/main.py"][1] == b"print('hello')\n"
+    assert (members["app/link"][0].linkname, members["app/away"][0].linkname) == (
+        "pkg/__init__.py",
+        "/data/set",
+    )
+
+
+def test_it_is_what_a_build_would_copy(code, tmp_path, build_spec):
+    """The folder that `render -d` writes, copied by the Dockerfile, is the other way."""
+    (code / ".dockerignore").write_text("*.log\ndata\n!data/keep.txt\n")
+    for name in ("a.log", "data/drop.txt", "data/keep.txt", "deep/er/x.py", "deep/a.log"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(name)
+    (code / "empty").mkdir()
+    (code / "link").symlink_to("main.py")
+    write_context(build_spec, code, tmp_path / "build")
+    copied = {
+        path.relative_to(tmp_path / "build").as_posix(): path.is_file() and path.read_bytes()
+        for path in (tmp_path / "build").rglob("*")
+        if path.is_file()
+    }
+    members = packed(code)
+    made_by_render = {"Dockerfile", ".dockerignore", "pytorchjob.yaml", ".k8sjob/COPY"}
+    app = {f"app/{n}": c for n, c in copied.items() if n[:8] != ".k8sjob/"}
+    runtime = {
+        f"opt/k8sjob/{n.removeprefix('.k8sjob/')}": c
+        for n, c in copied.items()
+        if n.startswith(".k8sjob/k8sjob/")
+    }
+    files = {n: c for n, (m, c) in members.items() if m.isfile()}
+    assert (
+        files == {n: c for n, c in app.items() if n[4:] not in made_by_render | {"link"}} | runtime
+    )
+    assert members["app/link"][0].issym()
+
+
+def test_a_copy_of_the_context_in_it_is_left_out(code, build_spec):
+    before = user_files(packed(code))
+    write_context(build_spec, code, code / "build")
+    assert user_files(packed(code)) == before
+
+
+def test_order_times_modes_and_links_do_not_matter(code, tmp_path):
+    names = ["z.py", "a/b.py", "a-b.py", "a.py", "ü.py", "数.py", "x" * 120 + ".py"]
+    other = tmp_path / "other"
+    for folder, order in ((code, names), (other, reversed(names))):
+        for name in order:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name)
+    (other / "pkg").mkdir()
+    (other / "pkg/__init__.py").touch(0o600)
+    (other / "main.py").write_text("print('hello')\n")
+    os.utime(other / "main.py", (1, 1))
+    (other / "a").chmod(0o700)
+    assert digest(code) == digest(other)
+    (other / "main.py").chmod(0o744)
+    assert digest(code) != digest(other)
+
+
+ANYWHERE = """
+import os, sys
+from contextlib import closing
+from pathlib import Path
+from k8sjob.image.context import read_context
+from k8sjob.image.layer import pack
+os.umask(int(sys.argv[2], 8))
+with closing(pack(read_context(Path(sys.argv[1])))) as layer:
+    print(layer.content.digest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "umask"),
+    [
+        ({"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "077"),
+        ({"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "1"}, "000"),
+    ],
+)
+def test_locale_time_zone_and_umask_do_not_matter(code, env, umask):
+    (code / "ünïcode.py").write_text("x = 'é'\n")
+    (code / "link").symlink_to("ünïcode.py")
+    argv = [sys.executable, "-c", ANYWHERE, os.fsencode(code), umask]
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == digest(code), done.stderr
+
+
+def test_what_lies_below_can_be_hidden(code):
+    members = packed(code, alone=True)
+    names = list(members)
+    for folder in ("app", "opt/k8sjob"):
+        assert names.index(folder) + 1 == names.index(f"{folder}/.wh..wh..opq")
+
+
+def test_private_files_are_left_out_and_told(code):
+    for name in (".env", "conf/.env.local", "keys/id_rsa", "tls.key", ".aws/credentials"):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("x")
+    (code / ".git").mkdir()
+    (code / ".git/config").write_text("x")
+    context = read_context(code)
+    expected = (".aws/", ".env", "conf/.env.local", "keys/id_rsa", "tls.key")
+    assert context.private == expected
+    assert user_files(packed(code)) == {"main.py", "pkg", "pkg/__init__.py"}
+    (code / ".dockerignore").write_text("*.log\n")
+    assert read_context(code).private == expected
+    assert ".git/config" not in user_files(packed(code))
+
+
+def test_private_files_come_along_where_the_user_says_so(code):
+    (code / ".env").write_text("x")
+    (code / "ca.pem").write_text("x")
+    (code / "other.pem").write_text("x")
+    (code / ".dockerignore").write_text(".env\n!ca.pem\n")
+    context = read_context(code)
+    assert "ca.pem" in user_files(packed(code))
+    assert context.private == ("other.pem",)
+
+
+# --- what cannot be packed ----------------------------------------------------------------------
+
+
+def circle(code):
+    (code / "one").symlink_to("two")
+    (code / "two").symlink_to("one")
+
+
+def odd_name(code):
+    Path(os.fsdecode(os.fsencode(code) + b"/caf\xe9.py")).write_text("x")
+
+
+def odd_link(code):
+    (code / "link").symlink_to(os.fsdecode(b"caf\xe9"))
+
+
+def enormous(code):
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(20 << 30)
+
+
+def no_patterns(code):
+    (code / ".dockerignore").write_bytes(b"\xff\xfe")
+
+
+def bad_pattern(code):
+    (code / ".dockerignore").write_text("ok\n[a\n")
+
+
+BAD = {
+    circle: r"code/(one|two): the link leads in a circle \(Too many levels",
+    odd_name: r"caf\\xe9\.py': the name is not UTF-8, which an image needs; rename it",
+    odd_link: r"link: the link leads to a name that is not UTF-8",
+    enormous: r"21\.5 GB is too much for an image \(at most 10\.7 GB\); the largest: data\.bin",
+    no_patterns: r"\.dockerignore: cannot be read: not UTF-8",
+    bad_pattern: r"\.dockerignore:2: '\[a' is not a pattern",
+}
+
+
+@pytest.mark.parametrize("spoil", BAD, ids=lambda f: f.__name__)
+def test_what_cannot_be_packed_is_one_clear_error(code, spoil):
+    spoil(code)
+    with pytest.raises(ImageError, match=BAD[spoil]):
+        packed(code)
+
+
+def test_what_is_left_out_does_no_harm(code):
+    for spoil in (circle, odd_name, odd_link, enormous):
+        spoil(code)
+    (code / ".dockerignore").write_text("*\n!main.py\n")
+    assert user_files(packed(code)) == {"main.py"}
+
+
+def test_what_is_no_file_is_passed_over(code):
+    os.mkfifo(code / "fifo")
+    assert "fifo" not in user_files(packed(code))
+
+
+@pytest.mark.parametrize("folder", ["missing", "main.py"])
+def test_a_context_that_is_no_folder(code, folder):
+    with pytest.raises(ImageError, match=rf"{folder} is not a folder; name the one with your code"):
+        read_context(code / folder)
+
+
+def unlink(path):
+    path.unlink()
+
+
+def grow(path):
+    path.write_text("longer than it was before")
+
+
+def shrink(path):
+    path.write_text("")
+
+
+def replace(path):
+    path.with_name("new").write_bytes(path.read_bytes())
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("change", [unlink, grow, shrink, replace])
+def test_a_file_that_changes_meanwhile(code, change):
+    context = read_context(code)
+    change(code / "main.py")
+    message = "cannot be read: No such file" if change is unlink else "main.py changed while it was"
+    with pytest.raises(ImageError, match=message):
+        pack(context)
+
+
+UNREADABLE = """
+import os, sys
+from pathlib import Path
+from k8sjob.image.context import read_context
+from k8sjob.image.layer import pack
+pack(read_context(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("name", ["main.py", "pkg"])
+def test_what_cannot_be_read_is_named(code, name):
+    (code / name).chmod(0)
+    argv = [sys.executable, "-c", UNREADABLE, str(code)]
+    if os.geteuid() == 0:  # root reads everything, unless that right is taken away
+        argv = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--", *argv]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    (code / name).chmod(0o700)
+    assert f"{code / name}: cannot be read: Permission denied; make it readable" in done.stderr
+
+
+FULL = """
+import resource, sys, tempfile
+from pathlib import Path
+from k8sjob.image.context import read_context
+from k8sjob.image.layer import pack
+tempfile.tempdir = sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+pack(read_context(Path(sys.argv[1])))
+"""
+
+
+def test_a_disk_that_is_full(code, tmp_path):
+    (code / "data.bin").write_bytes(hashlib.shake_128(b"x").digest(20_000_000))
+    argv = [sys.executable, "-c", FULL, str(code), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert f"the layer cannot be written to {tmp_path}: File too large; make space" in done.stderr
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from k8sjob.image.context import read_context
+from k8sjob.image.layer import pack
+pack(read_context(Path(sys.argv[1]))).close()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_layer(code):
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(400_000_000)
+    argv = [sys.executable, "-c", MEMORY, str(code)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100_000  # kilobytes
+
+
+# --- the archive and the scanner ----------------------------------------------------------------
+
+NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0/"), min_size=1)
+
+
+@given(
+    name=st.lists(NAMES, min_size=1, max_size=4).map("/".join).filter(lambda n: "\n" not in n),
+    link=NAMES,
+    mode=st.sampled_from([0o644, 0o755]),
+    kind=st.sampled_from("025"),
+    data=st.binary(max_size=2000),
+)
+def test_the_archive_is_read_by_python(name, link, mode, kind, data):
+    data = data if kind == "0" else b""
+    member = tar.Member(name, kind, mode, 1000, len(data), link if kind == "2" else "")
+    body = tar.header(member) + data + tar.padding(len(data))
+    body += tar.end(len(body))
+    assert len(body) % 10240 == 0
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        (found,) = archive.getmembers()
+        assert found.name == name.rstrip("/")
+        assert (found.mode, found.uid, found.type) == (mode, 1000, kind.encode())
+        assert found.linkname == member.link
+        assert not data or archive.extractfile(found).read() == data
+
+
+def test_a_member_of_more_than_8_gib():
+    with tarfile.open(
+        fileobj=io.BytesIO(tar.header(tar.Member("x", "0", 0o644, size=9 << 30)))
+    ) as a:
+        assert a.next().size == 9 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (12_345, "12.3 kB"),
+        (3.4e9, "3.4 GB"),
+        (2e12, "2,000 GB"),
+    ],
+)
+def test_sizes_for_people(size, text):
+    assert shown_size(size) == text
+
+
+# Put together here, so that this file does not look as if it held any.
+TOKENS = {
+    "an AWS access key": "AK" + "IA" + "ABCDEFGH12345678",
+    "a GitHub token": "gh" + "p_" + "a1B2" * 9,
+    "a GitLab token": "gl" + "pat-" + "a1B2c3D4e5F6g7H8i9J0",
+    "a Hugging Face token": "h" + "f_" + "aB" * 17,
+    "an API key": "s" + "k-proj-" + "a1B2" * 10,
+    "a Slack token": "xo" + "xb-" + "123456789012-abcdefgh",
+    "a Google API key": "AI" + "za" + "a1B2c" * 7,
+    "a PyPI token": "py" + "pi-AgE" + "a1B2c" * 12,
+    "a W&B key": "WANDB_API_" + "KEY=" + "0a1b2c3d" * 5,
+    "a private key": "-----BEGIN RSA PRIV" + "ATE KEY-----",
+    "a netrc entry": "machine reg.example login me pass" + "word s3cret",
+    "a registry login": '"au' + 'th": "bWU6c2VjcmV0"',
+    "a JSON web token": "ey" + "JhbGciOiJIUzI1" + ".ey" + "JzdWIiOiIxMjM0." + "c2lnbmF0dXJl",
+}
+
+
+@pytest.mark.parametrize("what", TOKENS)
+def test_contents_that_look_like_credentials_are_shown_by_line(code, what):
+    (code / "conf.txt").write_text(f"# one\n\nvalue = {TOKENS[what]}\nend\n")
+    with closing(pack(read_context(code))) as layer:
+        (finding,) = layer.findings
+    assert str(finding) == f"conf.txt:3: {what}"
+
+
+def test_a_form_across_two_blocks_is_found_once():
+    scanner = Scanner("x")
+    text = b"a\n" * 40_000 + TOKENS["a GitHub token"].encode() + b"\nend"
+    for at in range(0, len(text), 80_010):
+        scanner.feed(text[at : at + 80_010])
+    assert [(finding.line, finding.what) for finding in scanner.findings] == [
+        (40_001, "a GitHub token")
+    ]
+
+
+def test_ordinary_code_holds_none():
+    for file in (Path(__file__), *Path(tarfile.__file__).parent.glob("*.py")):
+        scanner = Scanner(file.name)
+        scanner.feed(file.read_bytes())
+        assert not scanner.findings

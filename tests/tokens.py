@@ -1,0 +1,125 @@
+"""A token server as registries have it, whose tokens docker-registry really checks."""
+
+import base64
+import http.server
+import json
+import subprocess
+import threading
+import time
+import urllib.parse
+
+LEEWAY = 60
+"""Seconds for which docker-registry takes a token after its end."""
+
+
+def b64(data):
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+class TokenServer:
+    """Gives tokens to users for repositories.
+
+    Attributes:
+        users: password by name.
+        refresh: user by refresh token.
+        rights: actions by (user, repository); the user "" is anybody.
+        lasts: seconds that a token is good for.
+        whole: refuse a request of which one part is not allowed.
+        asked: the scopes of each request.
+    """
+
+    def __init__(self, certificate):
+        self.certificate, self.key = certificate
+        self.users, self.refresh, self.rights = {}, {}, {}
+        self.lasts, self.whole, self.asked = 300, False, []
+        handler = type("Handler", (_Handler,), {"tokens": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.realm = f"http://127.0.0.1:{self._server.server_port}/token?kind=test"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def config(self):
+        """What the registry is told of it."""
+        token = {"realm": self.realm, "service": "test", "issuer": "tests"}
+        return {"token": {**token, "rootcertbundle": str(self.certificate)}}
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def granted(self, user, scopes):
+        """The access of a token, or None where it is refused."""
+        access = []
+        for scope in scopes:
+            kind, name, actions = scope.split(":")
+            allowed = self.rights.get((user, name), "") or self.rights.get(("", name), "")
+            given = [action for action in actions.split(",") if action in allowed.split(",")]
+            if self.whole and len(given) < len(actions.split(",")):
+                return None
+            access.append({"type": kind, "name": name, "actions": given})
+        return access
+
+    def token(self, user, access):
+        der = base64.b64encode(pem_body(self.certificate)).decode()
+        now = time.time()
+        claims = {
+            "iss": "tests",
+            "sub": user,
+            "aud": "test",
+            "jti": str(now),
+            "access": access,
+            "iat": int(now) - 120,
+            "nbf": int(now) - 120,
+            "exp": int(now - LEEWAY + self.lasts) + 1,
+        }
+        header = {"typ": "JWT", "alg": "RS256", "x5c": [der]}
+        signed = ".".join(b64(json.dumps(part).encode()) for part in (header, claims))
+        argv = ["openssl", "dgst", "-sha256", "-sign", str(self.key)]
+        done = subprocess.run(argv, input=signed.encode(), capture_output=True, check=True)
+        return f"{signed}.{b64(done.stdout)}"
+
+
+def pem_body(path):
+    lines = path.read_text().split("-----")[2]
+    return base64.b64decode("".join(lines.split()))
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    tokens = None
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        assert query["kind"] == ["test"]
+        scheme, _, encoded = self.headers.get("Authorization", "").partition(" ")
+        user = ""
+        if scheme == "Basic":
+            user, _, password = base64.b64decode(encoded).decode().partition(":")
+            if self.tokens.users.get(user) != password:
+                return self.answer(401, {"details": "wrong password"})
+        return self.give(user, query.get("scope", []), "token")
+
+    def do_POST(self):
+        length = int(self.headers["Content-Length"])
+        form = urllib.parse.parse_qs(self.rfile.read(length).decode())
+        assert form["grant_type"] == ["refresh_token"]
+        user = self.tokens.refresh.get(form["refresh_token"][0])
+        if user is None:
+            return self.answer(401, {"details": "unknown refresh token"})
+        return self.give(user, form["scope"][0].split(), "access_token")
+
+    def give(self, user, scopes, name):
+        self.tokens.asked.append(sorted(scopes))
+        access = self.tokens.granted(user, scopes)
+        if access is None:
+            return self.answer(403, {"details": "no"})
+        return self.answer(200, {name: self.tokens.token(user, access), "expires_in": 60})
+
+    def answer(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
