@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import finished, in_time, is_of_pods, own_pods
+from k8sjob.backends.cluster.belongings import finished, grace
 from k8sjob.backends.cluster.listing import listing, slim
-from k8sjob.backends.cluster.mirror import Mirror, Source
 from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
 from k8sjob.backends.cluster.reflect import reflect
+from k8sjob.backends.cluster.snapshots import snapshot, snapshots
 from k8sjob.backends.cluster.words import InWords, is_absent
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from datetime import datetime
     from threading import Event
 
     from k8sjob.backends.api import Json, LogLine, Plan
-    from k8sjob.backends.cluster.mirror import Notice
     from k8sjob.backends.cluster.pods import JobPods
     from k8sjob.backends.cluster.reflect import Change
     from k8sjob.backends.transport import Transport
@@ -33,8 +31,8 @@ __all__ = ["ClusterBackend"]
 
 STRICT: Final = {"fieldValidation": "Strict"}
 MERGE: Final = "application/merge-patch+json"
-LEAST_SECONDS: Final = 0.1
-"""The time between two snapshots of a watch, however much happens."""
+SPARE_SECONDS: Final = 60.0
+"""How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
 
@@ -165,18 +163,7 @@ class ClusterBackend:
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
-        job = self._get(ref)
-        with ThreadPoolExecutor(3) as pool:
-            pods = pool.submit(
-                listing,
-                self.transport,
-                path("pods", ref.namespace),
-                {"labelSelector": f"{OF_JOB}={ref.name}"},
-            )
-            own = pool.submit(self._events, ref, f"involvedObject.uid={job['metadata']['uid']}")
-            theirs = pool.submit(self._events, ref, "involvedObject.kind=Pod")
-        events = [*own.result(), *(e for e in theirs.result() if is_of_pods(job, e))]
-        return Snapshot(job, own_pods(job, pods.result().items), in_time(events))
+        return snapshot(self.transport, self._get(ref))
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change, ten times a second at most; see Backend.watch.
@@ -184,16 +171,7 @@ class ClusterBackend:
         Of the pods' events only warnings are followed. A connection that is lost, and is back, is
         told as one of the job's warnings, with the reason ConnectionLost or ConnectionRestored.
         """
-        ref = _ref(self._get(ref))
-        with Mirror(self.transport, _sources(ref)) as mirror:
-            while not (stop and stop.is_set()):
-                if not mirror.changed(within=0.2):
-                    continue
-                snapshot = _snapshot(ref, mirror)
-                if snapshot is None:
-                    return
-                yield snapshot
-                time.sleep(LEAST_SECONDS)
+        yield from snapshots(self.transport, _ref(self._get(ref)), stop)
 
     def watch_jobs(
         self,
@@ -267,18 +245,36 @@ class ClusterBackend:
     def suspend(self, ref: JobRef, *, value: bool) -> None:
         """Suspend the job (its pods are deleted, the job stays) or let it go on.
 
+        To go on waits until the last of the old pods is gone: the operator would take its end for
+        one of the new pods', and with restartPolicy Never give the job up as failed.
+
         Raises:
             JobNotFound: it is gone.
-            BackendError: it has ended.
+            BackendError: it has ended, or its pods do not end within their grace.
         """
         job = self._get(ref)
         if finished(job):
             verb = "suspended" if value else "resumed"
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
+        if not value and _is_suspended(job):
+            self._wait_for_pods(ref, grace(job) + SPARE_SECONDS)
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
         self.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
+
+    def _wait_for_pods(self, ref: JobRef, seconds: float) -> None:
+        """Until a suspended job has no pod any more."""
+        deadline = time.monotonic() + seconds
+        of_job = {"labelSelector": f"{OF_JOB}={ref.name}"}
+        while pods := listing(self.transport, path("pods", ref.namespace), of_job).items:
+            if time.monotonic() > deadline:
+                names = ", ".join(pod["metadata"]["name"] for pod in pods)
+                raise BackendError(
+                    f"{ref} cannot be resumed yet: {names} still end after {seconds:.0f} s; see"
+                    f" what they wait for: kubectl -n {ref.namespace} describe pods {names}"
+                )
+            time.sleep(0.2)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background."""
@@ -343,15 +339,6 @@ class ClusterBackend:
             raise self._not_found(ref)
         return job
 
-    def _events(self, ref: JobRef, selector: str) -> Sequence[Json]:
-        try:
-            query = {"fieldSelector": selector}
-            return listing(self.transport, path("events", ref.namespace), query).items
-        except ApiError as error:
-            if error.code == 403:  # a job is worth showing without them
-                return ()
-            raise
-
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
@@ -359,52 +346,8 @@ class ClusterBackend:
         )
 
 
-def _sources(ref: JobRef) -> dict[str, Source]:
-    """What a job's snapshot is made of."""
-    job = {"metadata": {"name": ref.name}}
-    events = path("events", ref.namespace)
-    return {
-        "job": Source(path(JOBS, ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"}),
-        "pods": Source(path("pods", ref.namespace), {"labelSelector": f"{OF_JOB}={ref.name}"}),
-        "its events": Source(
-            events, {"fieldSelector": f"involvedObject.uid={ref.uid}"}, spare=True
-        ),
-        "the pods' events": Source(
-            events,
-            {"fieldSelector": "involvedObject.kind=Pod,type=Warning"},
-            keep=lambda event: is_of_pods(job, event),
-            spare=True,
-        ),
-    }
-
-
-def _snapshot(ref: JobRef, mirror: Mirror) -> Snapshot | None:
-    """The job as the mirror shows it; None: it is gone."""
-    job = next((j for j in mirror.objects("job") if j["metadata"]["uid"] == ref.uid), None)
-    if job is None:
-        return None
-    pods = own_pods(job, mirror.objects("pods"))
-    told = mirror.objects("the pods' events")
-    events = in_time([*mirror.objects("its events"), *(e for e in told if is_of_pods(job, e))])
-    return Snapshot(job, pods, (*events, *(_event(job, n) for n in mirror.notices())))
-
-
-def _event(job: Json, notice: Notice) -> Json:
-    """A notice as an Event of the job, as an apiserver would return it."""
-    moment = datetime.fromtimestamp(notice.time, UTC).isoformat().replace("+00:00", "Z")
-    meta, mark = job["metadata"], f"{notice.reason}.{notice.time:.6f}"
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": mark, "namespace": meta["namespace"], "uid": mark},
-        "involvedObject": {"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]},
-        "type": "Warning",
-        "reason": notice.reason,
-        "message": notice.message,
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "count": 1,
-    }
+def _is_suspended(job: Json) -> bool:
+    return bool((job["spec"].get("runPolicy") or {}).get("suspend"))
 
 
 def _exists(ref: JobRef) -> JobExists:

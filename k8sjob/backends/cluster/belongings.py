@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
 
-__all__ = ["event_time", "finished", "in_time", "is_of_pods", "own_pods"]
+__all__ = ["event_time", "finished", "grace", "in_time", "is_of_pods", "own_pods"]
 
 _TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 
@@ -56,6 +56,13 @@ def finished(job: Json) -> bool:
         condition.get("type") in ("Succeeded", "Failed") and condition.get("status") == "True"
         for condition in (job.get("status") or {}).get("conditions") or []
     )
+
+
+def grace(job: Json) -> float:
+    """Seconds that the job's pods may take to end."""
+    roles = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    pods = ((role.get("template") or {}).get("spec") or {} for role in roles)
+    return max((float(pod.get("terminationGracePeriodSeconds", 30)) for pod in pods), default=30.0)
 
 
 def _owned(pod: Json, uid: str) -> bool:

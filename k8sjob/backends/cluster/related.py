@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.listing import listing, slim
+from k8sjob.backends.cluster.listing import listing, pages, slim
 from k8sjob.backends.cluster.paths import Target, path
 from k8sjob.backends.cluster.words import is_absent
 from k8sjob.backends.transport import ApiError
@@ -53,8 +53,9 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     """
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
+        takers = pool.submit(_takers, transport, _scarce(snapshot))
         found = pool.map(lambda one: _look(transport, one), lookups)
-        return tuple(item for items in found for item in items)
+        return (*(item for items in found for item in items), *takers.result())
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
@@ -98,6 +99,52 @@ def _look(transport: Transport, one: _Lookup) -> list[Json]:
     except ApiError as error:
         return [_missing(where)] if one.needed and is_absent(error) else []
     return [slim({**found, "kind": kind} if kind else found)]
+
+
+def _scarce(snapshot: Snapshot) -> set[str]:
+    """The devices that pods without a node ask for: nvidia.com/gpu and its like."""
+    waiting = (pod for pod in snapshot.pods if not pod.get("spec", {}).get("nodeName"))
+    return {name for pod in waiting for name in _devices(pod)}
+
+
+def _devices(pod: Json) -> set[str]:
+    return {
+        name
+        for container in _containers(pod.get("spec") or {})
+        for name in (container.get("resources") or {}).get("limits") or {}
+        if "/" in name
+    }
+
+
+def _takers(transport: Transport, devices: set[str]) -> list[Json]:
+    """The pods of all namespaces that have such devices: their nodes and limits, no more."""
+    if not devices:
+        return []
+    running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+    try:
+        found = [
+            _taker(pod)
+            for page in pages(transport, path("pods"), running)
+            for pod in page.items
+            if _devices(pod) & devices
+        ]
+    except ApiError:  # most users may not read other namespaces
+        return []
+    return [pod for pod in found if pod["spec"]["nodeName"]]
+
+
+def _taker(pod: Json) -> Json:
+    containers = [
+        {"resources": {"limits": (one.get("resources") or {}).get("limits") or {}}}
+        for one in pod["spec"].get("containers") or []
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]},
+        "spec": {"nodeName": pod["spec"].get("nodeName", ""), "containers": containers},
+        "status": {"phase": (pod.get("status") or {}).get("phase", "")},
+    }
 
 
 def _missing(where: str) -> Json:

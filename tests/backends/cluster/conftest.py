@@ -13,8 +13,8 @@ class Script:
     """A cluster of prepared answers; see Transport.
 
     The last answer for a request stands for all that follow. An answer is an object, an error that
-    is raised, or a function of the request's body. A stream is a list of objects (events), bytes,
-    errors, and of threading.Event, which are waited for.
+    is raised, or a function of the request's body and query. A stream is a list of objects
+    (events), bytes, errors, and of threading.Event, which are waited for.
     """
 
     context, namespace, server = "there", "team", "https://there:6443"
@@ -42,7 +42,7 @@ class Script:
             answer = answers[0] if len(answers) == 1 else answers.popleft()
         if isinstance(answer, Exception):
             raise answer
-        return json.loads(json.dumps(answer(body) if callable(answer) else answer))
+        return json.loads(json.dumps(answer(body, query or {}) if callable(answer) else answer))
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         with self.lock:

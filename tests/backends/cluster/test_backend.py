@@ -1,0 +1,393 @@
+"""The back end over a transport that answers as it was told to."""
+
+import threading
+import time
+
+import pytest
+
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.rendering import DIGEST_ANNOTATION
+
+JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
+ONE = f"{JOBS}/one"
+PODS = "/api/v1/namespaces/team/pods"
+EVENTS = "/api/v1/namespaces/team/events"
+MADE = "2026-11-21T12:00:00Z"
+
+
+def job(name="one", uid="uid-1", version=1, *, done=None, digest=None, namespace="team"):
+    meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
+    meta |= {"creationTimestamp": MADE, "managedFields": [{"manager": "x"}]}
+    if digest:
+        meta["annotations"] = {DIGEST_ANNOTATION: digest}
+    status = {"conditions": [{"type": done, "status": "True"}]} if done else {}
+    return {"kind": "PyTorchJob", "metadata": meta, "spec": {}, "status": status}
+
+
+def pod(role, index, owner="uid-1", version=1):
+    name = f"one-{role}-{index}"
+    labels = {"training.kubeflow.org/replica-type": role}
+    labels["training.kubeflow.org/replica-index"] = str(index)
+    meta = {"name": name, "uid": f"{name}-of-{owner}", "labels": labels}
+    meta |= {"ownerReferences": [{"uid": owner, "controller": True}]}
+    return {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
+
+
+def happening(about, reason, **times):
+    meta = {"name": reason, "uid": reason, "resourceVersion": "1"}
+    return {"metadata": meta, "involvedObject": {"name": about}, "reason": reason, **times}
+
+
+@pytest.fixture
+def backend(script):
+    return ClusterBackend(script)
+
+
+@pytest.fixture
+def there(script, listed):
+    """A cluster with the job, no pods and no events."""
+    script.on("GET", ONE, job()).on("GET", JOBS, listed(1, job()))
+    return script.on("GET", PODS, listed(1)).on("GET", EVENTS, listed(1))
+
+
+# --- making
+
+
+def test_a_job_is_made_by_one_request(backend, script):
+    script.on("POST", JOBS, job())
+    manifest = {"kind": "PyTorchJob", "metadata": {"name": "one"}, "spec": {}}
+    assert backend.create_manifest(manifest) == JobRef("one", "team", "uid-1")
+    assert script.asked == [("POST", JOBS, {"fieldValidation": "Strict"}, manifest)]
+
+
+def test_a_manifests_own_namespace_counts(backend, script):
+    other = JOBS.replace("team", "other")
+    script.on("POST", other, job(namespace="other"))
+    assert backend.create_manifest(job(namespace="other")).namespace == "other"
+
+
+def test_a_name_that_is_taken(backend, script, error):
+    script.on("POST", JOBS, error(409, "AlreadyExists", '"one" already exists'))
+    with pytest.raises(JobExists, match="team/one is there already; see `k8sjob status"):
+        backend.create_manifest(job())
+    assert len(script.asked) == 1
+
+
+def test_a_job_that_was_made_though_its_answer_was_lost_is_found(backend, script, error):
+    taken = error(409, "AlreadyExists", '"one" already exists')
+    script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="abc"))
+    assert backend.create_manifest(job(digest="abc")).uid == "uid-1"
+
+
+def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(backend, script, error):
+    taken = error(409, "AlreadyExists", '"one" already exists')
+    script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="other"))
+    with pytest.raises(JobExists):
+        backend.create_manifest(job(digest="abc"))
+
+
+def test_a_request_that_did_not_arrive_is_made_again(backend, script, error):
+    script.on("POST", JOBS, error(), error(503, "ServiceUnavailable"), job())
+    assert backend.create_manifest(job()).uid == "uid-1"
+
+
+def test_what_the_server_would_store(backend, script):
+    script.on("POST", JOBS, lambda body, _: {**body, "spec": {"defaulted": True}})
+    assert backend.dry_run(job())["spec"] == {"defaulted": True}
+    assert script.asked[0][2] == {"fieldValidation": "Strict", "dryRun": "All"}
+    assert "managedFields" not in backend.dry_run(job())["metadata"]
+
+
+def test_as_if_the_name_were_free(backend, script):
+    name = "n" * 63
+
+    def stored(body, _query):
+        meta = body["metadata"]
+        assert len(meta["generateName"]) + 5 <= 63
+        return {**body, "metadata": {**meta, "name": meta["generateName"] + "x7k2p"}}
+
+    script.on("POST", JOBS, stored)
+    answer = backend.dry_run(job(name), name_free=True)
+    assert answer["metadata"]["name"] == name
+    assert "generateName" not in answer["metadata"]
+
+
+# --- reading
+
+
+def test_a_job_by_its_name(backend, there):
+    assert backend.find("one") == JobRef("one", "team", "uid-1")
+    with pytest.raises(JobNotFound, match="no job 'two' in namespace team"):
+        backend.find("two")
+    with pytest.raises(JobNotFound, match="namespace other"):
+        backend.find("one", "other")
+
+
+def test_a_cluster_without_the_operator_is_not_one_without_the_job(backend, script, error):
+    script.on("GET", ONE, error(404, "", "404 page not found"))
+    with pytest.raises(BackendError, match="training operator is not installed") as told:
+        backend.find("one")
+    assert not isinstance(told.value, JobNotFound)
+
+
+def test_all_jobs_the_newest_first_and_page_by_page(backend, script, listed):
+    old, new = job("old", "1"), job("new", "2")
+    new["metadata"]["creationTimestamp"] = "2026-11-21T13:00:00Z"
+    more = listed(9, old, more="more", kind="PyTorchJobList")
+    script.on("GET", JOBS, more, listed(9, new, kind="PyTorchJobList"))
+    found = [snapshot.job for snapshot in backend.jobs(selector="a=b")]
+    assert [j["metadata"]["name"] for j in found] == ["new", "old"]
+    assert {j["kind"] for j in found} == {"PyTorchJob"}
+    assert all("managedFields" not in j["metadata"] for j in found)
+    assert [(q["labelSelector"], q.get("continue")) for q in script.of("GET")] == [
+        ("a=b", None),
+        ("a=b", "more"),
+    ]
+
+
+def test_pages_that_are_too_old_are_read_at_once(backend, script, listed, error):
+    first = listed(9, job("a", "1"), more="more")
+    script.on("GET", JOBS, first, error(410, "Expired"), listed(12, job("a", "1"), job("b", "2")))
+    assert len(backend.jobs()) == 2
+    assert "limit" not in script.of("GET")[-1]
+
+
+def test_jobs_of_all_namespaces(backend, script, listed):
+    everywhere = "/apis/kubeflow.org/v1/pytorchjobs"
+    script.on("GET", everywhere, listed(1, job(), job("two", "2", namespace="other")))
+    assert len(backend.jobs(all_namespaces=True)) == 2
+
+
+def test_a_snapshot_in_its_order_and_without_what_belongs_to_others(backend, there, listed):
+    mine = [pod("worker", 10), pod("worker", 2), pod("master", 0)]
+    there.on("GET", PODS, listed(1, *mine, pod("worker", 1, owner="uid-before")))
+    own = [happening("one", "own", firstTimestamp="2026-11-21T12:00:04Z")]
+    theirs = [
+        happening("one-worker-2", "second", lastTimestamp="2026-11-21T12:00:05Z"),
+        happening("one-master-0", "first", eventTime="2026-11-21T12:00:03.123456Z"),
+        happening("one-worker-2", "of one before", lastTimestamp="2026-11-21T11:00:00Z"),
+        happening("one-worker-2-x", "of another", lastTimestamp="2026-11-21T12:00:05Z"),
+        happening("another-worker-2", "of another", lastTimestamp="2026-11-21T12:00:05Z"),
+    ]
+    by_selector = {"involvedObject.uid=uid-1": own, "involvedObject.kind=Pod": theirs}
+    there.on("GET", EVENTS, lambda _, query: listed(1, *by_selector[query["fieldSelector"]]))
+    snapshot = backend.snapshot(JobRef("one", "team"))
+    names = [p["metadata"]["name"] for p in snapshot.pods]
+    assert names == ["one-master-0", "one-worker-2", "one-worker-10"]
+    assert [event["reason"] for event in snapshot.events] == ["first", "own", "second"]
+
+
+def test_a_job_made_anew_is_another_one(backend, there):
+    with pytest.raises(JobNotFound):
+        backend.snapshot(JobRef("one", "team", "uid-0"))
+
+
+def test_events_that_may_not_be_read_are_missed_and_no_more(backend, there, error):
+    there.on("GET", EVENTS, error(403, "Forbidden", "no"))
+    assert backend.snapshot(JobRef("one", "team")).events == ()
+
+
+# --- watching
+
+
+def change(kind, item):
+    return {"type": kind, "object": item}
+
+
+def test_each_change_is_told_until_the_job_is_gone(backend, there):
+    seen, gone = threading.Event(), threading.Event()
+    there.watched(
+        JOBS,
+        [
+            seen,
+            change("MODIFIED", job(version=2, done="Succeeded")),
+            gone,
+            change("DELETED", job(version=3)),
+        ],
+    )
+    states = []
+    for snapshot in backend.watch(JobRef("one", "team")):
+        states.append(snapshot.job["status"])
+        (seen if len(states) == 1 else gone).set()
+    assert states == [{}, {"conditions": [{"type": "Succeeded", "status": "True"}]}]
+
+
+def test_what_happens_at_once_is_told_at_once(backend, there):
+    seen, rest = threading.Event(), threading.Event()
+    added = [change("ADDED", pod("worker", index, version=index + 2)) for index in range(200)]
+    there.watched(PODS, [seen, *added])
+    there.watched(JOBS, [rest, change("DELETED", job(version=3))])
+    counts = []
+    for snapshot in backend.watch(JobRef("one", "team")):
+        counts.append(len(snapshot.pods))
+        seen.set()
+        if counts[-1] == 200:
+            rest.set()
+    assert counts[-1] == 200
+    assert len(counts) < 20
+
+
+def test_a_connection_that_is_lost_and_is_back_is_told_by_events(backend, there, listed, error):
+    there.on("GET", JOBS, listed(1, job()), error(), error(), listed(5, job(version=5)), listed(6))
+    there.watched(JOBS, [error()], [{"type": "ERROR", "object": {"code": 410}}])
+    last = None
+    for snapshot in backend.watch(JobRef("one", "team")):
+        last = snapshot
+    lost, back = last.events
+    assert (lost["reason"], back["reason"]) == ("ConnectionLost", "ConnectionRestored")
+    assert (lost["type"], back["type"]) == ("Warning", "Warning")
+    assert "(connection reset); trying again" in lost["message"]
+    assert lost["involvedObject"] == {"kind": "PyTorchJob", "name": "one", "uid": "uid-1"}
+    assert lost["metadata"]["uid"] != back["metadata"]["uid"]
+
+
+def test_a_job_that_was_made_anew_while_nobody_watched_is_gone(backend, there, listed, error):
+    there.on("GET", JOBS, listed(1, job()), listed(5, job(uid="uid-2", version=5)))
+    there.watched(JOBS, [error()])
+    snapshots = list(backend.watch(JobRef("one", "team")))
+    assert {s.job["metadata"]["uid"] for s in snapshots} == {"uid-1"}
+
+
+def test_a_watch_without_the_right_to_read_events_says_so(backend, there, error, listed):
+    there.on("GET", EVENTS, error(403, "Forbidden", "no"))
+    first = next(backend.watch(JobRef("one", "team")))
+    (notice,) = first.events
+    assert notice["reason"] == "NotReadable"
+    assert "events cannot be read" in notice["message"]
+
+
+def test_a_watch_without_the_right_to_read_pods_is_an_error(backend, there, error):
+    there.on("GET", PODS, error(403, "Forbidden", "no"))
+    with pytest.raises(BackendError, match="cannot get pods in namespace team"):
+        next(backend.watch(JobRef("one", "team")))
+
+
+def test_a_watch_of_no_job(backend, there):
+    with pytest.raises(JobNotFound):
+        next(backend.watch(JobRef("two", "team")))
+
+
+def test_a_watch_ends_when_it_is_asked_to(backend, there):
+    stop, seen = threading.Event(), []
+
+    def watch():
+        seen.extend(backend.watch(JobRef("one", "team"), stop=stop))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    time.sleep(0.3)
+    stop.set()
+    watcher.join(20)
+    assert not watcher.is_alive()
+    assert len(seen) == 1
+
+
+# --- changing
+
+
+def test_suspend_and_resume(backend, there):
+    there.on("PATCH", ONE, job())
+    for value in (True, False):
+        backend.suspend(JobRef("one", "team"), value=value)
+        _, _, _, body = there.asked[-1]
+        assert body == {
+            "metadata": {"uid": "uid-1"},
+            "spec": {"runPolicy": {"suspend": value}},
+        }
+
+
+def test_a_job_is_resumed_when_the_last_of_its_old_pods_is_gone(backend, there, listed):
+    suspended = job()
+    suspended["spec"] = {"runPolicy": {"suspend": True}}
+    there.on("GET", ONE, suspended).on("PATCH", ONE, job())
+    there.on("GET", PODS, listed(1, pod("master", 0)), listed(2, pod("master", 0)), listed(3))
+    backend.suspend(JobRef("one", "team"), value=False)
+    assert [method for method, *_ in there.asked] == ["GET", "GET", "GET", "GET", "PATCH"]
+
+
+@pytest.mark.parametrize("done", ["Succeeded", "Failed"])
+def test_a_job_that_has_ended_is_not_suspended(backend, there, done):
+    there.on("GET", ONE, job(done=done))
+    with pytest.raises(BackendError, match="has ended and cannot be suspended"):
+        backend.suspend(JobRef("one", "team"), value=True)
+
+
+def test_a_job_is_deleted_with_its_pods_and_no_other_one_is(backend, there, error):
+    there.on("DELETE", ONE, {"kind": "Status"})
+    backend.delete(JobRef("one", "team", "uid-1"))
+    _, _, _, body = there.asked[-1]
+    assert body["propagationPolicy"] == "Background"
+    assert body["preconditions"] == {"uid": "uid-1"}
+    there.on("DELETE", ONE, error(409, "Conflict", "the UID in the precondition is another"))
+    with pytest.raises(JobNotFound):
+        backend.delete(JobRef("one", "team", "uid-0"))
+    there.on("DELETE", ONE)
+    with pytest.raises(JobNotFound):
+        backend.delete(JobRef("one", "team"))
+
+
+def test_to_wait_until_a_name_is_free(backend, there, error):
+    there.on("DELETE", ONE, {"kind": "Status"})
+    there.on("GET", ONE, job(), job(), error(404, "NotFound", '"one" not found'))
+    backend.delete_and_wait(JobRef("one", "team", "uid-1"))
+    (body,) = (body for method, *_, body in there.asked if method == "DELETE")
+    assert body["propagationPolicy"] == "Foreground"
+    there.on("GET", ONE, job())
+    with pytest.raises(BackendError, match="still being deleted"):
+        backend.delete_and_wait(JobRef("one", "team", "uid-1"), timeout=0.1)
+
+
+# --- related
+
+
+def template(**spec):
+    return {"pytorchReplicaSpecs": {"Master": {"template": {"spec": spec}}}}
+
+
+def test_what_lies_beside_a_job(backend, there, listed, error):
+    volumes = [
+        {"persistentVolumeClaim": {"claimName": "data"}},
+        {"secret": {"secretName": "s3"}},
+        {"secret": {"secretName": "maybe", "optional": True}},
+        {"configMap": {"name": "settings"}},
+        {"emptyDir": {}},
+    ]
+    env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "k"}}}]
+    containers = [{"env": env, "envFrom": [{"configMapRef": {"name": "more"}}]}]
+    owner = job()
+    owner["spec"] = template(
+        volumes=volumes, containers=containers, imagePullSecrets=[{"name": "pull"}]
+    )
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "data"}}
+    there.on("GET", ONE, owner).on("GET", PODS, listed(1, pod("master", 0)))
+    there.on("GET", "/api/v1/nodes", listed(1, {"metadata": {"name": "n1"}}, kind="NodeList"))
+    there.on("GET", "/api/v1/namespaces/team/persistentvolumeclaims/data", claim)
+    secret = {"kind": "PartialObjectMetadata", "metadata": {"name": "s3"}}
+    there.on("GET", "/api/v1/namespaces/team/secrets/s3", secret)
+    there.on("GET", "/api/v1/namespaces/team/secrets/pull", error(403, "Forbidden", "no"))
+    there.on("GET", "/api/v1/namespaces/team/resourcequotas", error(500, "", "oops"))
+    there.on("GET", "/api/v1/namespaces/team", {"kind": "Namespace", "metadata": {"name": "team"}})
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    told = {(item["kind"], item["metadata"]["name"]) for item in found if "metadata" in item}
+    assert told == {
+        ("Node", "n1"),
+        ("PersistentVolumeClaim", "data"),
+        ("Secret", "s3"),
+        ("Namespace", "team"),
+    }
+    missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
+    assert missing == {("secrets", "wandb"), ("configmaps", "settings"), ("configmaps", "more")}
+    assert all(item["reason"] == "NotFound" for item in found if item["kind"] == "Status")
+    paths = [path for _, path, _, _ in there.asked]
+    assert "/api/v1/namespaces/team/secrets/maybe" not in paths
+
+
+def test_nodes_are_looked_at_by_name_once_all_pods_have_one(backend, there, listed):
+    placed = pod("master", 0)
+    placed["spec"]["nodeName"] = "n1"
+    there.on("GET", PODS, listed(1, placed))
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    details = [item["details"] for item in found if item["kind"] == "Status"]
+    assert details == [{"kind": "nodes", "name": "n1"}], "the node is gone"
