@@ -148,8 +148,9 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(outer.fileno(), warn_on_full_buffer=False)
         control = socket.socket(socket.AF_UNIX)
-        control.bind(str(BED / "control"))
+        control.bind(str(BED / "control.new"))
         control.listen(64)
+        (BED / "control.new").rename(BED / "control")  # whoever sees it can connect
         with selectors.DefaultSelector() as ready:
             ready.register(inner, selectors.EVENT_READ)
             ready.register(control, selectors.EVENT_READ)
