@@ -1,0 +1,356 @@
+"""Training in pods: every replica takes part, and what is lost comes back with the same curve."""
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from k8sjob.contract import Event
+from k8sjob.rendering import render
+from k8sjob.spec import JobSpec, Requests, load
+
+TESTS = Path(__file__).resolve().parents[1]
+EXAMPLES = TESTS.parent / "manifests"
+SMALL = Requests(cpu="100m", memory="200Mi")  # a test's node has few cores
+
+
+class Training:
+    """One job of the namespace, and everything that its Master has said."""
+
+    def __init__(self, cluster, namespace, name, eventually):
+        self.cluster, self.namespace, self.name = cluster, namespace, name
+        self._said = {}  # container id -> lines
+        self._eventually = eventually
+        self._over = threading.Event()
+        self._follower = threading.Thread(target=self._follow)
+
+    def __enter__(self):
+        self._follower.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._follower.join()
+
+    def kubectl(self, *args, **options):
+        return self.cluster.kubectl(*args, "-n", self.namespace, **options)
+
+    @property
+    def lines(self):
+        """What all Masters have said, one after the other."""
+        return [line for lines in [*self._said.values()] for line in [*lines]]
+
+    def _follow(self):
+        """Read the log of each container that the Master has, once."""
+        while not self._over.wait(0.2):
+            states = (self.pod("master-0") or {}).get("status", {}).get("containerStatuses", [{}])
+            container = states[0].get("containerID")
+            if container is None or container in self._said:
+                continue
+            lines = self._said[container] = []
+            argv = [self.cluster.kubectl_path, "logs", "-f", f"{self.name}-master-0"]
+            with subprocess.Popen(
+                [*map(str, argv), "-n", self.namespace],
+                env=self.cluster.env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ) as process:
+                lines.extend(process.stdout)
+
+    def pod(self, replica):
+        """A replica's pod as it is now, or None."""
+        text = self.kubectl(
+            "get", "pod", f"{self.name}-{replica}", "-o", "json", "--ignore-not-found"
+        ).stdout
+        return json.loads(text) if text else None
+
+    def logs(self, replica):
+        return self.kubectl("logs", f"{self.name}-{replica}").stdout
+
+    def delete(self, *replicas):
+        """Delete pods as a node's drain would; the time at which it was asked for."""
+        moment = time.time()
+        names = [f"{self.name}-{replica}" for replica in replicas]
+        self.kubectl("delete", "pod", *names, "--wait=false")
+        return moment
+
+    def state(self):
+        """The conditions that hold."""
+        status = json.loads(self.kubectl("get", "pytorchjob", self.name, "-o", "json").stdout).get(
+            "status", {}
+        )
+        return {c["type"] for c in status.get("conditions", ()) if c["status"] == "True"}
+
+    def finish(self, state="Succeeded"):
+        """Wait for the job's end."""
+        ended = self._eventually(
+            lambda: self.state() & {"Succeeded", "Failed"}, "the end of the job", deadline=400
+        )
+        assert ended == {state}, self.describe()
+
+    def describe(self):
+        """What a person would look at after a surprise."""
+        parts = ["".join(self.lines[-40:])]
+        for pod in self.kubectl("get", "pods", "-o", "name").stdout.split():
+            for previous in ("--previous=true", "--previous=false"):
+                log = self.kubectl("logs", "--tail=12", previous, pod, check=False).stdout
+                parts.append(f"--- {pod} {previous}\n{log}")
+        parts.append(self.kubectl("get", "pytorchjob", self.name, "-o", "yaml").stdout)
+        parts.append(self.kubectl("get", "pods", "-o", "wide").stdout)
+        return "\n".join(parts)
+
+    def events(self, kind):
+        """Events of one kind, in the order in which they were told."""
+        events = [Event.decode(line) for line in self.lines]
+        return [event for event in events if event and event.kind == kind]
+
+    def await_epoch(self, epoch):
+        self._eventually(
+            lambda: any(event.data["epoch"] >= epoch for event in self.events("progress")),
+            f"epoch {epoch}",
+            deadline=300,
+        )
+
+    def show_recovery(self, moment):
+        """Print when what happened after a loss, in seconds; see `pytest -s`."""
+        for event in map(Event.decode, self.lines):
+            if event and event.time > moment:
+                print(f"{event.time - moment:6.2f} {event.kind} {event.data}")  # noqa: T201
+
+    def result(self):
+        """What train.py printed at its end: losses, weights, steps."""
+        (line,) = [line for line in self.lines if line.startswith("RESULT ")]
+        return json.loads(line.removeprefix("RESULT "))
+
+    def curve(self):
+        """The metrics of each epoch; of one that was told twice, the last."""
+        told = {event.data["epoch"]: event.data for event in self.events("metrics")}
+        return [told[epoch] for epoch in sorted(told)]
+
+
+def small(spec):
+    """The example, so that a test's node has room for it."""
+    resources = spec.resources.model_copy(update={"requests": SMALL})
+    return spec.model_copy(update={"resources": resources})
+
+
+@pytest.fixture
+def start(cluster, namespace, eventually, image_of):
+    """Starts a job: a Training to be used in a `with`."""
+
+    def submit(spec, home):
+        text = render(spec, image=image_of(spec, home))
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
+        return Training(cluster, namespace, spec.name, eventually)
+
+    return submit
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """A folder with small trainings of which every step is told."""
+    home = tmp_path_factory.mktemp("programs")
+    for program in (TESTS / "dist/programs/train.py", TESTS / "cluster/programs/failing.py"):
+        shutil.copy(program, home)
+    return home
+
+
+def told(name, options, *, workers=3, **fields):
+    """A job that runs train.py with these options."""
+    return JobSpec(
+        name=name,
+        image={"repository": "registry.example/tests/programs", "base": "debian"},
+        replicas={"workers": workers},
+        resources={"cpu": 1, "memory": "2Gi", "requests": SMALL.model_dump()},
+        **{
+            "run": {
+                "script": "train.py",
+                "args": [json.dumps(options)],
+                "env": {"OMP_NUM_THREADS": "1"},
+            },
+            "checkpoint": {"dir": "/checkpoints", "every": "epoch"},
+            "volumes": [{"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}],
+            **fields,
+        },
+    )
+
+
+@pytest.fixture
+def checkpoints(cluster, namespace, eventually, request):
+    """Makes volumes that pods which are not root can write, by the names of their claims."""
+    return lambda name: make_claim(cluster, namespace, eventually, request, name)
+
+
+def make_claim(cluster, namespace, eventually, request, name):
+    """A claim for a folder of the node, or of the cluster's own kind where it has one."""
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    classes = cluster.kubectl("get", "storageclass", "-o", "name").stdout
+    if not classes:
+        volume = f"{namespace}-{name}"
+        claim["spec"] |= {"storageClassName": "", "volumeName": volume}
+        folder = {"path": f"/tmp/k8sjob-tests/{volume}", "type": "DirectoryOrCreate"}
+        persistent = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "hostPath": folder,
+            },
+        }
+        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(persistent))
+        request.addfinalizer(lambda: cluster.kubectl("delete", "pv", volume, "--wait=false"))
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(claim))
+    opening = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"open-{name}", "namespace": namespace},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "chmod",
+                    "image": cluster.base_image,
+                    "command": ["chmod", "0777", "/volume"],
+                    "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
+                }
+            ],
+            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": name}}],
+        },
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(opening))
+    phase = ("get", "pod", f"open-{name}", "-n", namespace, "-o", "jsonpath={.status.phase}")
+    eventually(lambda: cluster.kubectl(*phase).stdout == "Succeeded", "the volume")
+
+
+def test_four_replicas_train_one_model(start, checkpoints):
+    home = EXAMPLES / "digits-ddp"
+    checkpoints("digits-checkpoints")
+    with start(small(load(home / "job.yaml")), home) as training:
+        training.await_epoch(1)
+        for index in range(3):
+            log = training.logs(f"worker-{index}")
+            assert f"node {index + 1} of 4, 1 process of 4" in log
+        training.finish()
+        (started,) = training.events("started")
+        assert started.data["world_size"] == 4
+        curve = training.curve()
+        assert [point["epoch"] for point in curve] == list(range(1, 31))
+        assert curve[-1]["test_accuracy"] > 0.9
+        assert curve[-1]["test_loss"] < curve[0]["test_loss"] / 2
+
+
+def test_a_script_of_ones_own_runs_as_two_processes_in_each_of_two_pods(start):
+    home = EXAMPLES / "own-script"
+    spec = small(load(home / "job.yaml"))
+    # The image has torch already.
+    image = spec.image.model_copy(update={"requirements": None, "pip": ("scikit-learn>=1.4",)})
+    with start(spec.model_copy(update={"image": image}), home) as training:
+        training.finish()
+        said = "".join(training.lines)
+        for rank in (0, 1):
+            assert f"rank {rank} of 4, local rank {rank}" in said
+        assert float(said.partition("accuracy ")[2].split()[0]) > 0.9
+
+
+LONG = {"epochs": 6, "dropout": 0.3, "pause": 0.4}  # 3 steps an epoch with 4 ranks
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Results of undisturbed runs, by their world size."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(start, programs, known):
+    """What the same training comes to when nobody touches it."""
+
+    def run(options, workers):
+        if workers not in known:
+            spec = told(
+                "undisturbed",
+                {**options, "pause": 0},
+                workers=workers,
+                checkpoint=None,
+                volumes=[],
+            )
+            with start(spec, programs) as training:
+                training.finish()
+                known[workers] = training.result()
+        return known[workers]
+
+    return run
+
+
+def same(one, other):
+    """Equal but for the order in which four ranks' numbers were added up."""
+    assert one["steps"] == other["steps"]
+    for part in ("losses", "weights"):
+        assert one[part] == pytest.approx(other[part], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "lost", [["worker-1"], ["worker-0", "worker-2"], ["master-0"]], ids="+".join
+)
+def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
+    start, programs, checkpoints, undisturbed, lost
+):
+    checkpoints("checkpoints")
+    with start(told("lost", LONG), programs) as training:
+        training.await_epoch(2)
+        before = {replica: training.pod(replica)["metadata"]["uid"] for replica in lost}
+        moment = training.delete(*lost)
+        training.finish()
+        training.show_recovery(moment)
+        (resumed,) = training.events("resumed")
+        (stopping,) = training.events("stopping")
+        assert resumed.data["step"] == stopping.data["step"]  # what SIGTERM has saved
+        for replica in set(lost) & {"master-0"}:  # workers may be gone: they are cleaned up
+            assert training.pod(replica)["metadata"]["uid"] != before[replica]
+        same(training.result(), undisturbed(LONG, workers=3))
+
+
+def test_a_rank_that_raises_fails_the_job_with_its_reason(start, programs):
+    fields = {"volumes": [], "checkpoint": None, "policy": {"restart": "ExitCode"}}
+    fields["run"] = {"script": "failing.py", "env": {"OMP_NUM_THREADS": "1"}}
+    with start(told("failing", {}, **fields), programs) as training:
+        training.finish("Failed")
+        container = training.pod("worker-1")["status"]["containerStatuses"][0]
+        reason = json.loads(container["state"]["terminated"]["message"])
+        assert container["state"]["terminated"]["exitCode"] == 1
+        assert "no sample 41 on rank 2" in reason["message"]
+
+
+def test_a_worker_lost_at_the_very_end_does_not_stay(start, programs, checkpoints, eventually):
+    checkpoints("checkpoints")
+    options = {"epochs": 1, "linger": 4}
+    with start(told("late", options, workers=2), programs) as training:
+        eventually(lambda: any("RESULT" in line for line in training.lines), "the training's end")
+        training.delete("worker-1")
+        training.finish()
+
+        def waiting():
+            pods = json.loads(training.kubectl("get", "pods", "-o", "json").stdout)["items"]
+            return [
+                pod["metadata"]["name"]
+                for pod in pods
+                if pod["metadata"]["name"].startswith("late-")
+                and pod["status"]["phase"] in {"Pending", "Running"}
+            ]
+
+        eventually(lambda: not waiting(), "the end of its pods")
