@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -11,19 +12,21 @@ from k8sjob.cli.documents import FILE, folder_of
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.place import Place, place_options
+from k8sjob.cli.selecting import selector_option
 from k8sjob.errors import JobNotFound
 from k8sjob.launch import stopper
+from k8sjob.lifecycle.many import watch_all
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import load
 from k8sjob.submission import plan
-from k8sjob.view.follow import follow
+from k8sjob.view.follow import follow, follow_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.view.show import Output
+    from k8sjob.view.show import Format, Output
 
 __all__ = ["attach", "run_command", "view_options", "watch_command"]
 
@@ -76,18 +79,37 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
 
 
 @click.command("watch")
-@job_argument()
+@job_argument(required=False)
 @view_options
-@place_options()
-def watch_command(job: str, output: str, no_logs: bool, place: Place) -> int:
-    """Follow a job to its end: its state, its progress, its output.
+@selector_option
+@place_options(everywhere=True)
+def watch_command(job: str | None, output: str, no_logs: bool, labels: str, place: Place) -> int:
+    """Follow a job to its end: its state, its progress, its output. Without NAME all of a cluster.
 
-    Ctrl-C leaves the job alone. The exit code is that of its outcome: 0 if it succeeded, 100 if it
-    failed, 103 if it was stopped or deleted.
+    Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it succeeded, 100
+    if it failed, 103 if it was stopped or deleted.
     """
+    if job is None:
+        return _watch_all(output, labels, place)
+    if labels or place.all_namespaces:
+        raise click.UsageError("-l and -A choose among all jobs; leave them or NAME out")
     backend, ref = find(job, place)
     again = f"watch {ref}{place.words}"
     return attach(backend, ref, output=output, logs=not no_logs, again=again)
+
+
+def _watch_all(output: str, labels: str, place: Place) -> int:
+    """Many jobs of a cluster, until an interrupt comes."""
+    if place.is_local:
+        raise click.UsageError("name the job: of this machine one job is watched at a time")
+    stop = threading.Event()
+    changes = place.connect().watch_jobs(
+        stop=stop, all_namespaces=place.all_namespaces, selector=labels
+    )
+    try:
+        return follow_all(watch_all(changes), output=cast("Format", output))
+    finally:
+        stop.set()
 
 
 def attach(backend: Backend, ref: JobRef, *, output: str, logs: bool, again: str) -> int:

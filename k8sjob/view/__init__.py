@@ -5,6 +5,7 @@
     lines    one event as one line
     live     the screen of a terminal
     region   its last lines, replaced in place
+    board    many jobs: a table, or a line a change
     plain    lines for a pipe, JSON for a program
     plot     a curve as a few lines of text
     summary  what is left to say when the job is over

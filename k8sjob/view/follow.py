@@ -12,17 +12,17 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.status import JobState
 from k8sjob.lifecycle.watch import watch
 from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.show import close_with_summary, viewer
+from k8sjob.view.show import board, close_with_summary, viewer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.view.show import Output
+    from k8sjob.view.show import Format, Output
     from k8sjob.view.story import Story
 
-__all__ = ["follow", "leave"]
+__all__ = ["follow", "follow_all", "leave"]
 
 
 def leave(_times: int) -> str | None:
@@ -69,6 +69,24 @@ def follow(
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
         close_with_summary(view, more=_further(view.story, ref, files))
     return interrupts.exit_code or view.story.exit_code or 0
+
+
+def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
+    """Show many jobs until an interrupt comes; the exit code.
+
+    Args:
+        events: see lifecycle.many.
+        output: "auto" is a table in a terminal and a line a change elsewhere.
+
+    Raises:
+        BackendError: the jobs could not be read any more.
+    """
+    with board(output) as view, Interrupts() as interrupts:
+        for batch in Feed(events):
+            view.show(batch)
+            if interrupts.count:
+                break
+    return interrupts.exit_code
 
 
 def _further(story: Story, ref: JobRef, files: Path | None) -> dict[str, str]:

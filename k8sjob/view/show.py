@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TextIO, Union
 from rich.console import Console
 from rich.text import Text
 
+from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.live import LiveView
 from k8sjob.view.plain import JsonView, PlainView
 from k8sjob.view.story import Story
@@ -20,24 +21,39 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Event
 
-__all__ = ["Output", "View", "ascii_only", "close_with_summary", "console_for", "is_live", "viewer"]
+__all__ = [
+    "Format",
+    "Output",
+    "Screen",
+    "View",
+    "ascii_only",
+    "board",
+    "close_with_summary",
+    "console_for",
+    "is_live",
+    "viewer",
+]
 
 Format = Literal["auto", "plain", "json"]
 Output = Union[Format, "Callable[[Event], object]"]
 """A name of a view, or a function that is called with each event."""
 
 
-class View(Protocol):
+class Screen(Protocol):
     """Shows events as they come."""
-
-    story: Story
-    """What was shown so far, added up."""
 
     def show(self, events: Sequence[Event]) -> None:
         """Show what happened; to be called several times a second, with nothing too."""
 
     def close(self) -> None:
         """Leave the terminal as it was found."""
+
+
+class View(Screen, Protocol):
+    """Shows the events of one job."""
+
+    story: Story
+    """What was shown so far, added up."""
 
 
 class CallbackView:
@@ -87,6 +103,23 @@ def viewer(
         view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
     else:
         view = PlainView(out, job)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+@contextmanager
+def board(kind: Format = "auto", *, out: TextIO | None = None) -> Iterator[Screen]:
+    """The view of many jobs for an output, closed at the end; see `viewer`."""
+    out = out or sys.stdout
+    view: Screen
+    if kind == "json":
+        view = JsonView(out)
+    elif kind == "auto" and is_live(out):
+        view = LiveBoard(console_for(out), ascii_only=ascii_only(out))
+    else:
+        view = PlainBoard(out)
     try:
         yield view
     finally:

@@ -108,6 +108,13 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert gone.err.startswith("error: no job 'tiny' on this machine")
 
 
+def test_many_jobs_are_watched_in_a_cluster_alone(job, k8sjob):
+    done = k8sjob("watch", "--local")
+    assert (done.code, done.out) == (2, "")
+    assert "name the job" in done.err
+    assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
+
+
 def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
     file = job("fail", "policy: {restart_policy: Never}")
     done = k8sjob("run", file)

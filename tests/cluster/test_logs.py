@@ -181,8 +181,8 @@ def test_an_apiserver_that_is_killed_and_comes_back(bed, make):
         lines.append(line)
         if not killed and len(lines) == 200:
             killed = True
-            bed.kill("kube-apiserver")
-            threading.Timer(8, bed.start, ("kube-apiserver",)).start()
+            bed.kill("apiserver")
+            threading.Timer(8, bed.start, ("apiserver",)).start()
     assert sorted(map(int, texts(lines))) == list(range(4000))
 
 

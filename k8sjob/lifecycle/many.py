@@ -1,0 +1,83 @@
+"""Many jobs as they go: of each what changed about it, and nothing of what is over.
+
+The memory is that of the jobs which have not ended: of those that have, a number is kept until they
+are deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.backends.cluster.reflect import Kind
+from k8sjob.contract import Event, EventKind
+from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.lifecycle.watch import job_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.backends.cluster.reflect import Change
+    from k8sjob.lifecycle.status import JobStatus
+
+__all__ = ["watch_all"]
+
+
+def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
+    """The jobs that have not ended, and then whatever happens to any job.
+
+    A JOB event's data has `namespace`, `name` and `counts` (replicas by phase) beside what that of
+    a single job has. A connection that is lost, and is back, is a WARNING.
+
+    Args:
+        changes: of a back end's jobs, see ClusterBackend.watch_jobs.
+
+    Raises:
+        BackendError: the jobs cannot be read any more.
+    """
+    told: dict[str, int] = {}
+    synced = False
+    lost_at = 0.0
+    for change in changes:
+        match change.kind:
+            case Kind.ADDED | Kind.MODIFIED:
+                yield from _changed(told, job_status(Snapshot(change.object)), quiet=not synced)
+            case Kind.DELETED:
+                yield from _deleted(told, job_status(Snapshot(change.object)))
+            case Kind.SYNCED:
+                synced = True
+            case Kind.LOST:
+                lost_at = time.monotonic()
+                yield _warning(f"the connection to the cluster is lost, trying again: {change.why}")
+            case Kind.RESTORED:
+                away = time.monotonic() - lost_at
+                yield _warning(f"the connection to the cluster is back after {away:.0f} s")
+
+
+def _changed(told: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:
+    """What is new about a job; of those that had ended before anybody looked nothing."""
+    counts = tuple(sorted(status.counts.items()))
+    now = hash((status.state, status.reason, status.message, counts))
+    if told.get(status.ref.uid) == now:
+        return
+    told[status.ref.uid] = now
+    if not (quiet and status.state.finished):
+        yield Event(EventKind.JOB, _data(status), time.time())
+
+
+def _deleted(told: dict[str, int], status: JobStatus) -> Iterator[Event]:
+    if told.pop(status.ref.uid, None) is not None:
+        state = JobState.DELETED
+        gone = {"state": str(state), "reason": "", "exit_code": state.exit_code, "counts": {}}
+        message = "the job was deleted"
+        yield Event(EventKind.JOB, _data(status) | gone | {"message": message}, time.time())
+
+
+def _data(status: JobStatus) -> dict[str, Any]:
+    where = {"namespace": status.ref.namespace, "name": status.ref.name}
+    return where | job_data(status) | {"counts": dict(status.counts)}
+
+
+def _warning(message: str) -> Event:
+    return Event(EventKind.WARNING, {"message": message}, time.time())

@@ -1,0 +1,187 @@
+"""Many jobs on the screen: a table of those that go on in a terminal, a line a change elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TextIO
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from k8sjob.contract import EventKind
+from k8sjob.view.lines import STATE_STYLE, duration
+from k8sjob.view.region import Region
+from k8sjob.view.story import integer, real, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from k8sjob.contract import Event
+
+__all__ = ["Board", "LiveBoard", "PlainBoard"]
+
+_NAME_WIDTH: Final = 24
+_STATE_WIDTH: Final = 10
+_COUNTS_WIDTH: Final = 22
+_ENDED: Final = frozenset({"Succeeded", "Failed", "Stopped", "Deleted"})
+_FIRST: Final = ("Failed", "Restarting", "Suspended", "Queued", "Created", "Running")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as last heard of."""
+
+    name: str
+    state: str
+    counts: str
+    created: float | None
+    started: float | None
+    finished: float | None
+    message: str
+
+    @classmethod
+    def of(cls, event: Event) -> Job:
+        """What a JOB event of many jobs says; its values are doubted."""
+        data = event.data
+        counts = data.get("counts")
+        pairs = counts.items() if isinstance(counts, dict) else ()
+        state = text(data.get("state"))
+        return cls(
+            name=f"{text(data.get('namespace'))}/{text(data.get('name'))}",
+            state=state,
+            counts=", ".join(f"{integer(n) or 0} {text(phase)}" for phase, n in pairs),
+            created=real(data.get("created")),
+            started=real(data.get("started")),
+            finished=real(data.get("finished")),
+            message=text(data.get("message")) if state in {"Failed", "Restarting"} else "",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to come of it."""
+        return self.state in _ENDED
+
+    @property
+    def took(self) -> str:
+        """How long it has been running, or ran; empty before."""
+        if self.started is None:
+            return ""
+        return duration(max((self.finished or time.time()) - self.started, 0))
+
+    def line(self, width: int) -> Text:
+        """The job as a row, its name in `width` columns at least."""
+        row = Text(_padded(self.name, width) + "  ")
+        row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
+        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took:>8}")
+        if self.message:
+            row.append(f"  {self.message}")
+        row.rstrip()
+        return row
+
+
+@dataclass(slots=True)
+class Board:
+    """The jobs so far: those that go on in full, of those that ended how many.
+
+    Attributes:
+        jobs: by namespace and name.
+        ended: how many ended while this was shown, by state.
+    """
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
+
+    def add(self, job: Job) -> None:
+        """Take in what is new about a job; what has ended is forgotten but for its state."""
+        known = self.jobs.pop(job.name, None)
+        if not job.ended:
+            self.jobs[job.name] = job
+        elif known or job.state != "Deleted":
+            self.ended[job.state] += 1
+
+    def first(self, rows: int) -> list[Job]:
+        """As many as there is room for: those that stand still first, then by name."""
+        order = {state: place for place, state in enumerate(_FIRST)}
+        ranked = sorted(self.jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
+        return ranked[: max(rows, 0)]
+
+    @property
+    def totals(self) -> str:
+        """How many are in which state."""
+        now = Counter(job.state for job in self.jobs.values())
+        counts = [f"{count} {state}" for state, count in (now + self.ended).most_common()]
+        return ", ".join(counts) or "no jobs"
+
+
+class PlainBoard:
+    """One row a change."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._width = _NAME_WIDTH
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write what changed; nothing for none."""
+        for event in events:
+            if event.kind == EventKind.JOB:
+                self._write(Job.of(event))
+            elif event.kind == EventKind.WARNING:
+                self._out.write(f"warning: {text(event.data.get('message'))}\n")
+        if events:
+            self._out.flush()
+
+    def _write(self, job: Job) -> None:
+        self._width = max(self._width, cell_len(job.name))
+        self._out.write(job.line(self._width).plain + "\n")
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class LiveBoard:
+    """A table of the jobs that go on; those that end scroll by above it."""
+
+    def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
+        self._console = console
+        self._board = Board()
+        self._region = Region(console)
+        self._overflow: Final = "crop" if ascii_only else "ellipsis"
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Take in what changed and draw the table, in one write."""
+        above = []
+        for event in events:
+            if event.kind == EventKind.WARNING:
+                above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
+            elif event.kind == EventKind.JOB:
+                job = Job.of(event)
+                self._board.add(job)
+                if job.ended:
+                    above.append(job.line(_NAME_WIDTH))
+        size = self._console.size
+        self._region.draw(
+            self._rows(size.width, size.height), Text("\n").join(above) if above else None
+        )
+
+    def close(self) -> None:
+        """Take the table away; the lines above stay."""
+        self._region.close()
+
+    def _rows(self, columns: int, rows: int) -> list[Text]:
+        room = max(rows - 3, 1)
+        shown = self._board.first(room - 1)
+        width = max([_NAME_WIDTH, *(cell_len(job.name) for job in shown)])
+        rest = len(self._board.jobs) - len(shown)
+        total = f"{self._board.totals}; {rest} more" if rest else self._board.totals
+        lines = [Text(total, style="bold"), *(job.line(width) for job in shown)]
+        for line in lines:
+            line.truncate(max(columns - 1, 1), overflow=self._overflow)
+        return lines[:room]
+
+
+def _padded(value: str, width: int) -> str:
+    return value + " " * max(width - cell_len(value), 0)

@@ -1,0 +1,173 @@
+"""Jobs of a real cluster, watched to their end."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from cluster.proxy import Proxy
+
+from k8sjob.backends.connect import connect
+from k8sjob.lifecycle.watch import watch
+
+pytestmark = pytest.mark.cluster
+
+EVENT = '{{"kind":"progress","time":1.0,"data":{{"epochs":1,"step":%d,"steps":3}}}}'
+PROGRESS = f"""
+for i in 1 2 3; do
+  printf 'k8sjob/1 {EVENT}\\n' $i
+  sleep 0.5
+done
+{{then}}
+"""
+
+
+@pytest.fixture
+def make(cluster, namespace):
+    """Makes a PyTorchJob of a Master's script, and Workers that sleep; back end and reference."""
+
+    def job(name, script, *, workers=0, policy="Never", suspend=False):
+        def replica(count, script):
+            container = {
+                "name": "pytorch",
+                "image": cluster.base_image,
+                "command": ["sh", "-c", script],
+            }
+            pod = {"terminationGracePeriodSeconds": 2, "containers": [container]}
+            return {"replicas": count, "restartPolicy": policy, "template": {"spec": pod}}
+
+        roles = {"Master": replica(1, script)}
+        if workers:
+            roles["Worker"] = replica(workers, "echo here; sleep 600 & wait")
+        manifest = {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "runPolicy": {"cleanPodPolicy": "Running", "suspend": suspend},
+                "pytorchReplicaSpecs": roles,
+            },
+        }
+        backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
+        return backend, backend.create_manifest(manifest)
+
+    return job
+
+
+@pytest.fixture
+def start(cluster):
+    """Starts `k8sjob ...` as a process."""
+    started = []
+
+    def run(*args):
+        argv = [sys.executable, "-u", "-m", "k8sjob", *map(str, args)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(argv, env=cluster.env, **pipes))
+        return started[-1]
+
+    yield run
+    for child in started:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        child.communicate()
+
+
+def states(events):
+    return [event.data["state"] for event in events if event.kind == "job"]
+
+
+def test_a_job_from_its_making_to_its_end(make):
+    backend, ref = make("good", PROGRESS.format(then="exit 0"), workers=1)
+    events = list(watch(backend, ref))
+    assert states(events)[-1] == "Succeeded"
+    assert [e.data["step"] for e in events if e.kind == "progress"] == [1, 2, 3]
+    assert {e.replica for e in events if e.kind == "replica"} == {"master-0", "worker-0"}
+    assert events[-1].data["finished"] >= events[-1].data["started"] >= events[-1].data["created"]
+
+
+def test_a_job_that_fails_ends_with_its_reason(make):
+    script = "echo 'ValueError: the loss is no number'; exit 3"
+    backend, ref = make("bad", PROGRESS.format(then=script))
+    *_, job, finding = list(watch(backend, ref))
+    assert (job.data["state"], job.data["exit_code"]) == ("Failed", 100)
+    assert finding.kind == "finding"
+    assert "the loss is no number" in finding.data["message"]
+
+
+def test_what_a_user_does_meanwhile_is_seen(make):
+    backend, ref = make("moved", "sleep 600 & wait")
+    seen = []
+    for event in watch(backend, ref):
+        if event.kind != "job" or event.data["state"] in seen:
+            continue
+        seen.append(event.data["state"])
+        if seen[-1] == "Running":
+            backend.suspend(ref, value="Suspended" not in seen)
+            if "Suspended" in seen:
+                backend.delete(ref)
+        if seen[-1] == "Suspended":
+            seen.remove("Running")
+            backend.suspend(ref, value=False)
+    assert seen[-3:] == ["Suspended", "Running", "Deleted"]
+
+
+def test_a_watch_outlives_its_connections(make, cluster, tmp_path):
+    proxy = Proxy(cluster.kubeconfig, tmp_path)
+    _, ref = make("cut", PROGRESS.format(then="sleep 8"), workers=1)
+    through = connect(kubeconfig=proxy.kubeconfig, namespace=ref.namespace)
+    events = []
+    for event in watch(through, ref):
+        events.append(event)
+        if event.kind == "progress" and event.data["step"] == 2:
+            proxy.up = False
+            proxy.cut()
+            threading.Timer(3, setattr, (proxy, "up", True)).start()
+    proxy.close()
+    assert states(events)[-1] == "Succeeded"
+    assert [e.data["step"] for e in events if e.kind == "progress"] == [1, 2, 3]
+    said = [e.data["message"] for e in events if e.kind == "warning"]
+    assert any("is lost" in message for message in said)
+    assert any("is back" in message for message in said)
+
+
+@pytest.mark.parametrize("stops", ["apiserver", "operator"])
+def test_a_part_of_the_cluster_that_goes_away_for_a_while(bed, make, stops):
+    backend, ref = make("outage", PROGRESS.format(then="sleep 5"), workers=1)
+    events = []
+    for event in watch(backend, ref):
+        events.append(event)
+        if event.kind == "progress" and event.data["step"] == 2:
+            bed.kill(stops)
+            threading.Timer(8, bed.start, (stops,)).start()
+    assert states(events)[-1] == "Succeeded"
+
+
+def test_leaving_says_how_to_come_back(make, start):
+    backend, ref = make("left", "echo here; sleep 600 & wait")
+    watching = start("watch", ref, "-o", "plain")
+    while "here" not in watching.stdout.readline():
+        assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert watching.returncode == 130
+    assert err.strip().splitlines()[-1] == f"the job goes on; again: k8sjob watch {ref}"
+    assert backend.find(ref.name).uid == ref.uid
+
+
+def test_all_jobs_of_a_namespace(make, start):
+    _, ref = make("one", "sleep 3")
+    watching = start("watch", "-n", ref.namespace, "-o", "json")
+    make("two", "exit 1")
+    last, deadline = {}, time.monotonic() + 120
+    while set(last.values()) != {"Succeeded", "Failed"}:
+        assert time.monotonic() < deadline, last
+        data = json.loads(watching.stdout.readline())["data"]
+        last[f"{data['namespace']}/{data['name']}"] = data["state"]
+    assert last == {str(ref): "Succeeded", f"{ref.namespace}/two": "Failed"}
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=30)
+    assert watching.returncode == 130
