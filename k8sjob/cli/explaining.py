@@ -28,7 +28,7 @@ def why_command(job: str, output: str, place: Place) -> None:
     """Say why a job failed, hangs or does not start, and what to do about it."""
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
-    found = diagnose(snapshot, last_lines(backend, snapshot))
+    found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
     if output != "table":
         document([finding.as_dict() for finding in found], output)
         return

@@ -73,11 +73,15 @@ import datetime, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={}))
 """
 PEERS = """
-import torch, torch.distributed as dist
+import os, traceback, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(10000):
     if dist.get_rank() == 1 and step == 3:
-        raise ValueError("the loss is no number")
+        try:
+            raise ValueError("the loss is no number")
+        finally:
+            traceback.print_exc()
+            os._exit(1)
     dist.all_reduce(torch.ones(1))
 """
 PROBED = container(FOR_EVER, readinessProbe={"exec": {"command": ["false"]}})
@@ -108,9 +112,9 @@ FAULTS = [
     ("cpus", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}))},
      Cause.UNSCHEDULABLE, "too little cpu free (it asks for 1k)"),
     ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "ghost-gpus"})},
-     Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST})"),
+     Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST}"),
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},
-     Cause.UNSCHEDULABLE, "not the labels that it asks for (gpu=a100)"),
+     Cause.UNSCHEDULABLE, "lacks the labels that it asks for (gpu=a100)"),
     ("scheduler", {"master": replicas(schedulerName="nobody")},
      Cause.WAITING, "the scheduler 'nobody' has not looked at it"),
     ("lost", {"master": replicas(**on("ghost-lost"))},
@@ -159,7 +163,7 @@ FAULTS = [
     ("crash-once", {"master": replicas(container("echo it > /dev/termination-log; exit 4"),
                                        restart="Never")},
      Cause.CRASH, "exit code 4: it"),
-    ("signal", {"master": replicas(container("kill -SEGV $$$$"), restart="Never")},
+    ("signal", {"master": replicas(python("import ctypes; ctypes.string_at(0)"), restart="Never")},
      Cause.KILLED, "ended by SIGSEGV"),
     ("memory", {"master": replicas({**python("x = 'x' * 2**30"), **asking(memory="64Mi")})},
      Cause.MEMORY, "out of memory"),

@@ -1,4 +1,7 @@
+import copy
 import re
+import uuid
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -206,3 +209,306 @@ def test_every_cause_is_in_the_reference():
     page = Path(__file__).resolve().parents[2] / "docs/reference/states.md"
     listed = re.findall(r"^\| `([a-z-]+)` \|", page.read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(Cause)
+
+
+# --- what a cluster shows; recorded jobs are in test_recorded.py
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+
+
+def about(kind, name, reason, message, *, at="2026-01-01T00:05:00Z", uid=""):
+    subject = {"kind": kind, "name": name, **({"uid": uid} if uid else {})}
+    return {
+        "kind": "Event",
+        "involvedObject": subject,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+def pending(make_pod, replica, reason="", message="", **state):
+    pod = make_pod(replica, "Pending", **state)
+    if reason:
+        del pod["spec"]["nodeName"]
+        pod["status"] = {
+            "phase": "Pending",
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": reason,
+                    "message": message,
+                    "lastTransitionTime": "2026-01-01T00:09:00Z",
+                }
+            ],
+        }
+    return pod
+
+
+SHORT = (
+    "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available"
+)
+
+
+def test_equal_trouble_of_many_replicas_is_one_finding(snapshot, make_pod):
+    replicas = {"Master": 1, "Worker": 1200}
+    state = {"waiting": {"reason": "ErrImagePull", "message": "x: not found"}}
+    names = ["master-0", *(f"worker-{n}" for n in range(1200))]
+    pods = [make_pod(name, "Pending", **copy.deepcopy(state)) for name in names]
+    pods[3] = make_pod("worker-2", running={})
+    sick = snapshot("Created", pods=pods, replicas=replicas)
+    (finding,) = diagnose(sick, {}, now=NOW)
+    assert finding.message.startswith("master-0, worker-0 and 1198 more: there is no image")
+    assert len(finding.replicas) == 1200
+    assert finding.as_dict()["replicas"][-1] == "worker-1199"
+
+
+def test_what_differs_by_pod_alone_does_not_keep_trouble_apart(snapshot, make_pod):
+    pods = []
+    for name in ("master-0", "worker-0", "worker-1"):
+        said = f'container has runAsNonRoot (pod: "job-{name}_ns({uuid.uuid4()})", container: x)'
+        waiting = {"reason": "CreateContainerConfigError", "message": said}
+        pods.append(make_pod(name, "Pending", waiting=waiting))
+    (finding,) = diagnose(snapshot("Created", pods=pods), {}, now=NOW)
+    assert finding.replicas == ("master-0", "worker-0", "worker-1")
+    assert finding.message.endswith("container has runAsNonRoot")
+
+
+def test_gpus_that_others_have_are_not_free(snapshot, make_pod):
+    waiting = pending(make_pod, "worker-1", "Unschedulable", SHORT)
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    waiting["spec"]["containers"] = [{"name": "pytorch", **gpus}]
+    nodes = [
+        {
+            "kind": "Node",
+            "metadata": {"name": f"node-{n}", "labels": {"nvidia.com/gpu.product": "H100"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+        }
+        for n in range(3)
+    ]
+    other = {
+        "kind": "Pod",
+        "metadata": {"name": "other"},
+        "spec": {
+            "nodeName": "node-0",
+            "containers": [{"resources": {"limits": {"nvidia.com/gpu": 3}}}],
+        },
+        "status": {"phase": "Running"},
+    }
+    pods = [make_pod("master-0", running={}), make_pod("worker-0", running={}), waiting]
+    sick = snapshot("Running", pods=pods)
+    (finding,) = diagnose(sick, {}, [*nodes, other], now=NOW)
+    assert finding.message == (
+        "worker-1: none of 4 nodes takes it: 4 have too little nvidia.com/gpu free (it asks for 4):"
+        " there are 3 nodes of H100 with 4, 9 free in all, for 60 s"
+    )
+    assert "meanwhile 2 replicas hold what they have" in finding.next_step
+
+
+def test_a_gate_and_the_reasons_of_other_schedulers(snapshot, make_pod):
+    gated = pending(make_pod, "master-0", "SchedulingGated", "held")
+    gated["spec"]["schedulingGates"] = [{"name": "queue.example/topology"}]
+    gang = pending(make_pod, "worker-0", "Unschedulable", "3/4 tasks in gang unschedulable")
+    cordoned = pending(
+        make_pod,
+        "worker-1",
+        "Unschedulable",
+        "0/2 nodes are available: 1 Too many pods, 1 node(s) were unschedulable. no new claims to"
+        " deallocate, preemption: not helpful",
+    )
+    found = diagnose(snapshot("Created", pods=[gated, gang, cordoned]), {}, now=NOW)
+    said = [finding.message for finding in found]
+    assert "master-0: it is held back by scheduling gates: queue.example/topology, for 60 s" in said
+    assert "worker-0: no node takes it: 3/4 tasks in gang unschedulable, for 60 s" in said
+    assert any("1 is full of pods; 1 is cordoned" in text for text in said)
+
+
+def test_a_silent_operator(snapshot, make_pod):
+    new = snapshot()
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    (waits,) = diagnose(new, {}, now=created + timedelta(seconds=2))
+    assert (waits.cause, waits.message) == (
+        "waiting",
+        "the job has no pods yet, 2 s after it was made",
+    )
+    deployment = {
+        "kind": "Deployment",
+        "metadata": {"name": "training-operator", "namespace": "kubeflow"},
+        "spec": {"replicas": 1},
+        "status": {},
+    }
+    (finding,) = diagnose(new, {}, [deployment], now=created + timedelta(seconds=9))
+    assert finding.cause == "operator-silent"
+    assert "not touched the job in 9 s" in finding.message
+    assert "kubeflow/training-operator has 0 of 1 pods ready" in finding.message
+
+    lost = snapshot("Running", pods=[make_pod("master-0", running={}), make_pod("worker-0")])
+    (finding,) = diagnose(lost, {}, now=NOW)
+    assert (finding.cause, finding.replicas) == ("operator-silent", ("worker-1",))
+    killing = about("Pod", "job-worker-1", "Killing", "Stopping", at="2026-01-01T00:09:55Z")
+    assert diagnose(Snapshot(lost.job, lost.pods, [killing]), {}, now=NOW) == []
+    assert diagnose(lost, {}, now=created + timedelta(minutes=9, seconds=20)) == []
+
+
+def test_a_refusal_that_is_over_is_not_told(snapshot, make_pod):
+    quota = 'Error creating: pods "job-worker-1" is forbidden: exceeded quota: q, requested: '
+    quota += "requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=7, limited: "
+    quota += "requests.nvidia.com/gpu=8"
+    refusal = about("PyTorchJob", "job", "FailedCreatePod", quota)
+    there = [make_pod("master-0", running={}), make_pod("worker-0", running={})]
+    sick = snapshot("Running", pods=there, events=[refusal])
+    (finding,) = diagnose(sick, {}, now=NOW)
+    assert finding.message == (
+        "worker-1: the namespace's quota 'q' has no room: requests.nvidia.com/gpu 2 asked, 7 of 8"
+        " used"
+    )
+    well = snapshot("Running", pods=[*there, make_pod("worker-1", running={})], events=[refusal])
+    assert diagnose(well, {}, now=NOW) == []
+    made = about(
+        "PyTorchJob", "job", "SuccessfulCreatePod", "Created pod: job-worker-1",
+        at="2026-01-01T00:09:50Z",
+    )  # fmt: skip
+    again = snapshot("Running", pods=there, events=[refusal, made])
+    assert diagnose(again, {}, now=NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "words"),
+    [
+        (
+            'object is being deleted: pods "job-master-0" already exists',
+            "name-taken",
+            "still being",
+        ),
+        ('pods "job-master-0" already exists', "name-taken", "job-master-0 exists already"),
+        ('admission webhook "x.y" denied the request: no', "webhook", "'x.y' refuses the pod: no"),
+        ('pods "job-master-0" is forbidden: no PriorityClass with name p', "refused", "PriorityCl"),
+    ],
+)
+def test_refusals(snapshot, said, cause, words):
+    event = about("PyTorchJob", "job", "FailedCreatePod", f"Error creating: {said}")
+    (finding,) = diagnose(snapshot(events=[event]), {}, now=NOW)
+    assert finding.cause == cause
+    assert words in finding.message
+
+
+def test_a_deadline_that_the_operator_has_not_noticed(snapshot, make_pod):
+    pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
+    late = snapshot("Running", pods=pods, startTime="2026-01-01T00:06:00Z")
+    (finding,) = diagnose(late, {}, now=NOW)
+    assert finding.cause == "deadline"
+    assert "its deadline of 60 s was over 3 min ago" in finding.message
+    assert "kubectl label pytorchjob job -n ns" in finding.next_step
+    assert diagnose(late, {}, now=datetime(2026, 1, 1, 0, 7, 2, tzinfo=UTC)) == []
+
+
+def test_the_cause_of_a_deadline_comes_first(snapshot, make_pod):
+    waiting = {"reason": "ErrImagePull", "message": "x: not found"}
+    pods = [make_pod("master-0", "Pending", waiting=waiting)]
+    failed = snapshot(f"{PAST} it was active longer than specified deadline", pods=pods)
+    causes = [finding.cause for finding in diagnose(failed, {}, now=NOW)]
+    assert causes == ["image-missing", "deadline", "leftover"]
+    killed = make_pod("master-0", "Failed", terminated=ended(143))
+    ended_by_it = snapshot(f"{PAST} it was active longer than specified deadline", pods=[killed])
+    assert [f.cause for f in diagnose(ended_by_it, {}, now=NOW)] == ["deadline"]
+
+
+def test_an_old_kubelet_tells_the_pull_error_in_an_event_alone(snapshot, make_pod):
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
+    pod = make_pod("worker-0", "Pending", waiting=waiting)
+    pod["metadata"]["uid"] = "p"
+    pod["spec"]["containers"] = [{"name": "pytorch", "image": "r/x:1"}]
+    said = (
+        'Failed to pull image "r/x:1": rpc error: code = Unknown desc = failed to pull and unpack'
+        ' image "r/x:1": failed to resolve reference "r/x:1": dial tcp: lookup r: no such host'
+    )
+    event = about("Pod", "job-worker-0", "Failed", said, uid="p")
+    sick = snapshot("Created", pods=[pod], events=[event], replicas={"Worker": 1})
+    (finding,) = diagnose(sick, {}, now=NOW)
+    assert finding.cause == "registry"
+    assert finding.message.endswith("from its node: dial tcp: lookup r: no such host")
+    other = about("Pod", "job-worker-0", "Failed", said, uid="of a pod before it")
+    sick = snapshot("Created", pods=[pod], events=[other], replicas={"Worker": 1})
+    assert diagnose(sick, {}, now=NOW)[0].cause == "image"
+
+
+def test_the_masters_own_trouble_comes_before_who_waits_for_it(snapshot, make_pod):
+    master = pending(make_pod, "master-0", "Unschedulable", SHORT)
+    workers = []
+    for name in ("worker-0", "worker-1"):
+        worker = make_pod(name, "Pending")
+        worker["spec"]["initContainers"] = [{"name": "init-pytorch", "image": "alpine"}]
+        worker["status"]["initContainerStatuses"] = [
+            {"name": "init-pytorch", "state": {"running": {}}}
+        ]
+        workers.append(worker)
+    found = diagnose(snapshot("Created", pods=[master, *workers]), {}, now=NOW)
+    assert [finding.cause for finding in found] == ["unschedulable", "master-awaited"]
+    assert found[1].message == (
+        "worker-0 and worker-1: its init container waits until the name job-master-0 can be found;"
+        " the Master is Pending"
+    )
+
+
+def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):
+    pulling = make_pod("master-0", "Pending", waiting={"reason": "ContainerCreating"})
+    pulling["metadata"]["uid"] = "m"
+    event = about("Pod", "job-master-0", "Pulling", 'Pulling image "r/x:1"', uid="m")
+    dying = make_pod("worker-0", dying=True, running={})
+    state = snapshot("Created", pods=[pulling, dying, make_pod("worker-1")], events=[event])
+    found = diagnose(state, {}, now=NOW)
+    assert [finding.cause for finding in found] == ["waiting", "waiting"]
+    assert found[0].message == "master-0: its node pulls the image r/x:1, for 5 min"
+    assert found[1].message == "worker-0: its pod is being ended, for 10 min"
+
+
+def test_a_lost_node_and_what_it_took_along(snapshot, make_pod):
+    pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
+    pods[2]["spec"]["nodeName"] = "node-2"
+    gone = {"kind": "Status", "details": {"kind": "nodes", "name": "node-2"}, "reason": "NotFound"}
+    (finding,) = diagnose(snapshot("Running", pods=pods), {}, [gone], now=NOW)
+    assert finding.message == "worker-1: its node node-2 is gone from the cluster"
+
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+    pods[2] = make_pod("worker-1", "Failed", terminated=ended(137))
+    pods[2]["status"]["conditions"] = [{**target, "message": "PodGC: node no longer exists"}]
+    (finding,) = diagnose(snapshot("Restarting", pods=pods), {}, now=NOW)
+    assert (finding.cause, finding.replica) == ("evicted", "worker-1")
+
+
+def test_a_pod_that_its_node_turned_away(snapshot, make_pod):
+    pod = make_pod("worker-0", "Failed")
+    pod["status"] = {
+        "phase": "Failed",
+        "reason": "UnexpectedAdmissionError",
+        "message": "Allocate failed due to no healthy devices present",
+    }
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {}, now=NOW)
+    assert finding.cause == "node-refused"
+    assert "no healthy devices" in finding.message
+
+
+def test_a_queue_says_why_it_does_not_admit_a_job(snapshot):
+    taken = snapshot("Suspended")
+    taken.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    workload = {
+        "kind": "Workload",
+        "metadata": {"ownerReferences": [{"kind": "PyTorchJob", "uid": "u"}]},
+        "status": {
+            "conditions": [
+                {
+                    "type": "QuotaReserved",
+                    "status": "False",
+                    "reason": "Pending",
+                    "message": "couldn't assign flavors to pod set worker: insufficient unused"
+                    " quota for nvidia.com/gpu in flavor default, 4 more needed",
+                    "lastTransitionTime": "2026-01-01T00:08:00Z",
+                }
+            ]
+        },
+    }
+    (finding,) = diagnose(taken, {}, [workload], now=NOW)
+    assert finding.cause == "queued"
+    assert finding.message.startswith("the job has waited in the queue 'research' for 2 min: could")
+    assert "4 more needed" in finding.message

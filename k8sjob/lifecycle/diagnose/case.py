@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.lifecycle.diagnose.finding import Seen
     from k8sjob.lifecycle.status import JobStatus
 
 __all__ = ["OPERATOR_INIT", "Case", "Container", "Pod", "event_time", "moment"]
@@ -121,10 +122,15 @@ class Pod:
         """The newest Event about it with one of these reasons; empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
 
-    def asks(self) -> dict[str, str]:
-        """The resources that its containers ask for (the training container's, by name)."""
+    def limits(self) -> dict[str, str]:
+        """The limits of its training container."""
         wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
-        return {**(wanted.get("limits") or {}), **(wanted.get("requests") or {})}
+        return wanted.get("limits") or {}
+
+    def asks(self) -> dict[str, str]:
+        """What its training container asks for, by resource."""
+        wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
+        return {**self.limits(), **(wanted.get("requests") or {})}
 
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
@@ -212,6 +218,11 @@ class Case:
             for event in self.snapshot.events
             if (event.get("involvedObject") or {}).get("kind") == "PyTorchJob"
         )
+
+    @cached_property
+    def memory(self) -> dict[str, Seen]:
+        """What was found out at one Pod and holds for others like it."""
+        return {}
 
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""

@@ -12,7 +12,7 @@ from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, event_time
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told, who
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.backends.api import Json
     from k8sjob.lifecycle.diagnose.case import Case
@@ -25,24 +25,35 @@ _QUOTA: Final = re.compile(
 )
 
 
+_SUCCESS: Final = {
+    "FailedCreatePod": ("SuccessfulCreatePod", "Created pod: "),
+    "FailedCreateService": ("SuccessfulCreateService", "Created service: "),
+}
+
+
 def cannot_be_made(case: Case) -> Iterator[Finding]:
     """What keeps the operator from making Pods or Services."""
-    if not case.missing:
-        return
     refused = {}
     for event in case.job_events:  # the newest of each kind remains
-        if event.get("reason") in ("FailedCreatePod", "FailedCreateService"):
+        if event.get("reason") in _SUCCESS:
             told = _told(case, event.get("message", "").removeprefix("Error creating: "))
             refused[told] = event
     for told, event in refused.items():
         replica = _named(case, event.get("message", ""))
-        if _made_since(case, replica, event):
+        if _made_since(case, replica, event) or _tells_less(told, refused):
             continue
-        replicas = (replica,) if replica in case.missing else case.missing
-        more = len(case.missing) - len(replicas)
+        replicas = (replica,) if replica else case.missing
+        more = len(set(case.missing) - set(replicas))
         others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
         message = f"{who(replicas)}{others}: {told.what}"
         yield Finding(told.cause, message, told.next_step, replicas[0], replicas)
+
+
+def _tells_less(told: Told, others: Iterable[Told]) -> bool:
+    """Whether the same is said at greater length: of a Worker, with the operator's container."""
+    return told.cause is Cause.POD_SECURITY and any(
+        other.cause is told.cause and len(other.what) > len(told.what) for other in others
+    )
 
 
 def _named(case: Case, said: str) -> str:
@@ -53,12 +64,13 @@ def _named(case: Case, said: str) -> str:
 
 def _made_since(case: Case, replica: str, refusal: Json) -> bool:
     """Whether the operator succeeded after it had been refused."""
-    if replica and replica not in case.missing:
+    reason, words = _SUCCESS[refusal["reason"]]
+    is_pod = reason == "SuccessfulCreatePod"
+    if not case.missing if not replica else is_pod and replica not in case.missing:
         return True
-    created = f"Created pod: {case.name}-{replica}"
     return any(
-        event.get("reason") == "SuccessfulCreatePod"
-        and event.get("message", "").startswith(created)
+        event.get("reason") == reason
+        and event.get("message", "").startswith(f"{words}{case.name}-{replica}")
         and event_time(event) > event_time(refusal)
         for event in case.job_events
     )

@@ -160,12 +160,14 @@ def _out_of_gpu_memory(case: Case, end: End) -> Finding | None:
     )
 
 
-def _out_of_memory(_case: Case, end: End) -> Finding | None:
+def _out_of_memory(case: Case, end: End) -> Finding | None:
     if end.why != "OOMKilled":
         return None
+    limits = (pod.limits().get("memory") for pod in case.pods if pod.replica == end.replica)
+    limit = next((f": its limit is {limit}" for limit in limits if limit), "")
     return Finding(
         Cause.MEMORY,
-        f"{end.told}: killed by the kernel, which was out of memory",
+        f"{end.told}: killed by the kernel, which was out of memory{limit}",
         "raise resources.memory, or use less: fewer data loader workers, smaller batches",
         end.replica,
     )

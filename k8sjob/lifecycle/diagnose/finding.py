@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-__all__ = ["Cause", "Finding", "Seen", "Told", "grouped", "lasting", "who"]
+__all__ = ["Cause", "Finding", "Seen", "Told", "grouped", "lasting", "plain", "who"]
+
+
+_OF_ONE_POD: Final = re.compile(
+    r' \(pod: "[^"]*", container: [^)]*\)|"?[0-9a-f]{64}"? ?'
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+)
+"""Identifiers in the kubelet's messages, which differ by Pod where the trouble is the same."""
 
 
 class Cause(StrEnum):
@@ -159,3 +167,8 @@ def lasting(begun: datetime, now: datetime) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def plain(said: str) -> str:
+    """A message of the kubelet's in one line, without what is true of one Pod alone."""
+    return " ".join(_OF_ONE_POD.sub("", said).split()).rstrip(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lifecycle.diagnose.case import moment
@@ -27,6 +28,8 @@ _TYPES: Final = (
     "accelerator",
 )
 """Labels of a node that name its accelerators."""
+_SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
+"""Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
@@ -35,7 +38,15 @@ def unschedulable(case: Case, pod: Pod) -> Seen | None:
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
+    # A thousand Pods of one template, of which the scheduler says the same, are looked at once.
+    key = repr([condition.get("message"), *(pod.spec.get(field) for field in _SHAPE), pod.asks()])
+    if key not in case.memory:
+        case.memory[key] = _unschedulable(case, pod, condition)
     since = moment(condition.get("lastTransitionTime"))
+    return replace(case.memory[key], replica=pod.replica, since=since)
+
+
+def _unschedulable(case: Case, pod: Pod, condition: Json) -> Seen:
     if condition.get("reason") == "SchedulingGated":
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
         return Seen(
@@ -43,25 +54,24 @@ def unschedulable(case: Case, pod: Pod) -> Seen | None:
             f"it is held back by scheduling gates: {', '.join(gates)}",
             "whoever set the gate (a queue, a topology controller) must lift it",
             pod.replica,
-            since,
         )
     said = condition.get("message", "")
     claim = unbound(case, pod, said)
     if claim:
         return claim
     what, steps = _told(case, pod, said)
-    return Seen(Cause.UNSCHEDULABLE, what, "; ".join(steps), pod.replica, since)
+    return Seen(Cause.UNSCHEDULABLE, what, "; ".join(steps), pod.replica)
 
 
 def _told(case: Case, pod: Pod, said: str) -> tuple[str, list[str]]:
     found = _NODES.match(said)
     if not found:
-        return f"no node takes it: {said}", ["see docs of the scheduler that said so"]
+        return f"no node takes it: {said}", [f"see all of it: {_look(case)}"]
     # After the first sentence the scheduler speaks of preemption.
     first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", said[found.end() :])[0]
     reasons = [(int(count), reason) for count, reason in _COUNTED.findall(first)]
     if not reasons:
-        return f"no node takes it: {first.rstrip('.')}", [f"{_look(pod)} may say more"]
+        return f"no node takes it: {first.rstrip('.')}", [f"see all of it: {_look(case)}"]
     told = [_words(case, pod, count, reason) for count, reason in reasons]
     whole = int(found[1])
     words = "; ".join(words for words, _ in told)
@@ -91,7 +101,7 @@ def _words(case: Case, pod: Pod, count: int, reason: str) -> tuple[str, str]:
         )
     if "node affinity/selector" in reason:
         return (
-            f"{count} {has} not the labels that it asks for{_selector(pod)}",
+            f"{count} lack{'s' * (count == 1)} the labels that it asks for{_selector(pod)}",
             "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
         )
     if "unschedulable" in reason:
@@ -115,7 +125,7 @@ def _short(case: Case, pod: Pod, count: int, resource: str) -> tuple[str, str]:
         field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
         return short, f"lower {field}, or wait until others have ended"
     offers = list(_offers(case, resource))
-    step = f"wait until others have ended, or ask for less (see all: {_look(pod)})"
+    step = f"wait until others have ended, or ask for less (see all: {_look(case)})"
     if case.of_kind("Node") and not offers:
         return (
             f"no node offers any {resource} (it asks for {wanted})",
@@ -131,7 +141,8 @@ def _short(case: Case, pod: Pod, count: int, resource: str) -> tuple[str, str]:
         + (f", {free} free in all" if free is not None else "")
         for (kind, each, nodes, free) in offers
     )
-    return f"{short}: there {'is' if len(offers) == 1 else 'are'} {table}", step
+    is_one = sum(nodes for _, _, nodes, _ in offers) == 1
+    return f"{short}: there {'is' if is_one else 'are'} {table}", step
 
 
 def _offers(case: Case, resource: str) -> Iterator[tuple[str, int, int, int | None]]:
@@ -168,13 +179,19 @@ def _taints(case: Case, pod: Pod) -> str:
     """The taints of the nodes that the Pod does not tolerate."""
     tolerated = pod.spec.get("tolerations") or ()
     found = {
-        f"{taint['key']}={taint['value']}" if taint.get("value") else taint["key"]
+        _taint(taint)
         for node in case.of_kind("Node")
         for taint in (node.get("spec") or {}).get("taints") or ()
         if taint.get("effect") != "PreferNoSchedule"
         and not any(_tolerates(toleration, taint) for toleration in tolerated)
     }
     return ", ".join(sorted(found)[:5])
+
+
+def _taint(taint: Json) -> str:
+    if taint["key"] in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        return "not ready"
+    return f"{taint['key']}={taint['value']}" if taint.get("value") else str(taint["key"])
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:
@@ -196,6 +213,7 @@ def _selector(pod: Pod) -> str:
     return f" ({', '.join(asked)})" if asked else ""
 
 
-def _look(pod: Pod) -> str:
-    meta = pod.object.get("metadata") or {}
-    return f"kubectl describe pod {meta.get('name')} -n {meta.get('namespace')}"
+def _look(case: Case) -> str:
+    return (
+        f"kubectl describe pods -n {case.namespace} -l training.kubeflow.org/job-name={case.name}"
+    )

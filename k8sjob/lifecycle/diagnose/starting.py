@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, moment
-from k8sjob.lifecycle.diagnose.finding import Cause, Seen, Told
+from k8sjob.lifecycle.diagnose.finding import Cause, Seen, Told, plain
 from k8sjob.lifecycle.diagnose.volumes import reference
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _detail(said: str) -> str:
     said = re.sub(r"^Failed to pull image \"[^\"]*\": ", "", said)
     said = re.sub(r"rpc error: code = \w+ desc = ", "", said)
     said = re.sub(r"failed to (?:pull and unpack image|resolve reference) \"[^\"]*\": ", "", said)
-    return " ".join(said.split()).rstrip(".")
+    return plain(said)
 
 
 def bad_container(case: Case, pod: Pod) -> Seen | None:
@@ -138,7 +138,7 @@ def bad_container(case: Case, pod: Pod) -> Seen | None:
         step = "correct the job; the kubelet tries again by itself"
     return Seen(
         Cause.CONTAINER,
-        f"its container {container.name!r} cannot be made: {' '.join(said.split())}",
+        f"its container {container.name!r} cannot be made: {plain(said)}",
         step,
         pod.replica,
     )
@@ -149,9 +149,16 @@ def bad_sandbox(_case: Case, pod: Pod) -> Seen | None:
     event = pod.last_event("FailedCreatePodSandBox")
     if not event or pod.phase != "Pending" or any(c.status.get("started") for c in pod.containers):
         return None
-    if any(c.state.get("running") or c.state.get("terminated") for c in pod.containers):
+    if any(c.state.keys() & {"running", "terminated"} for c in pod.containers):
         return None
-    said = " ".join(event.get("message", "").split())
+    said = plain(event.get("message", ""))
+    if "OOM-killed" in said:
+        return Seen(
+            Cause.MEMORY,
+            f"its memory limit is too low even to start ({pod.limits().get('memory', '?')})",
+            "raise resources.memory",
+            pod.replica,
+        )
     return Seen(
         Cause.SANDBOX,
         f"its node {pod.node} cannot set it up: {_detail(said)}",
@@ -162,7 +169,7 @@ def bad_sandbox(_case: Case, pod: Pod) -> Seen | None:
     )
 
 
-def bad_init(_case: Case, pod: Pod) -> Seen | None:
+def bad_init(case: Case, pod: Pod) -> Seen | None:
     """An init container of the user's own that fails."""
     for container in pod.containers:
         if not container.init or container.name == OPERATOR_INIT:
@@ -174,8 +181,8 @@ def bad_init(_case: Case, pod: Pod) -> Seen | None:
             return Seen(
                 Cause.INIT,
                 _init_ended(container, int(ended["exitCode"]), ended.get("message", "")),
-                f"see what it wrote: kubectl logs {pod.object['metadata']['name']} -c"
-                f" {container.name}",
+                f"see what it wrote: kubectl logs -n {case.namespace} {case.name}-REPLICA"
+                f" -c {container.name}",
                 pod.replica,
                 moment(ended.get("finishedAt")),
             )
@@ -185,5 +192,5 @@ def bad_init(_case: Case, pod: Pod) -> Seen | None:
 def _init_ended(container: Container, code: int, said: str) -> str:
     restarts = int(container.status.get("restartCount", 0))
     again = f", {restarts} times over" if restarts > 1 else ""
-    words = f": {' '.join(said.split())}" if said.strip() else ""
+    words = f": {plain(said)}" if said.strip() else ""
     return f"its init container {container.name!r} ended with exit code {code}{again}{words}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lifecycle.diagnose.case import event_time, moment
-from k8sjob.lifecycle.diagnose.finding import Cause, Seen
+from k8sjob.lifecycle.diagnose.case import event_time
+from k8sjob.lifecycle.diagnose.finding import Cause, Seen, plain
 
 if TYPE_CHECKING:
     from k8sjob.lifecycle.diagnose.case import Case, Pod
@@ -46,18 +46,16 @@ def reference(case: Case, pod: Pod, said: str) -> Seen | None:
         if found:
             parts = found.groupdict()
             key, name = parts.get("key"), parts["name"]
-            what = f"there is no {kind} {name!r} in namespace {case.namespace}"
+            noun = "secret" if cause is Cause.SECRET else "configmap"
             if key:
                 what = f"the {kind} {name!r} has no key {key!r}"
-            step = f"kubectl create {kind.split()[0].replace('config', 'configmap')}"
-            step += " generic" * (cause is Cause.SECRET)
-            return Seen(
-                cause,
-                what,
-                f"make it ({step} ... -n {case.namespace}), or correct its name in the job; the"
-                " replica starts by itself then",
-                pod.replica,
-            )
+                step = f"add the key (kubectl edit {noun} {name} -n {case.namespace})"
+            else:
+                what = f"there is no {kind} {name!r} in namespace {case.namespace}"
+                sort = " generic" * (cause is Cause.SECRET)
+                step = f"make it (kubectl create {noun}{sort} {name} ... -n {case.namespace})"
+            step += ", or correct its name in the job; the replica starts by itself then"
+            return Seen(cause, what, step, pod.replica)
     return None
 
 
@@ -90,7 +88,6 @@ def unbound(case: Case, pod: Pod, said: str) -> Seen | None:
         f"see what it waits for ({step}): a storage class that makes volumes, or a volume of that"
         " size and access mode",
         pod.replica,
-        moment(pod.condition("PodScheduled").get("lastTransitionTime")),
     )
 
 
@@ -143,7 +140,7 @@ def not_mounted(case: Case, pod: Pod) -> Seen | None:
 def _short(said: str) -> str:
     said = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", said)
     said = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", said)
-    return " ".join(said.split()).rstrip(".")
+    return plain(said)
 
 
 def _mount_step(said: str) -> str:

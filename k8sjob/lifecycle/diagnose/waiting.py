@@ -68,7 +68,7 @@ def master_awaited(case: Case) -> Iterator[Finding]:
         if container.name == OPERATOR_INIT
         and pod.phase == "Pending"
         and (
-            container.state.get("running")
+            "running" in container.state
             or (container.state.get("terminated") or {}).get("exitCode")
             or container.waiting.get("reason") == "CrashLoopBackOff"
         )
@@ -141,7 +141,7 @@ def slow(case: Case, pod: Pod) -> Seen | None:
             pod.replica,
             pod.created,
         )
-    if any(container.state.get("running") for container in pod.containers):
+    if any("running" in container.state for container in pod.containers):
         return None  # an init container: see master_awaited
     event = pod.last_event("Pulling", "Pulled", "Scheduled")
     if event.get("reason") == "Pulling":
@@ -156,8 +156,8 @@ def slow(case: Case, pod: Pod) -> Seen | None:
     return Seen(
         Cause.WAITING,
         "its containers are being made",
-        f"wait; if it stays so: kubectl describe pod {pod.object['metadata']['name']}"
-        f" -n {case.namespace}",
+        f"wait; if it stays so: kubectl describe pods -n {case.namespace} -l"
+        f" training.kubeflow.org/job-name={case.name}",
         pod.replica,
         moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created,
     )
