@@ -48,6 +48,9 @@ Those of containers are in [exit codes](exit-codes.md).
 |---|---|
 | `KUBECONFIG` | the kubeconfig, or several; `~/.kube/config` by default, in a pod its service account |
 | `K8SJOB_STATE` | folder of the jobs on this machine; `~/.local/state/k8sjob` by default |
+| `K8SJOB_PLAIN_HTTP` | registries (host[:port], with spaces between) that have no TLS |
+| `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | where docker's and podman's logins are, for `push` |
+| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | the way to registries, and whom to trust there |
 | `K8SJOB_TRACEBACK` | `1` shows where in k8sjob an error came from, as `--traceback` does |
 | `NO_COLOR` | no colours |
 | `CI` | lines in place of the live screen |

@@ -26,6 +26,7 @@ _NEXT_STEPS: Final = {
     401: "; run: docker login {host}",
     403: "; ask for the right to do so, or log in as another: docker login {host}",
     404: "; check the name, and whether it is there",
+    405: "; it takes no uploads: it may be a mirror, or set to read alone",
     413: "; the registry takes nothing of that size: raise its limit",
     429: "; it has had too many requests: try again later",
 }

@@ -1,0 +1,123 @@
+"""`k8sjob push` as a user calls it, and what a user gets wrong."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def write_job(code):
+    def write(repository, base, more=""):
+        image = f"image: {{repository: {repository}, base: '{base}'{more}}}"
+        text = f"name: tiny\n{image}\nrun: {{script: main.py}}\n"
+        (code / "job.yaml").write_text(text)
+        return code / "job.yaml"
+
+    return write
+
+
+def push(*args, env=None):
+    return subprocess.run(
+        [sys.executable, "-m", "k8sjob", "push", *map(str, args)],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_reference_alone_is_on_stdout(registry, base_image, write_job, code):
+    base = base_image(registry, "command/base:1")
+    job = write_job(f"{registry.host}/command/app", base)
+    (code / ".env").write_text("x")
+    (code / "conf.txt").write_text("-----BEGIN PRIV" + "ATE KEY-----\n")
+    would = push(job, "--dry-run")
+    assert "would send 9" in would.stderr
+    assert "of the base unless the registry mounts them" in would.stderr
+    assert registry.tags("command/app") == []
+    done = push(code)
+    assert done.stdout == would.stdout
+    assert done.stdout.startswith(f"{registry.host}/command/app@sha256:")
+    assert "left out, since they may hold credentials: .env; a line '!.env' in" in done.stderr
+    assert "warning: conf.txt:1: a private key: it goes into the image" in done.stderr
+    assert "mounted: 2 parts" in done.stderr
+    told = json.loads(push(job, "-o", "json").stdout)
+    assert (told["reference"], told["unchanged"], told["files"]) == (done.stdout.strip(), True, 4)
+    assert told["findings"] == [{"path": "conf.txt", "line": 1, "what": "a private key"}]
+    strict = push(job, "--strict")
+    assert (strict.returncode, strict.stdout) == (1, "")
+    assert "error: conf.txt:1: a private key" in strict.stderr
+
+
+def test_code_is_put_onto_what_was_built(registry, base_image, write_job):
+    base = base_image(registry, "command/deps:1")
+    job = write_job(f"{registry.host}/command/onto", "never/asked:1", ", apt: [git]")
+    refused = push(job)
+    assert refused.returncode == 1
+    assert (
+        "image.apt: 'git' has to be installed, for which an image must be built" in refused.stderr
+    )
+    assert push(job, "--onto", base).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def readonly(start_registry):
+    """A registry that nothing can be written to."""
+    maintenance = {"readonly": {"enabled": True}}
+    return start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+
+
+MISTAKES = {
+    "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
+    "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
+    "127.0.0.1:9/x:1": r"reading 127.0.0.1:9/x:1: 127.0.0.1:9: ",
+    "no.such.host.invalid/x:1": "there is no host of that name; is the registry there? try again",
+    "{host}/command/base@sha256:" + "0" * 64: r"answers 404: MANIFEST_UNKNOWN",
+}
+
+
+@pytest.mark.parametrize("base", MISTAKES)
+def test_a_base_that_cannot_be_had(registry, base_image, write_job, base):
+    base_image(registry, "command/base:1")
+    job = write_job(f"{registry.host}/command/none", base.format(host=registry.host))
+    done = push(job)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert MISTAKES[base].format(host=registry.host) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_registry_that_takes_nothing(registry, readonly, base_image, write_job):
+    base = base_image(registry, "command/base:1")
+    done = push(write_job(f"{readonly.host}/command/app", base))
+    assert done.returncode == 1
+    assert f"{readonly.host} answers 405; it takes no uploads" in done.stderr
+
+
+def test_a_login_file_that_is_broken(registry, base_image, write_job, home):
+    base = base_image(registry, "command/base:1")
+    (home / "config.json").write_text("{")
+    job = write_job(f"{registry.host}/command/app", base)
+    done = push(job, env={"DOCKER_CONFIG": str(home)})
+    assert done.returncode == 1
+    assert f"error: {home}/config.json:1:2: not JSON" in done.stderr
+
+
+def test_a_registry_is_named_for_plain_http(registry, base_image, write_job):
+    """The registry itself is the proxy by which a host that does not exist is reached."""
+    base_image(registry, "command/base:1")
+    job = write_job("reg.invalid/command/plain", "reg.invalid/command/base:1")
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://{registry.host}")
+    for args, env in (
+        (["--plain-http", "reg.invalid"], {}),
+        ([], {"K8SJOB_PLAIN_HTTP": "other.example reg.invalid"}),
+    ):
+        done = push(job, *args, env=proxy | env)
+        assert done.returncode == 0, done.stderr
+    refused = push(job, env=proxy)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
