@@ -17,6 +17,7 @@ from pathlib import Path
 import commands
 import peers
 import startup
+import submit
 import training
 
 
@@ -62,7 +63,26 @@ def start_up(results: dict[str, object]) -> None:
         print(f"  {label:<24}{seconds:>9.2f}")
 
 
-PARTS = {"commands": command_lines, "training": trainings, "startup": start_up}
+def submissions(results: dict[str, object]) -> None:
+    """One job made in a cluster, beside kubectl apply."""
+    if not submit.available():
+        print("submit: needs KUBECONFIG and kubectl; see `make cluster`\n")
+        return
+    table = results["submit_s"] = submit.measure()
+    bare = table["kubectl apply"]
+    print(f"{'one job, seconds':<26}{'median':>9}{'least':>9}{'over apply':>12}")
+    for label, row in table.items():
+        over = row["median"] - bare["median"]
+        print(f"{label:<26}{row['median']:>9.3f}{row['least']:>9.3f}{over:>+12.3f}")
+    print()
+
+
+PARTS = {
+    "commands": command_lines,
+    "training": trainings,
+    "startup": start_up,
+    "submit": submissions,
+}
 
 
 def main() -> None:

@@ -323,8 +323,8 @@ def _grace(job: Json) -> float:
 def _must_be_built(spec: JobSpec) -> str:
     repository = spec.image_reference
     return (
-        f"image.base says that it is built from {repository!r}'s own context, so it must be built"
-        " first: `k8sjob render -d build job.yaml` writes what from, a builder makes it (`docker"
-        f" build -t {repository}:1 build`) and pushes it; then submit with --image"
-        f" {repository}@sha256:..., the digest that the push shows"
+        f"image.base says that {repository} is made of the job's own code, so it must be in the"
+        " registry first, and be named by its digest: `k8sjob submit --image $(k8sjob push)` puts"
+        " the code there; with requirements, apt or pip a builder makes it before, from what"
+        " `k8sjob render -d build` writes"
     )

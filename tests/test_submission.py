@@ -235,7 +235,11 @@ def test_a_generated_name_is_free_each_time(api, backend):
 @pytest.mark.parametrize(
     ("fields", "options", "said"),
     [
-        ({"image": BUILT}, {}, r"k8sjob render -d build .*--image registry.example/team/x@sha256:"),
+        (
+            {"image": BUILT},
+            {},
+            r"registry.example/team/x .*k8sjob submit --image \$\(k8sjob push\)",
+        ),
         ({"namespace": "a"}, {"namespace": "b"}, r"the job is of 'a', and 'b' is asked for"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),

@@ -130,7 +130,7 @@ def test_an_image_that_is_to_be_built_must_be_named(k8sjob, api, job_file):
     file.write_text(file.read_text().replace("image: team/tiny:1", built))
     done = k8sjob("submit", file)
     assert done.code == 1
-    assert "it must be built first: `k8sjob render -d build job.yaml`" in done.err
+    assert "`k8sjob submit --image $(k8sjob push)`" in done.err
     assert api.asked == []
     assert k8sjob("submit", file, "--image", DIGEST).code == 0
     assert DIGEST in json.dumps(api.jobs["blue", "tiny"])
