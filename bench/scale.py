@@ -1,0 +1,291 @@
+"""Thousands of nodes and pods: what list, watch and the doctor cost there.
+
+    python bench/scale.py [--nodes 1000] [--jobs 1000] [--replicas 10] [--big 1000]
+
+Starts a cluster of its own (see tests/cluster/bed; root on Linux) with the real apiserver,
+scheduler and training operator, and with nodes of kwok's, whose pods run without a machine. All of
+the pods are made by the operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from cluster.bed import Bed  # noqa: E402 - of the tests
+
+from k8sjob.backends.connect import connect  # noqa: E402 - as the line before
+
+PARTS = ("etcd", "apiserver", "controller-manager", "scheduler", "operator")
+FAST = ("--kube-api-qps=500", "--kube-api-burst=1000")
+CONTROLLERS = "--controllers=serviceaccount-controller,namespace-controller"
+WATCH_ALL = """
+import sys, threading
+from k8sjob.backends.connect import connect
+for change in connect().watch_jobs(stop=threading.Event(), all_namespaces=True):
+    print(change.type if hasattr(change, "type") else "change", flush=True)
+"""
+POLL = 1.0
+
+
+def job(namespace: str, name: str, workers: int) -> dict:
+    """A job whose pods go to fake nodes."""
+    pod = {
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"kwok.x-k8s.io/node": "fake"},
+            "containers": [{"name": "pytorch", "image": "x:1", "command": ["train"]}],
+        }
+    }
+    roles = {"Master": {"replicas": 1, "restartPolicy": "Never", "template": pod}}
+    if workers:
+        roles["Worker"] = {"replicas": workers, "restartPolicy": "Never", "template": pod}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"pytorchReplicaSpecs": roles},
+    }
+
+
+def start(**options: int) -> Bed:
+    """A bed whose brakes are off: components have limits that suit small clusters."""
+    bed = Bed(parts=PARTS, **options)
+    make = bed._make
+
+    def unbraked() -> None:
+        make()
+        bed.commands["operator"] += FAST
+        bed.commands["scheduler"] += FAST
+        bed.commands["controller-manager"] += [*FAST, CONTROLLERS]
+
+    bed._make = unbraked
+    return bed
+
+
+class Child:
+    """A command of k8sjob's whose output and memory are looked at while it runs."""
+
+    def __init__(self, *argv: str) -> None:
+        self.lines: list[tuple[float, str]] = []
+        self.peak = 0
+        self.samples: list[float] = []
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line))
+
+    def sample(self) -> float:
+        """Megabytes that it has in memory now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        kib = next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)
+        self.samples.append(kib / 1024)
+        return kib / 1024
+
+    def end(self, *, ask: bool = False) -> tuple[float, float, float]:
+        """Seconds that it ran, megabytes at its peak, seconds of CPU."""
+        if ask:
+            self.process.terminate()
+        _, status, used = os.wait4(self.process.pid, 0)
+        seconds = time.monotonic() - self.began
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self._reader.join()
+        self.process.stdout.close()
+        return seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime
+
+
+def until(done, what: str, deadline: float = 1800.0) -> float:
+    """Waits; the seconds that it took."""
+    begin = time.monotonic()
+    while not done():
+        if time.monotonic() - begin > deadline:
+            raise SystemExit(f"waited {deadline:.0f} s in vain for {what}")
+        time.sleep(POLL)
+    return time.monotonic() - begin
+
+
+def fill(bed: Bed, jobs: int, replicas: int) -> float:
+    """Make the jobs in ten namespaces and wait until all their pods run; seconds."""
+    for number in range(10):
+        bed.kubectl("create", "namespace", f"team-{number}")
+    time.sleep(3)  # the namespaces' service accounts
+    begin = time.monotonic()
+    for number in range(jobs):
+        team = f"team-{number % 10}"
+        path = f"/apis/kubeflow.org/v1/namespaces/{team}/pytorchjobs"
+        code, said = bed.access.request("POST", path, job(team, f"job-{number}", replicas - 1))
+        if code != 201:
+            raise SystemExit(f"{path}: {code} {said[:200]!r}")
+
+    def running() -> bool:
+        found = connect().jobs(all_namespaces=True)
+        counts = [
+            role.get("active", 0)
+            for snapshot in found
+            for role in (snapshot.job.get("status") or {}).get("replicaStatuses", {}).values()
+        ]
+        print(f"  {sum(counts)} of {jobs * replicas} pods run", file=sys.stderr)
+        return sum(counts) == jobs * replicas
+
+    until(running, "the pods")
+    return time.monotonic() - begin
+
+
+def commands() -> dict[str, dict[str, float]]:
+    """Whole processes, the median of five, with the memory at the peak."""
+    results = {}
+    for client in ("python", "kubectl"):
+        for args in (("list", "-A"), ("list", "-A", "-o", "json"), ("doctor", "-n", "team-0")):
+            runs = []
+            for _ in range(5):
+                child = Child("-m", "k8sjob", *args, "--client", client)
+                runs.append(child.end())
+            label = f"{' '.join(args)} ({client})"
+            seconds, megabytes, cpu = (
+                statistics.median(column) for column in zip(*runs, strict=True)
+            )
+            results[label] = {"seconds": seconds, "megabytes": megabytes, "cpu_seconds": cpu}
+            print(f"{label:<32}{seconds:>8.2f} s{megabytes:>8.0f} MB{cpu:>8.2f} s CPU")
+    return results
+
+
+def watch_all(bed: Bed, jobs: int, seconds: float = 60.0) -> dict[str, float]:
+    """Every job, while each of them changes again and again: does the memory grow?"""
+    argv = [sys.executable, "-m", "k8sjob", "watch", "--help"]
+    built_in = "--all-namespaces" in subprocess.check_output(argv, text=True)
+    child = Child(*(("-m", "k8sjob", "watch", "-A") if built_in else ("-c", WATCH_ALL)))
+    until(lambda: len(child.lines) > 0, "the first jobs")
+    time.sleep(5)
+    begin, changes = time.monotonic(), 0
+    while time.monotonic() - begin < seconds:
+        number = changes % jobs
+        path = f"/apis/kubeflow.org/v1/namespaces/team-{number % 10}/pytorchjobs/job-{number}"
+        change = {"metadata": {"labels": {"turn": str(changes)}}}
+        bed.access.request("PATCH", path, change, "application/merge-patch+json")
+        changes += 1
+        if changes % 100 == 0:
+            child.sample()
+    third = max(len(child.samples) // 3, 1)
+    first = statistics.median(child.samples[:third])
+    last = statistics.median(child.samples[-third:])
+    _, peak, cpu = child.end(ask=True)
+    said = f"{changes} changes: {first:.0f} MB at first, {last:.0f} at last, {peak:.0f} at its peak"
+    print(f"{'watch -A':<32}{said}, {cpu / seconds:.0%} of a CPU")
+    return {"changes": changes, "first_mb": first, "last_mb": last, "peak_mb": peak}
+
+
+def big_job(bed: Bed, workers: int) -> dict[str, float]:
+    """One job of so many workers, from its making to its end: how far behind is the watch?"""
+    bed.kubectl("create", "namespace", "big")
+    time.sleep(3)
+    seen: dict[str, float] = {}
+    stop = threading.Event()
+    follow = threading.Thread(target=_pods, args=(seen, stop))
+    path = "/apis/kubeflow.org/v1/namespaces/big/pytorchjobs"
+    made = job("big", "big", workers)
+    made["spec"]["runPolicy"] = {"suspend": True}  # until the watch looks at it
+    bed.access.request("POST", path, made)
+    follow.start()
+    child = Child("-m", "k8sjob", "watch", "big/big", "--no-logs", "-o", "json")
+    until(lambda: len(child.lines) > 0, "the watch to begin")
+    patch, kind = {"spec": {"runPolicy": {"suspend": False}}}, "application/merge-patch+json"
+    bed.access.request("PATCH", f"{path}/big", patch, kind)
+    took = until(lambda: len(seen) == workers + 1, "its pods")
+    until(lambda: len(_told(child)) == workers + 1, "the watch", 120)
+    told = _told(child)
+    behind = [told[name] - seen[name] for name in seen]
+    patch = {"status": {"phase": "Succeeded"}}
+    bed.access.request("PATCH", "/api/v1/namespaces/big/pods/big-master-0/status", patch, kind)
+    until(lambda: _ended(bed), "its end")
+    written = time.monotonic()
+    _, peak, cpu = child.end()
+    ended = child.lines[-1][0]
+    stop.set()
+    follow.join()
+    results = {
+        "workers": workers,
+        "seconds_to_run": took,
+        "behind_median_s": statistics.median(behind),
+        "behind_most_s": max(behind),
+        "end_seen_s": ended - written,
+        "peak_mb": peak,
+        "cpu_s": cpu,
+    }
+    print(
+        f"{f'watch of {workers} workers':<32}all run after {took:.0f} s; behind by"
+        f" {results['behind_median_s']:.2f} s (median), {max(behind):.2f} s (most); {peak:.0f} MB;"
+        f" {cpu:.1f} s CPU"
+    )
+    return results
+
+
+def _pods(seen: dict[str, float], stop: threading.Event) -> None:
+    """Notes when the apiserver first says of each pod that it runs."""
+    transport = connect().transport
+    path = "/api/v1/namespaces/big/pods"
+    for line in transport.stream(path, query={"watch": "1", "resourceVersion": "0"}, stop=stop):
+        event = json.loads(line)["object"]
+        if (event.get("status") or {}).get("phase") == "Running":
+            name = event["metadata"]["name"].removeprefix("big-")
+            seen.setdefault(name, time.monotonic())
+
+
+def _told(child: Child) -> dict[str, float]:
+    """When the watch first said of each replica that it runs."""
+    told: dict[str, float] = {}
+    for at, line in list(child.lines):
+        event = json.loads(line)
+        if event.get("kind") == "replica" and event["data"].get("phase") == "Running":
+            told.setdefault(event["replica"], at)
+    return told
+
+
+def _ended(bed: Bed) -> bool:
+    path = "/apis/kubeflow.org/v1/namespaces/big/pytorchjobs/big"
+    status = json.loads(bed.access.request("GET", path)[1]).get("status", {})
+    return any(
+        c["type"] == "Succeeded" and c["status"] == "True" for c in status.get("conditions", ())
+    )
+
+
+def main() -> None:
+    """Measure, print, and write bench/results-scale.json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("nodes", 1000), ("jobs", 1000), ("replicas", 10), ("big", 1000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args()
+    results: dict[str, object] = {"load_before": os.getloadavg(), **vars(asked)}
+    with start() as bed:
+        os.environ.update(bed.env)
+        bed.fake_nodes(asked.nodes)
+        results["fill_seconds"] = fill(bed, asked.jobs, asked.replicas)
+        print(
+            f"{asked.nodes} nodes, {asked.jobs} jobs, {asked.jobs * asked.replicas} pods:"
+            f" running after {results['fill_seconds']:.0f} s"
+        )
+        results["commands"] = commands()
+        results["watch_all"] = watch_all(bed, asked.jobs)
+        results["big_job"] = big_job(bed, asked.big)
+    results["load_after"] = os.getloadavg()
+    results["cores"] = os.cpu_count()
+    (ROOT / "bench/results-scale.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
