@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import commands
+import listing
 import peers
 import startup
 import submit
@@ -77,11 +78,24 @@ def submissions(results: dict[str, object]) -> None:
     print()
 
 
+def lists(results: dict[str, object]) -> None:
+    """A thousand jobs of a cluster, listed."""
+    if not submit.available():
+        print("listing: needs KUBECONFIG and kubectl; see `make cluster`\n")
+        return
+    table = results["list_1000_jobs"] = listing.measure()
+    print(f"{'1,000 jobs':<26}{'seconds':>9}{'MB':>9}")
+    for label, row in table.items():
+        print(f"{label:<26}{row['seconds']:>9.2f}{row['megabytes']:>9.0f}")
+    print()
+
+
 PARTS = {
     "commands": command_lines,
     "training": trainings,
     "startup": start_up,
     "submit": submissions,
+    "listing": lists,
 }
 
 
