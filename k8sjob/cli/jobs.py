@@ -16,6 +16,7 @@ from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
+from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.status import job_status
 from k8sjob.view.lines import duration, last_words
 
@@ -155,6 +156,11 @@ def _show(status: JobStatus, snapshot: Snapshot) -> None:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica) for replica in status.replicas])
+    for finding in diagnose(snapshot, {})[:1]:
+        from k8sjob.cli.explaining import show_finding  # noqa: PLC0415 - of no use for a list
+
+        click.echo()
+        show_finding(finding)
 
 
 def _replica_row(replica: ReplicaStatus) -> list[object]:

@@ -5,6 +5,8 @@ The jobs are plain PyTorchJobs, as others make them, too.
 
 import copy
 import json
+import subprocess
+import sys
 import time
 import uuid
 
@@ -13,10 +15,11 @@ import pytest
 from k8sjob.backends.connect import connect
 from k8sjob.lifecycle.diagnose import Cause, diagnose
 from k8sjob.lifecycle.logs import last_lines
+from k8sjob.lifecycle.status import JobState, job_status
 
 pytestmark = pytest.mark.cluster
 
-SECONDS = 240  # until a cause must have shown itself: node and disk are shared by all of them
+SECONDS = 600  # until a cause must have shown itself: all of them share one node
 FOR_EVER = "while :; do sleep 1; done"
 GHOST = "k8sjob-tests/ghost"  # taint of nodes without a machine: only these jobs tolerate it
 HERE, THERE = "{base}", "127.0.0.1:1/train:1"  # an image that is there, one behind no registry
@@ -106,7 +109,7 @@ FAULTS = [
     # nodes
     ("gpus", {"master": replicas(container(**asking(**{"nvidia.com/gpu": "8"})),
                                  tolerations=[{"key": GHOST, "operator": "Exists"}])},
-     Cause.UNSCHEDULABLE, "too little nvidia.com/gpu free (it asks for 8)"),
+     Cause.UNSCHEDULABLE, "(it asks for 8): there is 1 node of A100 with 4, "),
     ("gpu-kind", {"master": replicas(container(**asking(**{"example.com/gpu": "1"})))},
      Cause.UNSCHEDULABLE, "no node offers any example.com/gpu"),
     ("cpus", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}))},
@@ -423,3 +426,48 @@ ALSO = {
     "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],
     "overdue": [[], [Cause.LEFTOVER]],  # any event near it lets the operator notice
 }
+
+
+# --- what needs an operator that is stopped, or the command itself
+
+
+def test_an_operator_that_is_gone(bed, namespace, eventually):
+    backend = connect(kubeconfig=bed.kubeconfig, namespace=namespace)
+    text = json.dumps(job("orphan", RUNS)).replace("{base}", bed.base_image)
+    ref = backend.create_manifest(json.loads(text))
+    eventually(lambda: job_status(backend.snapshot(ref)).state == JobState.RUNNING, "the job")
+    bed.stop("operator")
+    bed.kubectl("delete", "pod", "orphan-master-0", "-n", namespace, "--now")
+
+    def first():
+        snapshot = backend.snapshot(ref)
+        found = diagnose(snapshot, {}, backend.related(snapshot))
+        return found and found[0].cause == Cause.OPERATOR_SILENT and found[0]
+
+    finding = eventually(first, "silence")
+    assert finding.replica == "master-0"
+    assert job_status(backend.snapshot(ref)).state == JobState.RUNNING  # what others would show
+    bed.start("operator")
+    eventually(lambda: not first() and backend.snapshot(ref).pods, "the pod made anew")
+
+
+def test_the_command_and_hostile_words(cluster, namespace, eventually):
+    backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
+    script = r"printf 'ValueError: \033]0;evil\007<b>no</b>\n' > /dev/termination-log; exit 3"
+    text = json.dumps(job("hostile", replicas(container(script), restart="Never")))
+    backend.create_manifest(json.loads(text.replace("{base}", cluster.base_image)))
+    failed = lambda: job_status(backend.snapshot(backend.find("hostile"))).state  # noqa: E731
+    eventually(lambda: failed() == JobState.FAILED, "its end")
+
+    def k8sjob(*args):
+        argv = [sys.executable, "-m", "k8sjob", *args]
+        return subprocess.run(argv, capture_output=True, text=True, env=cluster.env, check=True)
+
+    said = "why: master-0: exit code 3: ValueError: <b>no</b>\n"
+    for client in ("python", "kubectl"):
+        out = k8sjob("why", "--client", client, f"{namespace}/hostile").stdout
+        assert out.startswith(said)
+        assert f"next: correct the script; its output: k8sjob logs {namespace}/hostile" in out
+    assert said in k8sjob("status", f"{namespace}/hostile").stdout
+    (finding,) = json.loads(k8sjob("why", "-o", "json", f"{namespace}/hostile").stdout)
+    assert (finding["cause"], finding["replicas"]) == ("crash", ["master-0"])

@@ -447,7 +447,7 @@ def test_the_masters_own_trouble_comes_before_who_waits_for_it(snapshot, make_po
     assert [finding.cause for finding in found] == ["unschedulable", "master-awaited"]
     assert found[1].message == (
         "worker-0 and worker-1: its init container waits until the name job-master-0 can be found;"
-        " the Master is Pending"
+        " the Master is Unschedulable"
     )
 
 

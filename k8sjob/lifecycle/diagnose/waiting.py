@@ -104,7 +104,8 @@ def _master(case: Case) -> tuple[str, str]:
                 "leave the probe out: the name comes with Ready, and training needs the name first",
             )
         return f"{what}; the Master is not ready", wait
-    return f"{what}; the Master is {master.phase}", wait
+    situation = next(one.situation for one in case.status.replicas if one.name == "master-0")
+    return f"{what}; the Master is {situation}", wait
 
 
 def pods_to_come(case: Case) -> Iterator[Finding]:
