@@ -9,7 +9,6 @@ user's to decide.
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -280,8 +279,13 @@ class _Sending:
         """Delete the job, and this one only, and wait until its pods are gone."""
         ref, seconds = job_ref(there), _grace(there) + _SPARE_SECONDS
         self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
-        with suppress(JobNotFound):
+        try:
             self._backend.delete_and_wait(ref, timeout=seconds)
+        except JobNotFound:
+            return
+        except KeyboardInterrupt:
+            self._tell(f"{ref} is being deleted and is not made anew; submit it again")
+            raise
 
 
 def _manifest(made: Plan) -> Json:

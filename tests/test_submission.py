@@ -288,3 +288,16 @@ def test_one_call_from_a_file(tmp_path, backend, api):
     assert ("blue", "dry") not in api.jobs
     with pytest.raises(SpecError, match="the job is of 'red', and 'blue' is asked for"):
         submit(SPEC.with_(namespace="red"), backend=backend)
+
+
+def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(api, backend):
+    sent(SPEC, backend)
+
+    def before(now):
+        if now == "GET" and "DELETE" in api.asked:
+            raise KeyboardInterrupt
+
+    api.before, api.lingers, told = before, 5, []
+    with pytest.raises(KeyboardInterrupt):
+        sent(OTHER, backend, replace=True, tell=told.append)
+    assert told[-1] == "blue/tiny is being deleted and is not made anew; submit it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,7 +12,7 @@ import click
 
 from k8sjob.backends.connect import configured
 from k8sjob.cli.failure import warn
-from k8sjob.cli.place import LOCAL, Place
+from k8sjob.cli.place import LOCAL, Place, is_namespace
 from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = ["complete_job", "find", "find_all", "job_argument", "local_backend"]
 
 _Seen = TypeVar("_Seen")
 
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine."""
 COMPLETION_SECONDS: Final = 1.5
@@ -55,7 +57,7 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
     namespace, _, name = job.rpartition("/")
-    if not name or "/" in namespace or (namespace == "" and "/" in job):
+    if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
         raise click.UsageError(f"{job!r} is no job: it is NAME, local/NAME or NAMESPACE/NAME")
     here = namespace == LOCAL or (not namespace and place.is_local)
     asked = LOCAL if place.is_local else place.namespace

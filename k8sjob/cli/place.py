@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.backends.connect import Client
 
-__all__ = ["LOCAL", "Place", "place_options"]
+__all__ = ["LOCAL", "Place", "is_namespace", "place_options"]
 
 LOCAL: Final = "local"
 """The namespace that stands for this machine."""
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Place:
     all_namespaces: bool = False
 
     def __post_init__(self) -> None:
+        if self.namespace is not None and not is_namespace(self.namespace):
+            raise click.UsageError(f"-n {self.namespace!r} is no namespace's name")
         if self.is_cluster and self.is_local:
             raise click.UsageError(
                 "--local means this machine; name no place in a cluster beside it"
@@ -76,6 +80,11 @@ class Place:
             namespace=namespace or self.namespace,
             client=self.client,
         )
+
+
+def is_namespace(text: str) -> bool:
+    """Whether it can name a namespace: what cannot must not reach the path of a request."""
+    return _NAMESPACE.fullmatch(text) is not None
 
 
 def place_options(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from k8sjob.errors import BackendError
+
 __all__ = ["JOBS", "OF_JOB", "Target", "path"]
 
 JOBS: Final = "pytorchjobs"
@@ -30,7 +32,12 @@ def path(resource: str, namespace: str = "", name: str = "", subresource: str = 
         namespace: empty for all of them, or for what has none.
         name: of the object; empty: the collection.
         subresource: as "log".
+
+    Raises:
+        BackendError: a part that a client on the way would take for a step, as "..".
     """
+    if dots := {".", ".."} & {namespace, name}:
+        raise BackendError(f"{dots.pop()!r} is no name of a namespace or of an object")
     group = _GROUPS.get(resource)
     parts = ["apis", *group.split("/")] if group else ["api", "v1"]
     parts += ["namespaces", namespace] if namespace else []
