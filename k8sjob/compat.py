@@ -7,18 +7,20 @@ stdlib only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
     "BACKENDS",
     "STRATEGIES",
     "Conflict",
+    "Option",
     "Shape",
     "Strategy",
     "conflicts",
@@ -60,32 +62,6 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """One row of the table.
-
-    Attributes:
-        summary: what the strategy does, in one line.
-        options: its settings and their defaults; a setting has its default's type.
-        uniform: whether every node must have the same number of GPUs.
-    """
-
-    summary: str
-    options: Mapping[str, bool | int] = field(default_factory=dict)
-    uniform: bool = True
-
-
-STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
-    {
-        "ddp": Strategy(
-            summary="every rank has the whole model, gradients are averaged",
-            options={"accumulate": 1, "sync_batchnorm": False},
-        ),
-    }
-)
-"""All strategies, by the spec's `strategy.kind`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Conflict:
     """Something that does not go together.
 
@@ -96,6 +72,90 @@ class Conflict:
 
     field: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting of a strategy.
+
+    Attributes:
+        default: what it is where it is left out; null is always taken where this is None.
+        wanted: what it takes, in words.
+        takes: whether a value, as JSON has it, is one of these.
+        least: the smallest number.
+    """
+
+    default: Any
+    wanted: str
+    takes: Callable[[Any], bool]
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One row of the table.
+
+    Attributes:
+        summary: what the strategy does, in one line.
+        options: its settings.
+        uniform: whether every node must have the same number of GPUs.
+    """
+
+    summary: str
+    options: Mapping[str, Option]
+    uniform: bool = True
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings: those that are given, and the defaults of the others."""
+        return {name: given.get(name, option.default) for name, option in self.options.items()}
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    return (_whole(value) or isinstance(value, float)) and 0 < value < float("inf")
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+_OFF: Final = Option(default=False, wanted="true or false", takes=_flag)
+_ON: Final = Option(default=True, wanted="true or false", takes=_flag)
+_NAMES: Final = Option(default=(), wanted="a list of names", takes=_texts)
+_STEP: Final[Mapping[str, Option]] = {
+    "accumulate": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+    "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
+    "bf16": _OFF,
+}
+"""What every strategy can do in its step."""
+_LAYERS: Final[Mapping[str, Option]] = {
+    "sync_batchnorm": _OFF,
+    "blocks": _NAMES,
+    "checkpoint_activations": _OFF,
+    "compile": _OFF,
+}
+"""What is done to the layers of a model that each rank runs as a whole."""
+
+STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
+    {
+        "ddp": Strategy(
+            summary="every rank has the whole model, gradients are averaged",
+            options={**_STEP, **_LAYERS},
+        ),
+        "fsdp": Strategy(
+            summary="every rank has a part of each parameter and gathers the rest as it is needed",
+            options={**_STEP, **_LAYERS, "reshard": _ON},
+        ),
+    }
+)
+"""All strategies, by the spec's `strategy.kind`."""
 
 
 def default_backend(gpus: int) -> str:
@@ -118,23 +178,31 @@ def conflicts(
     if row is None:
         message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES)}"
         return [Conflict("strategy.kind", message)]
-    found = [*_of_options(row, options), *_of_shape(row, shape)]
+    found = [*_of_options(kind, options), *_of_shape(row, shape)]
     if backend is not None:
         found += _of_backend(backend, shape)
     return found
 
 
-def _of_options(row: Strategy, options: Mapping[str, Any]) -> Iterator[Conflict]:
+def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
+    row = STRATEGIES[kind]
     for name, value in options.items():
         at = f"strategy.{name}"
-        default = row.options.get(name)
-        if default is None:
-            yield Conflict(at, f"no such setting; {_meant(name, row.options)}")
-        elif type(value) is not type(default):
-            wanted = "true or false" if isinstance(default, bool) else "a whole number"
-            yield Conflict(at, f"{value!r} is not {wanted}; leave it out for {default!r}")
-        elif not isinstance(default, bool) and value < 1:
-            yield Conflict(at, f"{value} is less than 1; leave it out for {default}")
+        option = row.options.get(name)
+        if option is None:
+            owners = [other for other, found in STRATEGIES.items() if name in found.options]
+            message = f"no such setting; {_meant(name, row.options)}"
+            if owners:
+                message = f"{kind} has no such setting, but {', '.join(owners)}; leave it out"
+            yield Conflict(at, message)
+        elif value is None and option.default is None:
+            continue
+        elif not option.takes(value):
+            default = json.dumps(option.default)
+            yield Conflict(at, f"{value!r} is not {option.wanted}; leave it out for {default}")
+        elif option.least and value < option.least:
+            default = json.dumps(option.default)
+            yield Conflict(at, f"{value} is less than {option.least}; leave it out for {default}")
 
 
 def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:

@@ -177,8 +177,14 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         "strategy": _some(
             {},
             {
+                "kind": st.sampled_from(["ddp", "fsdp"]),
                 "accumulate": st.integers(1, 9),
                 "sync_batchnorm": st.booleans(),
+                "clip_norm": st.none() | st.floats(1e-3, 1e3),
+                "bf16": st.booleans(),
+                "blocks": st.lists(st.sampled_from(["a.0", r"b\.\d+"]), max_size=2),
+                "checkpoint_activations": st.booleans(),
+                "compile": st.booleans(),
                 "backend": st.just("gloo"),
             },
         ),

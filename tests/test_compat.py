@@ -1,6 +1,11 @@
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
+import k8sjob
 from k8sjob.compat import BACKENDS, STRATEGIES, Shape, conflicts, default_backend
+from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec, Strategy
 
 
@@ -43,7 +48,7 @@ def test_an_unknown_strategy_is_named_with_those_there_are():
     (close,) = conflicts("DPP", {}, Shape(1, 1))
     (far,) = conflicts("horovod", {}, Shape(1, 1))
     assert close.message == "'DPP' is no strategy here; did you mean 'ddp'?"
-    assert far.message == "'horovod' is no strategy here; there is ddp"
+    assert far.message == f"'horovod' is no strategy here; there is {', '.join(STRATEGIES)}"
 
 
 def test_everything_is_told_at_once():
@@ -62,11 +67,46 @@ def test_the_backend_follows_the_device(gpus, backend):
     assert backend in BACKENDS
 
 
+def test_the_spec_has_the_tables_strategies_and_settings():
+    assert get_args(Strategy.model_fields["kind"].annotation) == tuple(STRATEGIES)
+    settings = {name: option for row in STRATEGIES.values() for name, option in row.options.items()}
+    fields = {name: field.default for name, field in Strategy.model_fields.items()}
+    del fields["kind"], fields["backend"]
+    assert fields == {name: option.default for name, option in settings.items()}
+
+
 @pytest.mark.parametrize("kind", list(STRATEGIES))
-def test_the_spec_has_the_tables_settings_and_defaults(kind):
-    spec = Strategy(kind=kind)
-    settings = spec.model_dump(exclude={"kind", "backend"})
-    assert settings == dict(STRATEGIES[kind].options)
+def test_a_setting_has_one_meaning_in_all_strategies(kind):
+    for name, option in STRATEGIES[kind].options.items():
+        others = [row.options[name] for row in STRATEGIES.values() if name in row.options]
+        assert all(other is option for other in others)
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
+    assert (Path(k8sjob.__file__).parent / "runtime/strategies" / f"{kind}.py").is_file()
+    described = Strategy.model_fields["kind"].description
+    assert f"{kind}: {STRATEGIES[kind].summary}." in described
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reshard": False}, "ddp has no such setting, but fsdp; leave it out"),
+        ({"clip_norm": 0}, "0 is not a number above 0; leave it out for null"),
+        ({"clip_norm": "1"}, "'1' is not a number above 0"),
+        ({"blocks": "0"}, "'0' is not a list of names; leave it out for []"),
+    ],
+)
+def test_settings_that_ddp_does_not_take(given, said):
+    (found,) = conflicts("ddp", given, Shape(1, 1))
+    assert said in found.message
+
+
+def test_the_spec_says_what_the_table_says():
+    with pytest.raises(SpecError, match="ddp has no such setting") as refused:
+        JobSpec(name="x", image="x", run={"script": "a"}, strategy={"reshard": False})
+    assert refused.value.problems[0].field == "strategy.reshard"
 
 
 def test_the_runtime_gets_settings_that_go_together():

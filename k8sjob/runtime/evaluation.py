@@ -9,24 +9,23 @@ from torch.utils.data import DataLoader
 
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.feed import move
-from k8sjob.runtime.strategies import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.strategies import Strategy
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
-    model: nn.Module,
+    strategy: Strategy,
     loss: Callable[..., Tensor],
     dataset: Any,
     *,
-    group: Group,
     batch_size: int,
     metrics: Mapping[str, Callable[..., Tensor]] | None,
     between: Callable[[], None],
@@ -37,30 +36,32 @@ def evaluate(
     The model is in eval mode meanwhile, and each of its modules in its own mode again afterwards.
 
     Args:
-        model: the bare model, equal on all ranks.
+        strategy: the model, settled: equal on all ranks.
         loss: loss(output, *targets) -> the mean over the batch.
         dataset: a map-style data set whose batches are (inputs, *targets).
-        group: the ranks.
         batch_size: samples of one rank in one batch.
         metrics: name -> f(output, *targets); None for the accuracy where it makes sense.
         between: called before each batch, equally often on all ranks.
         loader_options: for DataLoader.
     """
-    batches = strided(dataset, group.rank, group.world_size, batch_size)
-    mine = [batch for batch in batches if batch]
-    loader = iter(DataLoader(dataset, batch_sampler=mine, **loader_options) if mine else ())
+    mesh, model, group = strategy.mesh, strategy.model, strategy.mesh.group
+    batches = strided(dataset, mesh.data_rank, mesh.data_size, batch_size)
+    # A rank that has nothing left computes all the same: others may wait for its part of the model.
+    loader = DataLoader(
+        dataset, batch_sampler=[batch or [0] for batch in batches], **loader_options
+    )
     wanted = {"accuracy": accuracy} if metrics is None else dict(metrics)
     tally = _Tally(["loss", *wanted], group)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            for batch in batches:
+            for batch, loaded in zip(batches, loader, strict=True):
                 between()
-                if not batch:
+                inputs, *targets = move(loaded, group.device)
+                output = strategy.forward(inputs)
+                if not batch or not strategy.counts:
                     continue
-                inputs, *targets = move(next(loader), group.device)
-                output = call(model, inputs)
                 tally.add("loss", loss(output, *targets), len(batch))
                 for name, metric in wanted.items():
                     tally.add(name, metric(output, *targets), len(batch))

@@ -114,14 +114,13 @@ class Job:
                 f"{type(model).__name__} has no parameters to train: check that its layers are "
                 "attributes of the module (lists need nn.ModuleList) and require gradients"
             )
-        options = {**compat.STRATEGIES[self.config.strategy].options, **self.config.options}
+        options = compat.STRATEGIES[self.config.strategy].settings(self.config.options)
         prepared = strategy(self.config.strategy, model.to(self.device), loss, self.group, options)
         parameters = prepared.model.parameters()
         made = _made(optimizer, parameters)
         schedule = None if scheduler is None else _made(scheduler, made)
-        # From here on ranks differ: each has its own dropout masks and augmentation.
-        rng.seed_all(self.seed, self.rank)
-        accumulate = int(options.get("accumulate", 1))
+        # From here on ranks differ: each share of the data has its own dropout masks.
+        rng.seed_all(self.seed, prepared.stream)
         return Run(
             self,
             prepared,
@@ -129,7 +128,7 @@ class Job:
             optimizer=made,
             scheduler=schedule,
             schedule_by=schedule_by,
-            accumulate=accumulate,
+            options=options,
         )
 
     def sampler(

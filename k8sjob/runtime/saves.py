@@ -36,9 +36,13 @@ class Saved:
     state: dict[str, Any]
     _saves: Saves
 
-    def restore_random(self) -> None:
-        """Give each rank its random numbers back, if there are as many ranks as then."""
-        self._saves.restore_random(self.state)
+    def restore_random(self, stream: int | None = None) -> None:
+        """Give each rank its random numbers back, if the ranks divide the data as they did then.
+
+        Args:
+            stream: see Saves.store.
+        """
+        self._saves.restore_random(self.state, stream)
 
 
 class Saves:
@@ -47,7 +51,15 @@ class Saves:
     def __init__(self, checkpoints: Checkpoints, group: Group, reporter: Reporter) -> None:
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
 
-    def store(self, kind: str, step: int, state: dict[str, Any], **position: int) -> None:
+    def store(
+        self,
+        kind: str,
+        step: int,
+        state: dict[str, Any],
+        *,
+        stream: int | None = None,
+        **position: int,
+    ) -> None:
         """Write rank 0's state with the random numbers of all ranks; all ranks call it.
 
         A failed write is told and does not end the run: the older checkpoints are whole.
@@ -56,15 +68,17 @@ class Saves:
             kind: tells one form of state from another.
             step: optimizer steps done.
             state: see Checkpoints.save.
+            stream: ranks with the same number draw the same random numbers; None: the rank.
             position: more about where the run is, for the event.
         """
         began = time.monotonic()
         mine = rng.capture(self._group.device)
         random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
+        streams = self._streams(stream)
         if self._group.rank != 0:
             return
-        world = self._group.world_size
-        whole = {**state, "kind": kind, "step": step, "random": random, "world_size": world}
+        ranks = {"world_size": self._group.world_size, "streams": streams}
+        whole = {**state, "kind": kind, "step": step, "random": random, **ranks}
         try:
             path = self._checkpoints.save(step, whole)
         except OSError as error:
@@ -101,7 +115,7 @@ class Saves:
             )
         return Saved(path, state["step"], state, self)
 
-    def restore_random(self, state: dict[str, Any]) -> None:
+    def restore_random(self, state: dict[str, Any], stream: int | None) -> None:
         """See Saved."""
         then, now = state["world_size"], self._group.world_size
         if then != now:
@@ -110,7 +124,18 @@ class Saves:
                 "random numbers (dropout, augmentation) do not"
             )
             return
+        if self._streams(stream) != state.get("streams", list(range(then))):
+            self._reporter.warn(
+                "saved by ranks that divided the data in another way: the samples go on in their "
+                "order, random numbers (dropout, augmentation) do not"
+            )
+            return
         # Cloned: torch.set_rng_state crashes on a tensor that begins in the middle of its storage.
         random = state["random"]
         mine = {name: values[self._group.rank].clone() for name, values in random.items()}
         rng.restore(mine, self._group.device)
+
+    def _streams(self, stream: int | None) -> list[int]:
+        """The number of each rank's random numbers, by rank."""
+        mine = self._group.rank if stream is None else stream
+        return [int(other) for other in self._group.gather(torch.tensor(mine))]

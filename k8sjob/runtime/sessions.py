@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.env import DistEnv
 
 __all__ = ["session"]
 
@@ -49,7 +50,7 @@ def session(*, seed: int = 0) -> Iterator[Job]:
     began = time.monotonic()
     import_s = _age()
     config, env = settings.runtime_config(), dist_env(os.environ)
-    _check(config)
+    _check(config, env)
     group = open_group(
         env,
         backend=config.backend,
@@ -114,11 +115,12 @@ def _handling_sigterm(job: Job) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _check(config: RuntimeConfig) -> None:
+def _check(config: RuntimeConfig, env: DistEnv) -> None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < (2, 6):
         raise EnvError(f"torch {torch.__version__} is too old; install torch >= 2.6")
-    shape = compat.Shape(nnodes=1, nproc_per_node=1)
+    nproc = env.local_world_size if env.world_size % env.local_world_size == 0 else env.world_size
+    shape = compat.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
     for conflict in compat.conflicts(config.strategy, config.options, shape):
         raise EnvError(f"{conflict.field}: {conflict.message}")
 

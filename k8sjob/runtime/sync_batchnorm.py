@@ -7,7 +7,7 @@ batch in one process.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["SyncBatchNorm", "convert"]
+if TYPE_CHECKING:
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["SyncBatchNorm", "convert", "convert_for"]
 
 
 class _AllReduce(torch.autograd.Function):
@@ -95,6 +98,16 @@ class SyncBatchNorm(_BatchNorm):
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
             if running is not None:
                 running.lerp_(value.to(running.dtype), weight)
+
+
+def convert_for(model: nn.Module, group: Group) -> nn.Module:
+    """The model with its batch normalisation synchronised, torch's own way where it has one."""
+    if group.world_size == 1:
+        return model
+    if group.backend == "nccl":
+        stock = nn.SyncBatchNorm
+        return stock.convert_sync_batchnorm(model)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it so
+    return convert(model)
 
 
 def convert(model: nn.Module) -> nn.Module:

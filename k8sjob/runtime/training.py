@@ -56,11 +56,12 @@ class Run:
         optimizer: Optimizer,
         scheduler: Any,
         schedule_by: Literal["epoch", "step"],
-        accumulate: int,
+        options: Mapping[str, Any],
     ) -> None:
         self._job, self._strategy, self._loss = job, strategy, loss
         self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
-        self._schedule_by, self._accumulate = schedule_by, accumulate
+        self._schedule_by = schedule_by
+        self._accumulate, self._largest_norm = options["accumulate"], options["clip_norm"]
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
         self._progress = Progress(job.group, job.reporter)
         self._epochs: int | None = None
@@ -181,8 +182,10 @@ class Run:
             raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
         loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
         self._share = None
-        self._progress.add(loss, share.count)
+        self._progress.add(loss, share.count if self._strategy.counts else 0)
         if share.closes:
+            if self._largest_norm is not None:
+                self._strategy.clip(self.optimizer, self._largest_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
             if self.scheduler is not None and self._schedule_by == "step":
@@ -216,10 +219,9 @@ class Run:
         """
         self._strategy.settle()
         found = evaluate(
-            self.model,
+            self._strategy,
             self._loss,
             dataset,
-            group=self._job.group,
             batch_size=batch_size,
             metrics=metrics,
             between=self._point,
@@ -235,8 +237,8 @@ class Run:
             self._feed = Feed(
                 dataset,
                 settings,
-                rank=self._job.rank,
-                world_size=self._job.world_size,
+                rank=self._strategy.mesh.data_rank,
+                world_size=self._strategy.mesh.data_size,
                 accumulate=self._accumulate,
                 seed=self._job.seed,
                 on_gpu=self._job.device.type == "cuda",
@@ -306,12 +308,12 @@ class Run:
             position["loss"], position["count"] = self._progress.sums
         state = {
             "position": position,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self._strategy.capture(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "state": self.state,
         }
-        self._job.saves.store(_KIND, self.steps, state, epoch=position["epoch"])
+        stream = self._strategy.stream
+        self._job.saves.store(_KIND, self.steps, state, stream=stream, epoch=position["epoch"])
 
     def _resume(self) -> None:
         saved = self._job.saves and self._job.saves.newest(_KIND)
@@ -319,8 +321,7 @@ class Run:
             return
         state = saved.state
         try:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._strategy.restore(self.optimizer, state)
             if self.scheduler is not None and state["scheduler"] is not None:
                 self.scheduler.load_state_dict(state["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -333,4 +334,4 @@ class Run:
         self._job.reporter.emit(
             EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
         )
-        saved.restore_random()
+        saved.restore_random(self._strategy.stream)

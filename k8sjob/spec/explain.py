@@ -80,6 +80,8 @@ def _one_of(seen: str, ctx: Mapping[str, Any]) -> str:
 _PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingProxyType(
     {
         "string_type": lambda seen, _: f"{seen} is not text",
+        "float_type": lambda seen, _: f"{seen} is not a number",
+        "finite_number": lambda seen, _: f"{seen} is not a finite number; write one",
         "int_type": lambda seen, _: f"{seen} is not a whole number",
         "bool_type": lambda seen, _: f"{seen} is neither true nor false",
         "tuple_type": lambda seen, _: f"{seen} is not a list",
@@ -87,6 +89,7 @@ _PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingPr
         "model_type": lambda seen, _: f"{seen} is not a mapping",
         "literal_error": _one_of,
         "greater_than_equal": lambda seen, ctx: f"{seen} is too small; at least {ctx['ge']}",
+        "greater_than": lambda seen, ctx: f"{seen} is too small; more than {ctx['gt']:g}",
         "less_than_equal": lambda seen, ctx: f"{seen} is too large; at most {ctx['le']}",
     }
 )

@@ -273,7 +273,7 @@ class JobSpec(Part):
         return RuntimeConfig(
             job=self.name,
             strategy=self.strategy.kind,
-            options=self.strategy.model_dump(exclude={"kind", "backend"}),
+            options=self.strategy.settings,
             backend=self.strategy.backend,
             checkpoint_dir=checkpoint.dir if checkpoint else None,
             checkpoint_every=checkpoint.every if checkpoint else "epoch",

@@ -76,8 +76,8 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
         master_gpus=master.gpus if master else None,
     )
     strategy = spec.strategy
-    options = strategy.model_dump(exclude={"kind", "backend"})
-    for found in compat.conflicts(strategy.kind, options, shape, backend=strategy.backend):
+    found_by = compat.conflicts(strategy.kind, strategy.settings, shape, backend=strategy.backend)
+    for found in found_by:
         yield Broken(tuple(found.field.split(".")), found.message)
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,9 +160,9 @@ def zygote():
         process.stdin.close()
 
 
-@pytest.fixture
-def start_ranks(tmp_path, zygote):
-    """start_ranks(options, world=2, ...) -> Ranks; whatever is left is ended afterwards."""
+@contextmanager
+def starter(zygote, folder):
+    """start(options, world=2, ...) -> Ranks; whatever is left is ended afterwards."""
     begun = []
 
     def start(
@@ -170,7 +171,7 @@ def start_ranks(tmp_path, zygote):
         config = {"rendezvous_timeout": 60.0, "collective_timeout": 60.0, **config}
         ranks = Ranks(
             zygote,
-            tmp_path,
+            folder,
             program,
             asked or {},
             world=world,
@@ -187,13 +188,30 @@ def start_ranks(tmp_path, zygote):
         ranks.close()
 
 
-@pytest.fixture
-def run_ranks(start_ranks):
-    """The same, run to its end; every rank must succeed."""
+def runner(start):
+    """start, run to its end; every rank must succeed."""
 
     def run(*args, **kwargs):
-        outcome = start_ranks(*args, **kwargs).finish()
+        outcome = start(*args, **kwargs).finish()
         assert set(outcome.codes) == {0}, outcome.errors
         return outcome
 
     return run
+
+
+@pytest.fixture
+def start_ranks(tmp_path, zygote):
+    with starter(zygote, tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def run_ranks(start_ranks):
+    return runner(start_ranks)
+
+
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory, zygote):
+    """run_ranks, for a result that the tests of a module share."""
+    with starter(zygote, tmp_path_factory.mktemp("ranks")) as start:
+        yield runner(start)

@@ -5,7 +5,9 @@ from torch.nn import functional
 
 from k8sjob.runtime.env import DistEnv
 from k8sjob.runtime.evaluation import accuracy, evaluate
+from k8sjob.runtime.mesh import Mesh
 from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.strategies import assemble
 
 
 class Recorder(Group):
@@ -26,10 +28,9 @@ def data(count=10):
 
 def run(model, dataset, *, group=None, loss=functional.cross_entropy, metrics=None, batch_size=4):
     return evaluate(
-        model,
+        assemble(model, Mesh(group or Recorder()), backward=None),
         loss,
         dataset,
-        group=group or Recorder(),
         batch_size=batch_size,
         metrics=metrics,
         between=lambda: None,

@@ -6,29 +6,34 @@ else (data, checkpoints, reports) is the same for all.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from k8sjob.runtime import full_state, gradients
+from k8sjob.runtime.mesh import equalise_buffers
+from k8sjob.runtime.step import forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
+    from k8sjob.runtime.mesh import Mesh
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["Strategy", "call", "strategy"]
+__all__ = ["Backward", "Strategy", "assemble", "clipping", "strategy"]
 
 
-class Strategy(Protocol):
-    """A model, ready to be trained over the ranks of a group."""
+class Backward(Protocol):
+    """Forward and backward for one batch; adds to the parameters' gradients."""
 
-    model: nn.Module
-    """The model itself, without wrappers: for the optimizer, evaluation and checkpoints."""
-
-    def backward(
+    def __call__(
         self, inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool
     ) -> Tensor:
-        """Forward and backward for one batch; adds to the parameters' gradients.
+        """Train on a batch.
 
         Args:
             inputs: what the model takes: a tensor, a tuple of arguments or a dict of them.
@@ -40,11 +45,65 @@ class Strategy(Protocol):
             The mean loss over this rank's batch, not scaled, detached; on the model's device.
         """
 
-    def settle(self) -> None:
-        """Make the model equal on all ranks where training lets it differ (buffers)."""
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A model, ready to be trained over the ranks.
+
+    Attributes:
+        model: the model itself, without wrappers: for the optimizer and for evaluation.
+        wrapped: what the forward pass of a training step goes through.
+        mesh: the ranks, and which of them divide the data.
+        backward: the step.
+        forward: inputs -> the output for an evaluation, None on a rank that has none; all ranks
+            call it equally often.
+        settle: makes the model equal on all ranks where training lets it differ (buffers).
+        clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to it.
+        capture: optimizer -> the whole state of both on rank 0; all ranks take part.
+        restore: (optimizer, state) takes up what capture gave, under this strategy or another.
+        counts: whether this rank has outputs whose losses and metrics count.
+        stream: ranks with the same number draw the same random numbers.
+    """
+
+    model: nn.Module
+    wrapped: nn.Module
+    mesh: Mesh
+    backward: Backward
+    forward: Callable[[Any], Any]
+    settle: Callable[[], None]
+    clip: Callable[[Optimizer, float], Tensor]
+    capture: Callable[[Optimizer], dict[str, Any]]
+    restore: Callable[[Optimizer, dict[str, Any]], None]
+    counts: bool
+    stream: int
 
 
-_HOME: Final = {"ddp": "k8sjob.runtime.strategies.ddp"}
+def assemble(
+    model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
+) -> Strategy:
+    """A strategy from what is its own; the rest is that of a model that each rank has whole."""
+    keep = mesh.group.rank == 0
+    common = {
+        "wrapped": model,
+        "forward": partial(forward, model, bf16=bf16),
+        "settle": partial(equalise_buffers, model, mesh.group),
+        "clip": clipping(),
+        "capture": partial(full_state.capture, model, keep=keep),
+        "restore": partial(full_state.restore, model),
+        "counts": mesh.has_data,
+        "stream": mesh.data_rank,
+    }
+    return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
+
+
+def clipping(ranks: Any = None, *, parted: bool = False) -> Callable[[Optimizer, float], Tensor]:
+    """Strategy.clip where these ranks have the parts of a model: see gradients.clip."""
+
+    def clip(optimizer: Optimizer, largest: float) -> Tensor:
+        parameters = [item for group in optimizer.param_groups for item in group["params"]]
+        return gradients.clip(parameters, largest, ranks=ranks, parted=parted)
+
+    return clip
 
 
 def strategy(
@@ -57,20 +116,16 @@ def strategy(
     """A model under a strategy.
 
     Args:
-        kind: a key of compat.STRATEGIES; the caller has checked it and its options.
-        model: on the group's device, equal on all ranks.
+        kind: a key of compat.STRATEGIES, with a module of its name here; the caller has checked it
+            and its options.
+        model: on the group's device, the same on all ranks.
         loss: loss(output, *targets) -> the mean over the batch's samples, a scalar.
         group: the ranks.
-        options: the strategy's settings.
+        options: all of the strategy's settings.
+
+    Raises:
+        ValueError: the settings do not fit the model.
     """
-    prepared: Strategy = import_module(_HOME[kind]).prepare(model, loss, group, options)
+    prepare = import_module(f"k8sjob.runtime.strategies.{kind}").prepare
+    prepared: Strategy = prepare(model, loss, group, options)
     return prepared
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model's output for a tensor, a tuple or list of arguments, or a dict of them."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)

@@ -76,8 +76,9 @@ def main():
                 run.step(inputs, targets)
             losses.append(run.loss)
         found = run.evaluate(data, batch_size=7)
-        weights = torch.cat([value.flatten() for value in run.model.state_dict().values()])
-        everywhere = job.gather(weights.sum())
+        state = run._strategy.capture(run.optimizer)["model"]  # whole on rank 0
+        weights = torch.cat([value.flatten() for value in state.values()])
+        everywhere = job.gather(weights.sum() if job.config.strategy == "ddp" else torch.zeros(()))
         if job.is_main:
             result = {
                 "losses": losses,

@@ -1,0 +1,102 @@
+"""The repeated layers of a model: what is gathered, recomputed or compiled as one."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["compile_forward", "find_blocks", "recompute", "tied"]
+
+
+def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """Layers that make a unit, by name; no two of them overlap or share a parameter.
+
+    Args:
+        model: the model.
+        patterns: names, or regular expressions that match a whole name; none: the members of
+            nn.Sequential and nn.ModuleList that have parameters and share none with others.
+
+    Raises:
+        ValueError: a pattern matches no layer, or layers overlap or share a parameter.
+    """
+    if not patterns:
+        shared = {name.rpartition(".")[0] for names in tied(model) for name in names}
+        return {
+            name: layer
+            for name, layer in _members(model)
+            if not any(_inside(owner, name) for owner in shared)
+        }
+    found: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        layers = dict(model.named_modules())
+        del layers[""]
+        matched = [n for n in layers if n == pattern or re.fullmatch(pattern, n)]
+        if not matched:
+            raise ValueError(f"strategy.blocks: {pattern!r} matches no layer; {_names_of(layers)}")
+        found |= {name: layers[name] for name in matched}
+    _check(model, found)
+    return found
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has more than one."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [found for found in names.values() if len(found) > 1]
+
+
+def recompute(layers: Iterable[nn.Module]) -> None:
+    """Let backward compute the layers again instead of keeping what is inside them."""
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def compile_forward(layers: Iterable[nn.Module]) -> None:
+    """Compile the layers; their hooks, names and parameters stay as they are."""
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward)
+
+
+def _members(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost members of containers, that have parameters."""
+    container = isinstance(model, nn.Sequential | nn.ModuleList)
+    for name, child in model.named_children():
+        is_container = isinstance(child, nn.Sequential | nn.ModuleList)
+        if not container or is_container:
+            yield from _members(child, f"{prefix}{name}.")
+        elif any(True for _ in child.parameters()):
+            yield f"{prefix}{name}", child
+
+
+def _check(model: nn.Module, found: dict[str, nn.Module]) -> None:
+    for name in found:
+        outer = next((other for other in found if other != name and _inside(name, other)), None)
+        if outer is not None:
+            raise ValueError(
+                f"strategy.blocks: {name!r} lies in {outer!r}, which is a block too; leave one out"
+            )
+    for names in tied(model):
+        owners = {next((b for b in found if _inside(name, b)), "") for name in names}
+        if len(owners) > 1:
+            raise ValueError(
+                f"strategy.blocks: {' and '.join(names)} are one parameter and must lie in one "
+                "block, or in none; leave these blocks out"
+            )
+
+
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")
+
+
+def _names_of(layers: Iterable[str]) -> str:
+    names = list(layers)
+    return f"there is {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"

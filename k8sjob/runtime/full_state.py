@@ -1,0 +1,72 @@
+"""The whole state of a model of which each rank has a part, as one process would have it.
+
+So a checkpoint has the same form whatever wrote it: plain tensors under the model's own names, the
+optimizer's state under the numbers of the parameters. One strategy may resume what another saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+__all__ = ["capture", "restore"]
+
+
+def capture(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
+    """The states of both, whole; all ranks call it, since the parts are gathered one by one.
+
+    Args:
+        model: with parameters that may be distributed.
+        optimizer: of these parameters.
+        keep: whether this rank needs the result; the others only take part.
+    """
+    return {
+        "model": _whole(model.state_dict(), keep=keep),
+        "optimizer": _whole(optimizer.state_dict(), keep=keep),
+    }
+
+
+def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Put back what capture gave; all ranks have the whole state, and take their parts of it.
+
+    Raises:
+        RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
+    """
+    now = model.state_dict()
+    weights = {name: _part(value, now.get(name)) for name, value in state["model"].items()}
+    model.load_state_dict(weights)
+    parameters = [item for group in optimizer.param_groups for item in group["params"]]
+    found = dict(state["optimizer"])
+    found["state"] = {
+        number: {key: _part(value, parameters[number]) for key, value in numbers.items()}
+        for number, numbers in found["state"].items()
+        if number < len(parameters)
+    }
+    optimizer.load_state_dict(found)
+
+
+def _whole(value: Any, *, keep: bool) -> Any:
+    """The same nest of containers with plain tensors; gathered ones are dropped if not kept."""
+    if isinstance(value, DTensor):
+        full = value.full_tensor().detach()
+        return full.cpu() if keep else full.new_empty(0)
+    if isinstance(value, dict):
+        return {key: _whole(item, keep=keep) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_whole(item, keep=keep) for item in value)
+    return value
+
+
+def _part(value: Any, like: Tensor | None) -> Any:
+    """A whole tensor divided as another one is."""
+    if not (isinstance(value, torch.Tensor) and isinstance(like, DTensor)):
+        return value
+    if value.shape != like.shape:
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)

@@ -1,0 +1,64 @@
+"""The norm of a gradient of which each rank has a part, and clipping by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+    from torch.nn import Parameter
+
+__all__ = ["clip", "local"]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that may be distributed."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def clip(
+    parameters: Iterable[Parameter],
+    largest: float,
+    *,
+    ranks: Any = None,
+    parted: bool = False,
+) -> Tensor:
+    """Scale all gradients down so that the norm of all of them together is at most `largest`.
+
+    Args:
+        parameters: this rank's, with gradients that are synchronised already.
+        largest: L2 norm.
+        ranks: process group of those that have the other parts; None where each has all of them.
+        parted: whether no two of these ranks have the same parameter; else those that are sharded
+            count on every rank and the others once.
+
+    Returns:
+        The norm before, the same on all ranks.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    apart = [parted or _sharded(gradient) for gradient in gradients]
+    parts = [local(gradient).detach() for gradient in gradients]
+    mine = get_total_norm([part for part, own in zip(parts, apart, strict=True) if own])
+    shared = get_total_norm([part for part, own in zip(parts, apart, strict=True) if not own])
+    device = parts[0].device if parts else torch.device("cpu")
+    square = mine.to(device).square()
+    if ranks is not None:
+        dist.all_reduce(square, group=ranks)
+    norm = (square + shared.to(device).square()).sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s
+    for part in parts:
+        part.mul_(factor)
+    return norm
+
+
+def _sharded(gradient: Tensor) -> bool:
+    return isinstance(gradient, DTensor) and any(
+        placement.is_shard() for placement in gradient.placements
+    )

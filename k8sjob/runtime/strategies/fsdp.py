@@ -1,0 +1,86 @@
+"""Fully sharded: every rank has a part of each parameter, of its gradient and optimizer state.
+
+A block's parameters are gathered before it computes and let go of after it, so that a rank holds
+1/world_size of the model and one block whole. Results are those of data parallel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from k8sjob.runtime import full_state, sync_batchnorm
+from k8sjob.runtime.blocks import compile_forward, find_blocks, recompute
+from k8sjob.runtime.mesh import Mesh, equalise
+from k8sjob.runtime.step import forward_backward
+from k8sjob.runtime.strategies import Strategy, assemble, clipping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+) -> Strategy:
+    """The row of the table: FSDP2, or the bare model on one rank alone."""
+    if options["sync_batchnorm"]:
+        model = sync_batchnorm.convert_for(model, group)
+    blocks = list(find_blocks(model, options["blocks"]).values())
+    if options["checkpoint_activations"]:
+        recompute(blocks)
+    if options["compile"]:
+        compile_forward(blocks or [model])
+    mesh = Mesh(group)
+    if group.world_size > 1:
+        equalise(model, group)
+        _shard(model, blocks, mesh, options)
+
+    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(sync)
+            group.on_phase("sync")
+        value = forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
+        group.on_phase("compute")
+        return value
+
+    def capture(optimizer: Optimizer) -> dict[str, Any]:
+        _gather_nothing(model.modules())
+        return full_state.capture(model, optimizer, keep=group.rank == 0)
+
+    return assemble(
+        model,
+        mesh,
+        backward,
+        bf16=options["bf16"],
+        clip=clipping(mesh.process_group("data")),
+        capture=capture,
+    )
+
+
+def _shard(
+    model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, options: Mapping[str, Any]
+) -> None:
+    # bfloat16 goes over the wire too; the sums of gradients stay in single precision.
+    policy = MixedPrecisionPolicy()
+    if options["bf16"]:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    ranks, reshard = mesh.axis("data"), options["reshard"]
+    for block in blocks:
+        fully_shard(block, mesh=ranks, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=ranks, mp_policy=policy)
+
+
+def _gather_nothing(modules: Iterable[nn.Module]) -> None:
+    """Let go of what an evaluation gathered and no backward freed."""
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,186 @@
+"""Trains several cases in one group, and tells for each what the tests compare.
+
+The one argument is a JSON object {name: case}; a case has OPTIONS. Every case starts anew with the
+same seed. Rank 0 tells {name: {"losses", "weights", "equal", "evaluation", ...}}.
+"""
+
+import json
+import sys
+import zlib
+from dataclasses import replace
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from k8sjob import runtime
+from k8sjob.runtime.gradients import local
+
+OPTIONS = {
+    "kind": "ddp",
+    "options": {},
+    "model": "digits",
+    "steps": 20,
+    "batch": 32,  # samples of all ranks
+    "dropout": 0.0,
+    "optimizer": ["SGD", {"lr": 0.1, "momentum": 0.9}],
+    "samples": None,  # fewer than there are
+    "tail": "pad",
+    "twice": False,  # train it again, to compare
+    "tied": False,
+}
+SIZE, HEADS, LENGTH = 32, 8, 16
+
+
+class Attention(nn.Module):
+    """Causal self-attention, written so that it works on a part of the heads too."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(SIZE, SIZE) for _ in range(3))
+        self.out = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x):
+        parts = [layer(x) for layer in (self.query, self.key, self.value)]
+        query, key, value = (p.unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in parts)
+        weights = query @ key.transpose(-1, -2) / (SIZE / HEADS) ** 0.5
+        future = torch.triu(torch.full((LENGTH, LENGTH), -1e9), diagonal=1)
+        mixed = (weights + like(future, weights)).softmax(dim=-1) @ value
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+def like(tensor, other):
+    """A constant beside a tensor that may be distributed."""
+    mesh = getattr(other, "device_mesh", None)
+    if mesh is None:
+        return tensor
+    return torch.distributed.tensor.DTensor.from_local(tensor, mesh)
+
+
+class Block(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(SIZE), nn.LayerNorm(SIZE)
+        self.attention, self.dropout = Attention(), nn.Dropout(dropout)
+        self.up, self.down = nn.Linear(SIZE, 4 * SIZE), nn.Linear(4 * SIZE, SIZE)
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+
+class Embedding(nn.Module):
+    def __init__(self, letters):
+        super().__init__()
+        self.letters, self.places = nn.Embedding(letters, SIZE), nn.Embedding(LENGTH, SIZE)
+
+    def forward(self, text):
+        return self.letters(text) + self.places.weight
+
+
+class Head(nn.Module):
+    def __init__(self, letters):
+        super().__init__()
+        self.norm, self.letters = nn.LayerNorm(SIZE), nn.Linear(SIZE, letters, bias=False)
+
+    def forward(self, x):
+        return self.letters(self.norm(x)).transpose(1, 2)
+
+
+def transformer(case, letters):
+    parts = {"embed": Embedding(letters)}
+    parts |= {f"block{number}": Block(case["dropout"]) for number in range(2)}
+    model = nn.Sequential()
+    for name, part in {**parts, "head": Head(letters)}.items():
+        model.add_module(name, part)
+    if case["tied"]:
+        model.head.letters.weight = model.embed.letters.weight
+    return model
+
+
+def digits(case):
+    model = nn.Sequential()
+    model.add_module("fc1", nn.Linear(64, 48))
+    model.add_module("act", nn.Sequential(nn.ReLU(), nn.Dropout(case["dropout"])))
+    model.add_module("fc2", nn.Linear(48, 32))
+    model.add_module("tanh", nn.Tanh())
+    model.add_module("out", nn.Linear(32, 10))
+    return model
+
+
+def task(case):
+    """(data set, builder)"""
+    if case["model"] == "digits":
+        found = load_digits()
+        data = TensorDataset(torch.tensor(found.data / 16).float(), torch.tensor(found.target))
+        return data, lambda: digits(case)
+    text = load_digits().DESCR  # English prose of 2,000 letters
+    letters = sorted(set(text))
+    codes = torch.tensor([letters.index(letter) for letter in text])
+    windows = codes.unfold(0, LENGTH + 1, 1)
+    data = TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+    return data, lambda: transformer(case, len(letters))
+
+
+def train(job, case):
+    job.config = replace(job.config, strategy=case["kind"], options=case["options"])
+    data, build = task(case)
+    if case["samples"]:
+        data = torch.utils.data.Subset(data, range(case["samples"]))
+    torch.manual_seed(3)
+    name, settings = case["optimizer"]
+    optimizer = (getattr(torch.optim, name), settings)
+    run = job.prepare(build, loss=functional.cross_entropy, optimizer=optimizer)
+    strategy, losses = run._strategy, []
+    for _ in run.epochs(99):
+        for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
+            loss = run.step(inputs, targets)
+            count = len(targets) * strategy.counts
+            losses.append(job.reduce(loss=(float(loss) * count, count))["loss"])
+            if run.steps == case["steps"]:
+                break
+        if run.steps == case["steps"]:
+            break
+    evaluation = run.evaluate(torch.utils.data.Subset(data, range(101)), batch_size=16)
+    mine = torch.cat([local(value.detach()).flatten() for value in run.model.parameters()])
+    whole = strategy.capture(run.optimizer)["model"]
+    marks = job.gather(torch.tensor([strategy.mesh.model_rank, zlib.crc32(mine.numpy().tobytes())]))
+    drawn = job.gather(torch.rand(1))
+    return {
+        "losses": losses,
+        "weights": [round(float(value.double().norm()), 9) for value in whole.values()]
+        if job.is_main
+        else [],
+        "names": list(whole),
+        "marks": [mark.tolist() for mark in marks],
+        "drawn": [float(value) for value in drawn],
+        "held": mine.numel(),
+        "evaluation": evaluation,
+        "steps": run.steps,
+    }
+
+
+def attempt(job, case):
+    """The result, or what was refused."""
+    try:
+        return train(job, {**OPTIONS, **case})
+    except (ValueError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main():
+    cases = json.loads(sys.argv[1])
+    with runtime.session(seed=3) as job:
+        results = {}
+        for name, case in cases.items():
+            results[name] = attempt(job, case)
+            if case.get("twice"):
+                results[f"{name} again"] = attempt(job, case)
+        if job.is_main:
+            sys.stdout.write(f"RESULT {json.dumps(results)}\n")
+            sys.stdout.flush()
+
+
+main()

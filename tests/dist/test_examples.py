@@ -1,0 +1,30 @@
+"""The examples of the strategies train, as their job.yaml says, to a stated accuracy."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from k8sjob.spec import load
+
+pytestmark = pytest.mark.dist
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+
+
+EXAMPLES = {"transformer-fsdp": ("test_loss", 2.95)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns(run_ranks, tmp_path, name):
+    spec = load(MANIFESTS / name / "job.yaml")
+    settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
+    program = MANIFESTS / name / "main.py"
+    outcome = run_ranks(program=program, world=spec.world_size, **settings)
+    assert outcome.told("started")[0]["strategy"] == spec.strategy.kind
+    metric, limit = EXAMPLES[name]
+    assert outcome.told("metrics")[-1][metric] < limit, outcome.told("metrics")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short(name):
+    assert len((MANIFESTS / name / "main.py").read_text().splitlines()) <= 60

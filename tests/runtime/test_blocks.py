@@ -1,0 +1,101 @@
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from k8sjob.runtime.blocks import compile_forward, find_blocks, recompute, tied
+
+
+class Language(nn.Module):
+    def __init__(self, *, tie=False):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)])
+        self.head = nn.Linear(4, 9, bias=False)
+        if tie:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_the_members_of_containers_are_blocks():
+    assert list(find_blocks(Language())) == ["layers.0.0", "layers.1.0", "layers.2.0"]
+    assert list(find_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))) == [
+        "0",
+        "2",
+    ]
+    assert find_blocks(nn.Linear(2, 2)) == {}
+
+
+def test_patterns_are_names_or_match_whole_names():
+    model = Language()
+    assert list(find_blocks(model, [r"layers\.\d", "head"])) == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+        "head",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["layer"], "'layer' matches no layer; there is embed, layers, layers.0, "),
+        (["layers", r"layers\.1"], "'layers.1' lies in 'layers', which is a block too"),
+        (["head"], "embed.weight and head.weight are one parameter and must lie in one block"),
+    ],
+)
+def test_blocks_that_cannot_be(patterns, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        find_blocks(Language(tie=True), patterns)
+
+
+def test_a_layer_that_shares_a_parameter_is_no_block_by_itself():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    assert tied(model) == [["0.weight", "2.weight"]]
+    assert list(find_blocks(model)) == ["1"]
+
+
+def gradients(model):
+    torch.manual_seed(0)
+    model.zero_grad()
+    model(torch.arange(8)).square().mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def test_recomputed_layers_have_the_same_gradients_and_keep_less():
+    torch.manual_seed(1)
+    model = Language()
+    model.layers.append(nn.Dropout(0.5))
+    plain, names, kept = gradients(model), list(model.state_dict()), saved(model)
+    recompute(find_blocks(model, [r"layers\.\d"]).values())
+    assert torch.equal(gradients(model), plain)
+    assert saved(model) < kept
+    assert list(model.state_dict()) == names
+
+
+def saved(model):
+    """Bytes that autograd keeps between forward and backward."""
+    total = 0
+
+    def pack(tensor):
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.arange(800) % 9)
+    return total
+
+
+def test_compiled_layers_keep_their_names():
+    model = Language()
+    names = list(model.state_dict())
+    compile_forward([model])
+    assert list(model.state_dict()) == names
