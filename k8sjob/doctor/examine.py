@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.doctor import access, devices, namespace, needs, operator, placement
+from k8sjob.doctor import access, devices, namespace, needs, operator, placement, quota
 from k8sjob.doctor.check import Check, Verdict
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     operator.init_image,
     namespace.namespace,
     namespace.pod_security,
-    namespace.quotas,
-    namespace.limits,
+    quota.quotas,
+    quota.limits,
     needs.named_objects,
     placement.fit,
     devices.nodes,

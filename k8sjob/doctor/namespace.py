@@ -1,13 +1,10 @@
-"""Checks of the namespace: its pod security, quotas, limits, storage and pull secrets. Pure."""
+"""Checks of the namespace: its pod security, storage and pull secrets. Pure."""
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.doctor.capacity import amounts, told
 from k8sjob.doctor.check import fine, problem, unknown, warning
-from k8sjob.doctor.needs import quota_need, unsaid
 from k8sjob.doctor.operator import INIT_CONTAINER, flag
 from k8sjob.doctor.references import pod_specs
 
@@ -15,14 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Json
-    from k8sjob.doctor.capacity import Amounts
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 
-__all__ = ["limits", "namespace", "pod_security", "pull_secrets", "quotas", "storage"]
+__all__ = ["namespace", "pod_security", "pull_secrets", "storage"]
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
-_NEARLY: Final = Decimal("0.9")
 _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
 _TEMPLATE: Final = "--pytorch-init-container-template-file"
 
@@ -54,21 +49,22 @@ def pod_security(facts: Facts) -> Iterator[Check]:
         return
     seen = f"{facts.namespace} enforces restricted"
     if facts.job is not None and not _declares_restricted(facts.job):
-        yield problem("pod-security", f"{seen}, which the job's pods are not", _restrict())
+        step = "set security: restricted in the job.yaml"
+        yield problem("pod-security", f"{seen}, which the job's pods are not", step)
     yield _init_container(facts, seen)
 
 
-def _restrict() -> str:
-    return "set security: restricted in the job.yaml"
-
-
 def _declares_restricted(job: Json) -> bool:
-    """Whether each container gives up what restricted wants given up."""
     return all(
-        ((container.get("securityContext") or {}).get("allowPrivilegeEscalation")) is False
+        _gives_up(container)
         for _, _, pod in pod_specs(job)
         for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
     )
+
+
+def _gives_up(container: Json) -> bool:
+    """Whether it gives up what nothing gives up by default, and restricted wants given up."""
+    return (container.get("securityContext") or {}).get("allowPrivilegeEscalation") is False
 
 
 def _init_container(facts: Facts, seen: str) -> Check:
@@ -77,18 +73,16 @@ def _init_container(facts: Facts, seen: str) -> Check:
     It is put in front of the Workers of jobs with a Master alone.
     """
     topic = "pod-security"
-    if facts.job is not None and {role for role, _, _ in pod_specs(facts.job)} != {
-        "Master",
-        "Worker",
-    }:
+    roles = {role for role, _, _ in pod_specs(facts.job or {})}
+    if facts.job is not None and roles != {"Master", "Worker"}:
         return fine(topic, f"{seen}; this job gets no init container from the operator")
-    taken = any(
-        container.get("name") == INIT_CONTAINER
+    seen_so = any(
+        container.get("name") == INIT_CONTAINER and _gives_up(container)
         for pod in facts.items("workers") or ()
         for container in (pod.get("spec") or {}).get("initContainers") or ()
     )
-    if taken:
-        return fine(topic, f"{seen}; the operator's init container was let in before")
+    if seen_so:
+        return fine(topic, f"{seen}; the operator's init container is such, as pods here show")
     template = flag(facts, _TEMPLATE)
     if template:
         return fine(topic, f"{seen}; the operator has an init container template, {template}")
@@ -98,103 +92,6 @@ def _init_container(facts: Facts, seen: str) -> Check:
         f"have the operator given a template ({_TEMPLATE}, or the file that it looks for:"
         " docs/how-to/set-up-a-cluster.md), or run Workers alone (replicas.elastic)",
     )
-
-
-def quotas(facts: Facts) -> Iterator[Check]:
-    """What ResourceQuotas leave, and whether the job fits in."""
-    found = facts.items("quotas")
-    if found is None:
-        yield unknown("quota", f"the quotas of {facts.namespace} may not be read", _VIEWER)
-        return
-    if not found:
-        yield fine("quota", f"{facts.namespace} has no ResourceQuota")
-    need = quota_need(facts.job) if facts.job else {}
-    for quota in found:
-        name = (quota.get("metadata") or {}).get("name", "")
-        scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
-        yield _quota(name, quota.get("status") or {}, {} if scoped else need)
-        hard = (quota.get("status") or {}).get("hard") or ()
-        if facts.job and not scoped and (lacking := unsaid(facts.job, hard, _filled(facts))):
-            yield problem(
-                "quota",
-                f"{name} wants every container to say {', '.join(lacking)}; the job's do not",
-                "set resources.cpu and resources.memory in the job.yaml",
-            )
-
-
-def _quota(name: str, status: Json, need: Amounts) -> Check:
-    hard, used = amounts(status.get("hard")), amounts(status.get("used"))
-    lines = tuple(
-        f"{what}: {told(what, used.get(what, Decimal()))} of {told(what, limit)} used"
-        + (f", the job adds {told(what, need[what])}" if need.get(what) else "")
-        for what, limit in hard.items()
-    )
-    over = [what for what, limit in hard.items() if used.get(what, 0) + need.get(what, 0) > limit]
-    near = [what for what, limit in hard.items() if used.get(what, Decimal()) >= limit * _NEARLY]
-    if over and need:
-        step = "make the job smaller, delete other jobs, or ask for a larger quota"
-        return problem("quota", f"{name} has too little {', '.join(over)}", step, details=lines)
-    if near:
-        step = "delete finished jobs, or ask for a larger quota"
-        return warning("quota", f"{name} is nearly used up: {', '.join(near)}", step, details=lines)
-    return fine("quota", f"{name} has room", details=lines)
-
-
-def _filled(facts: Facts) -> set[str]:
-    """What LimitRanges fill in where a container does not state it, as "limits.memory"."""
-    filled = {
-        f"{group}.{resource}"
-        for limit_range in facts.items("limit ranges") or ()
-        for item in (limit_range.get("spec") or {}).get("limits") or ()
-        for group, key in (("limits", "default"), ("requests", "defaultRequest"))
-        for resource in item.get(key) or ()
-    }
-    return filled | {what.replace("limits.", "requests.") for what in filled}
-
-
-def limits(facts: Facts) -> Iterator[Check]:
-    """What LimitRanges allow one container or Pod, and whether the job asks for more."""
-    for limit_range in facts.items("limit ranges") or ():
-        name = (limit_range.get("metadata") or {}).get("name", "")
-        for item in (limit_range.get("spec") or {}).get("limits") or ():
-            most = amounts(item.get("max"))
-            if not most or item.get("type") not in {"Container", "Pod"}:
-                continue
-            kind = item["type"].lower()
-            seen = ", ".join(f"{what} {told(what, limit)}" for what, limit in most.items())
-            over = [
-                f"{role}: {what} {told(what, asked)}"
-                for role, what, asked in _asked(facts.job or {}, kind)
-                if what in most and asked > most[what]
-            ]
-            text = f"{name} allows a {kind} at most {seen}"
-            if over:
-                yield problem(
-                    "limits",
-                    f"{text}; the job asks for more",
-                    "ask for less in resources, or have the LimitRange raised",
-                    details=tuple(over),
-                )
-            else:
-                yield fine("limits", text)
-
-
-def _asked(job: Json, kind: str) -> Iterator[tuple[str, str, Decimal]]:
-    """The limits of each role's Pods, or of each of their containers: role, resource, amount."""
-    for role, _, pod in pod_specs(job):
-        found = [
-            amounts((container.get("resources") or {}).get("limits"))
-            for container in pod.get("containers") or ()
-        ]
-        if kind == "pod":
-            names = {name for one in found for name in one}
-            found = [
-                {
-                    name: sum((one.get(name, Decimal()) for one in found), Decimal())
-                    for name in names
-                }
-            ]
-        yield from ((role, name, amount) for one in found for name, amount in one.items())
 
 
 def storage(facts: Facts) -> Iterator[Check]:
