@@ -73,6 +73,8 @@ _AROUND: Final = re.compile(
 )
 _REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
 _POLL_SECONDS: Final = 0.2
+LOGIN_SECONDS: Final = 120.0
+"""How long a plugin may take that asks a person."""
 
 
 class KubectlTransport:
@@ -112,7 +114,7 @@ class KubectlTransport:
         else:
             argv = [_RAW[method], "--raw", _target(path, query)]
             argv += [] if body is None else ["-f", "-"]
-        text = self._run([*argv, f"--request-timeout={timeout:.0f}s"], body)
+        text = self._run(argv, timeout, body)
         try:
             found = json.loads(text) if text.strip() else {}
         except ValueError:
@@ -139,7 +141,9 @@ class KubectlTransport:
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _run(self, argv: Sequence[str], body: Json | None = None) -> str:
+    def _run(self, argv: Sequence[str], timeout: float, body: Json | None = None) -> str:
+        # With --request-timeout kubectl does not find a pod's own account any more.
+        timeout += LOGIN_SECONDS if self._access.plugin else 0.0
         try:
             done = subprocess.run(
                 [*self._argv, *argv],
@@ -148,9 +152,12 @@ class KubectlTransport:
                 capture_output=True,
                 env=self._env,
                 start_new_session=True,
+                timeout=timeout,
             )
         except OSError as error:
             raise self._not_there(error) from None
+        except subprocess.TimeoutExpired:
+            raise self._access.unreachable("it does not answer in time") from None
         if done.returncode != 0:
             if _ASKS in done.stdout:
                 raise self._access.rejected()
@@ -198,9 +205,7 @@ class KubectlTransport:
     def _existence(self, path: str, timeout: float) -> Json:
         """An object's name alone: printed as a table its contents are not even sent."""
         resource, namespace, name = _one(path)
-        self._run(
-            ["get", resource, name, *namespace, "--no-headers", f"--request-timeout={timeout:.0f}s"]
-        )
+        self._run(["get", resource, name, *namespace, "--no-headers"], timeout)
         return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
 
     # --- errors -----------------------------------------------------------------------------------

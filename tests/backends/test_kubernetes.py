@@ -4,7 +4,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -164,19 +163,6 @@ def test_an_answer_in_another_language_is_told(python, apiserver):
     apiserver.on((200, "<html>log in</html>"))
     with pytest.raises(ApiError, match="answers 200: <html>log in</html>"):
         there.request("GET", NODES)
-
-
-def test_a_late_answer(python, apiserver):
-    slow = threading.Event()
-
-    def body(piece):
-        slow.wait(20)
-        return True
-
-    apiserver.on((200, body))
-    with pytest.raises(ApiError, match="does not answer in time"):
-        python().request("GET", NODES, timeout=0.5)
-    slow.set()
 
 
 def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):

@@ -24,11 +24,9 @@ STATUS = {
 
 
 def asked_for(target):
-    """Path and query of a request, without the limit that kubectl adds."""
+    """Path and query of a request."""
     parts = urlsplit(target)
-    query = dict(parse_qsl(parts.query))
-    query.pop("timeout", None)
-    return parts.path, query
+    return parts.path, dict(parse_qsl(parts.query))
 
 
 @pytest.fixture
@@ -195,6 +193,20 @@ def test_a_silence_that_is_too_long_is_a_break(transport, apiserver, stop):
     with pytest.raises(ApiError, match="does not answer in time"):
         list(transport().stream(PODS, idle=1.0, stop=stop))
     silent.set()
+
+
+def test_an_answer_that_is_too_late(transport, apiserver):
+    slow = threading.Event()
+
+    def body(piece):
+        slow.wait(30)
+        return True
+
+    apiserver.on((200, body))
+    with pytest.raises(ApiError, match="does not answer in time") as told:
+        transport().request("GET", PODS, timeout=1.0)
+    slow.set()
+    assert told.value.code == 0
 
 
 def test_a_stream_that_is_closed_closes_the_connection(transport, apiserver, until):
