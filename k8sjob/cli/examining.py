@@ -13,7 +13,7 @@ from k8sjob.backends.connect import configured
 from k8sjob.backends.local.packages import check_packages
 from k8sjob.cli.documents import folder_of
 from k8sjob.cli.output import document, format_option
-from k8sjob.cli.place import place_options
+from k8sjob.cli.place import is_namespace, place_options
 from k8sjob.doctor import Report, Verdict, examine, gather
 from k8sjob.doctor.check import problem, warning
 from k8sjob.doctor.machine import client, here, look
@@ -73,6 +73,9 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
         transport = place.connect(namespace).transport
     except BackendError as error:
         return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
+    if not is_namespace(transport.namespace):
+        seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
+        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
     job = parse(render(spec)).data if spec else None
     facts = gather(transport, transport.namespace, job)
     report = examine(facts)

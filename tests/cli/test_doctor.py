@@ -123,13 +123,24 @@ def test_hostile_text_is_shown_as_text(doctor, cluster):
         assert character not in done.out + done.err
 
 
-@pytest.mark.parametrize("name", ["../../nodes", "a/b?c=d", "%2e%2e", "a b"])
-def test_a_hostile_namespace_stays_one(name, doctor, cluster):
-    assert doctor("-n", name, "-o", "json").code == 1
-    paths = [path for _, path, *_ in cluster.asked if "/namespaces/" in path]
-    assert paths
-    deepest = "/apis/apps/v1/namespaces/x/deployments"
-    assert all(path.count("/") <= deepest.count("/") for path in paths)
+HOSTILE = ["../../nodes", "..", "a/b?c=d", "%2e%2e", "a b"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_namespace_is_none(name, doctor, cluster):
+    assert doctor("-n", name).code == 2
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_namespace_of_the_kubeconfig_leads_nowhere_else(name, doctor, cluster, tmp_path):
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["contexts"][0]["context"]["namespace"] = name
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    done = doctor()
+    assert done.code == 1
+    assert f"the context's namespace {name!r} is no namespace's name" in done.out
+    assert cluster.asked == []
 
 
 def test_the_context_that_is_not_there(doctor):
