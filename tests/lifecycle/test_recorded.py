@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.lifecycle.diagnose import diagnose
@@ -106,6 +108,36 @@ def test_what_cannot_be_read_is_not_needed_to_name_the_cause(name):
     else:
         cause = "waiting" if name == "lost" else SAID[name].partition(" ")[0]
         assert found[0].cause == cause
+
+
+def places(value, path=()):
+    """Every key of the statuses, specs and Events of a recording."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in pairs:
+        if {"status", "spec", "events"} & {*path, key}:
+            yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*path, key))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_objects_that_lack_something_are_no_error(data):
+    """Other versions, other kubelets and virtual ones leave out what these objects have."""
+    seen = json.loads((FOLDER / f"{data.draw(st.sampled_from(sorted(SAID)))}.json").read_text())
+    for _ in range(3):
+        inner = seen
+        if not (left := list(places(seen))):
+            break
+        *path, last = data.draw(st.sampled_from(left))
+        for key in path:
+            inner = inner[key]
+        del inner[last]
+    snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []))
+    now = datetime.fromisoformat(seen["now"])
+    for finding in diagnose(snapshot, {}, seen.get("related", []), now=now):
+        assert finding.message
+        assert finding.next_step
 
 
 def test_all_recordings_are_used():

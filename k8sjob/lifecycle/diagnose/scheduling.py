@@ -189,9 +189,10 @@ def _taints(case: Case, pod: Pod) -> str:
 
 
 def _taint(taint: Json) -> str:
-    if taint["key"] in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+    key = str(taint.get("key", ""))
+    if key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         return "not ready"
-    return f"{taint['key']}={taint['value']}" if taint.get("value") else str(taint["key"])
+    return f"{key}={taint['value']}" if taint.get("value") else key
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:
