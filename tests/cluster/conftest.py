@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from baseimage import Buildah, missing_tools
@@ -36,16 +37,30 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.cluster)
 
 
+KEPT = pytest.StashKey[list]()  # folders with the logs of clusters in which a test has failed
+
+
+def pytest_configure(config):
+    config.stash[KEPT] = []
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for folder in config.stash[KEPT]:
+        terminalreporter.write_line(f"the cluster's logs are kept in {folder}")
+
+
 def lacking():
     """What a bed lacks on this machine, as one clause, or None."""
     if os.uname().sysname != "Linux" or os.geteuid() != 0:
         return "a cluster of one's own needs root on Linux"
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
+    if not Path("/usr/lib/cni/bridge").exists():
+        missing.append("containernetworking-plugins")
     if shutil.which("go") is None:
         return "go missing, which builds Kubernetes and the operator: install go 1.21 or newer"
     if missing:
-        packages = " ".join(dict.fromkeys(PROGRAMS[program] for program in missing))
+        packages = " ".join(dict.fromkeys(PROGRAMS.get(program, program) for program in missing))
         return f"{', '.join(missing)} missing; on Debian: apt install {packages}"
     return None
 
@@ -61,7 +76,7 @@ def a_bed(request):
         with Bed() as bed:
             yield bed
             if request.session.testsfailed:
-                bed.keep_logs()
+                request.config.stash[KEPT].append(bed.keep_logs())
 
     return make
 

@@ -305,24 +305,31 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "lost", [["worker-1"], ["worker-0", "worker-2"], ["master-0"]], ids="+".join
+    "case",
+    [
+        (3, ["worker-1"]),
+        (3, ["worker-0", "worker-2"]),
+        (3, ["master-0"]),
+        pytest.param(7, ["worker-2", "worker-5"], marks=pytest.mark.slow),
+    ],
+    ids=["one", "two", "master", "two of eight"],
 )
 def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
-    start, programs, checkpoints, undisturbed, lost
+    start, programs, checkpoints, undisturbed, case
 ):
+    workers, lost = case
     checkpoints("checkpoints")
-    with start(told("lost", LONG), programs) as training:
+    with start(told("lost", LONG, workers=workers), programs) as training:
         training.await_epoch(2)
-        before = {replica: training.pod(replica)["metadata"]["uid"] for replica in lost}
         moment = training.delete(*lost)
         training.finish()
         training.show_recovery(moment)
         (resumed,) = training.events("resumed")
         (stopping,) = training.events("stopping")
         assert resumed.data["step"] == stopping.data["step"]  # what SIGTERM has saved
-        for replica in set(lost) & {"master-0"}:  # workers may be gone: they are cleaned up
-            assert training.pod(replica)["metadata"]["uid"] != before[replica]
-        same(training.result(), undisturbed(LONG, workers=3))
+        (_, second) = training.events("started")
+        assert second.data["world_size"] == workers + 1
+        same(training.result(), undisturbed(LONG, workers))
 
 
 def test_a_rank_that_raises_fails_the_job_with_its_reason(start, programs):

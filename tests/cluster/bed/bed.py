@@ -59,8 +59,9 @@ class Bed(Cluster):
         try:
             self._make()
             self._start_all()
-        except BaseException:
-            self.keep_logs()
+        except BaseException as error:
+            if self.logs.exists():
+                error.add_note(f"the components' logs are kept in {self.keep_logs()}")
             self.down()
             raise
         return self
@@ -127,7 +128,6 @@ class Bed(Cluster):
         for log in (*self.logs.glob("*.log"), self.folder / "supervisor.log"):
             if log.exists():
                 shutil.copy2(log, kept)
-        print(f"the cluster's logs are kept in {kept}", file=sys.stderr)
         return kept
 
     # --- components and their faults -----------------------------------------------------------

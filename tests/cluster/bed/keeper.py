@@ -34,9 +34,10 @@ def listeners():
 def make_cgroups(name):
     """A cgroup of the bed's own: two kubelets that share one would end each other's pods."""
     if (CGROUPS / "cgroup.controllers").exists():
-        (CGROUPS / name).mkdir()
-        controllers = (CGROUPS / name / "cgroup.controllers").read_text().split()
+        controllers = (CGROUPS / "cgroup.controllers").read_text().split()
         enable = " ".join(f"+{controller}" for controller in controllers)
+        (CGROUPS / "cgroup.subtree_control").write_text(enable)
+        (CGROUPS / name).mkdir()
         (CGROUPS / name / "cgroup.subtree_control").write_text(enable)
         return
     for hierarchy in filter(Path.is_dir, CGROUPS.iterdir()):
