@@ -43,6 +43,7 @@ def test_the_session_needs_torch_alone():
     [
         "from k8sjob import JobSpec, render, run",
         "import k8sjob.lint, k8sjob.adopt, k8sjob.view",
+        "import k8sjob.image.push",
         "import k8sjob.backends.local, k8sjob.lifecycle.watch",
     ],
 )
@@ -52,7 +53,7 @@ def test_the_client_never_loads_torch_or_kubernetes(statement):
 
 def test_the_command_line_starts_light():
     names = loaded("import k8sjob.cli")
-    assert not names & {"pydantic", "rich", "jinja2", "yaml", "torch", "kubernetes"}
+    assert not names & {"pydantic", "rich", "jinja2", "yaml", "torch", "kubernetes", "urllib3"}
 
 
 def test_the_supervisor_of_local_jobs_starts_light():

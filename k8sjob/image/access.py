@@ -150,9 +150,9 @@ def _basic(login: Login | None) -> str | None:
 def _challenges(text: str) -> dict[str, dict[str, str]]:
     """The schemes that a registry offers, in lower case, with their parameters."""
     marks = [*_SCHEME.finditer(text)]
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    bounds = [mark.start() for mark in marks] + [len(text)]
     found: dict[str, dict[str, str]] = {}
-    for mark, end in zip(marks, ends, strict=True):
+    for mark, end in zip(marks, bounds[1:], strict=True):
         parameters = _PARAMETER.findall(text[mark.end() : end])
         found[mark[1].lower()] = {name.lower(): quoted or bare for name, quoted, bare in parameters}
     return found

@@ -35,11 +35,11 @@ class Finding(NamedTuple):
 class _Form(NamedTuple):
     begin: bytes
     what: str
-    pattern: re.Pattern[bytes]
+    pattern: bytes  # compiled when it is needed: most pushes need none
 
 
 _FORMS: Final = tuple(
-    _Form(begin.encode(), what, re.compile(pattern.encode()))
+    _Form(begin.encode(), what, pattern.encode())
     for begin, what, pattern in (
         ("AKIA", "an AWS access key", r"\bAKIA[0-9A-Z]{16}\b"),
         ("aws_secret", "an AWS secret key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}\b"),
@@ -86,7 +86,7 @@ class Scanner:
         data = self._before + block if self._before else block
         for form in _FORMS:
             if form.begin in data:
-                for match in form.pattern.finditer(data):
+                for match in re.finditer(form.pattern, data):
                     line = self._lines + data.count(b"\n", 0, match.start())
                     self.findings.add(Finding(self.path, line, form.what))
         self._before = data[-_OVERLAP:]

@@ -1,0 +1,120 @@
+import email.utils
+import threading
+import time
+
+import pytest
+
+from k8sjob.errors import ImageError
+from k8sjob.image.access import _challenges
+from k8sjob.image.parallel import at_once, begin
+from k8sjob.image.wire import Answer, Patience, Wire, _seconds, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("localhost:5000", True),
+        ("127.0.0.1:5000", True),
+        ("127.8.8.8", True),
+        ("127.evil.example", False),
+        ("127.0.0.1.example:80", False),
+        ("localhost.example", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_this_machine_is_known_by_its_address_alone(host, expected):
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("url", ["ftp://reg.example/x", "http:///x", "nothing"])
+def test_what_is_no_registry(url):
+    with pytest.raises(ImageError, match="is no URL of a registry"):
+        Wire().send("GET", url)
+
+
+def test_nobody_else_is_asked_in_plain():
+    with pytest.raises(ImageError, match=r"reg.example:80 is to be asked without TLS") as caught:
+        Wire().send("GET", "http://user:secret@reg.example:80/v2/")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_pause_is_what_the_other_side_asks_for():
+    assert _seconds(None) == _seconds("soon") == 0
+    assert _seconds("3") == 3
+    date = email.utils.formatdate(time.time() + 100, usegmt=True)
+    assert 90 < _seconds(date) <= 100
+    assert _seconds(email.utils.formatdate(0)) < 0
+
+
+def test_pauses_grow():
+    started = time.monotonic()
+    Patience(pause=0.001).wait(6)
+    assert time.monotonic() - started >= 0.75 * 0.032
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Docker-Content-Digest": "d", "Content-Length": "9"}, True),
+        ({"Docker-Content-Digest": "e", "Content-Length": "5"}, False),
+        ({"Content-Length": "5"}, True),
+        ({"Content-Length": "6"}, False),
+        ({}, False),
+    ],
+)
+def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
+    assert Answer("u", 200, headers).has("d", 5) is expected
+    assert not Answer("u", 404, headers).has("d", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('Basic realm="x"', {"basic": {"realm": "x"}}),
+        (
+            'Bearer realm="https://a.example/t?x=1,2",service=s, scope="repository:a/b:pull,push"',
+            {
+                "bearer": {
+                    "realm": "https://a.example/t?x=1,2",
+                    "service": "s",
+                    "scope": "repository:a/b:pull,push",
+                }
+            },
+        ),
+        (
+            'bearer Realm="r", Basic realm="x"',
+            {"bearer": {"realm": "r"}, "basic": {"realm": "x"}},
+        ),
+        ("Negotiate", {}),
+        ("", {}),
+    ],
+)
+def test_challenges(text, expected):
+    assert _challenges(text) == expected
+
+
+def test_results_come_in_order():
+    pauses = [0.02, 0.0, 0.01]
+    work = [lambda n=n, pause=pause: (time.sleep(pause), n)[1] for n, pause in enumerate(pauses)]
+    assert at_once(work, 2) == [0, 1, 2]
+    assert at_once([], 2) == []
+    assert begin(lambda: 7)() == 7
+
+
+def test_the_first_failure_ends_it():
+    begun, go = [], threading.Event()
+
+    def fails():
+        raise ImageError("no")
+
+    def waits():
+        begun.append(1)
+        go.wait(30)
+
+    with pytest.raises(ImageError, match="no"):
+        at_once([waits, fails, *[waits] * 50], 2)
+    assert len(begun) < 4
+    go.set()
+    with pytest.raises(ImageError, match="no"):
+        begin(fails)()
