@@ -1,0 +1,77 @@
+"""docs/reference/errors-image.md is run: every row of its tables."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from k8sjob.errors import ImageError
+from k8sjob.image import manifest
+from k8sjob.image.context import read_context
+from k8sjob.image.credentials import Keyring
+from k8sjob.image.layer import pack
+from k8sjob.image.manifest import Index
+from k8sjob.image.reference import Reference
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reference/errors-image.md"
+TABLE = re.compile(r"^<!-- errors: (?P<kind>\w+) -->\n(?P<rows>(?:^\|.*\n)+)", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    kind: str
+    given: str
+    error: str
+
+
+def rows():
+    for table in TABLE.finditer(PAGE.read_text()):
+        for line in table["rows"].splitlines()[2:]:
+            given, error = re.fullmatch(r"\| `(.*)` \| `(.*)` \|", line).groups()
+            yield Row(table["kind"], given, error)
+
+
+def code(given, folder):
+    (folder / "code").mkdir()
+    (folder / "code/main.py").write_text("print('hello')\n")
+    subprocess.run(["bash", "-c", given], cwd=folder / "code", check=True)
+    with closing(pack(read_context(folder / "code"))):
+        pass
+
+
+def login(given, folder):
+    (folder / "config.json").write_text(given)
+    keyring = Keyring.load({"DOCKER_CONFIG": str(folder), "HOME": str(folder)})
+    for entry in keyring.entries(Reference.parse("reg.example/team/x")):
+        entry.login()
+
+
+def name(given, folder):
+    Reference.parse(given)
+
+
+def read(given, folder):
+    found = manifest.read(given.encode(), "", "base")
+    if isinstance(found, Index):
+        found.choose(None, "base")
+
+
+KINDS = {"code": code, "login": login, "name": name, "manifest": read}
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.kind}: {row.given}"[:60])
+def test_every_row_says_what_happens(row, tmp_path):
+    with pytest.raises(ImageError) as caught:
+        KINDS[row.kind](row.given, tmp_path)
+    pattern = ".*".join(re.escape(part) for part in row.error.split("..."))
+    assert re.fullmatch(pattern, str(caught.value)), caught.value
+
+
+def test_every_table_is_run():
+    kinds = re.findall(r"<!-- errors: (.+?) -->", PAGE.read_text())
+    assert sorted(kinds) == sorted(KINDS) == sorted({row.kind for row in rows()})
