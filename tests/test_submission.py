@@ -9,8 +9,9 @@ from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, JobExists, SpecError
 from k8sjob.rendering import DIGEST_ANNOTATION
+from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import JobSpec
-from k8sjob.submission import Outcome, compare, plan_submission, remarks, send, submit
+from k8sjob.submission import plan_submission, remarks, submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
@@ -235,11 +236,6 @@ def test_a_generated_name_is_free_each_time(api, backend):
 @pytest.mark.parametrize(
     ("fields", "options", "said"),
     [
-        (
-            {"image": BUILT},
-            {},
-            r"registry.example/team/x .*k8sjob submit --image \$\(k8sjob push\)",
-        ),
         ({"namespace": "a"}, {"namespace": "b"}, r"the job is of 'a', and 'b' is asked for"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),
@@ -262,6 +258,9 @@ def test_an_image_that_was_built_is_named():
 
 def test_a_name_that_may_move_is_worth_a_remark():
     assert remarks(plan_submission(SPEC)) == []
+    built = SPEC.with_(image=BUILT)
+    assert remarks(plan_submission(built)) == [], "it gets its digest when it is made"
+    assert len(remarks(plan_submission(built, image="team/tiny:1"))) == 1
     (remark,) = remarks(plan_submission(SPEC.with_(image="team/tiny:1")))
     assert remark.startswith("the image team/tiny:1 has no digest")
 

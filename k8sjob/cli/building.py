@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.documents import FILE, folder_of
+from k8sjob.cli.documents import FILE, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.output import document
 from k8sjob.image.context import shown_size
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.push import Pushed
 
-__all__ = ["plain_http_option", "progress_line", "push_command", "tell"]
+__all__ = ["progress_line", "push_command", "tell"]
 
 _FIRST: Final = 1.0
 """Seconds before there is a line about what is being sent: most pushes are over by then."""
@@ -35,23 +35,11 @@ _EVERY: Final = {True: 0.2, False: 10.0}
 _SHOWN: Final = 10
 """Left-out files, and contents that look like credentials, that are named at most."""
 
-plain_http_option = click.option(
-    "--plain-http",
-    multiple=True,
-    metavar="HOST",
-    envvar="K8SJOB_PLAIN_HTTP",
-    help="A registry (host[:port]) that has no TLS; may be given more than once.",
-)
-
 
 @click.command("push")
 @FILE
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@click.option(
-    "--onto",
-    metavar="REF",
-    help="Put the code on this image, which has what the job installs, and not on the base.",
-)
+@onto_option
 @click.option("--strict", is_flag=True, help="Refuse code that looks as if it held credentials.")
 @plain_http_option
 @click.option(

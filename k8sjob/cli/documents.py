@@ -14,10 +14,30 @@ from k8sjob.errors import SpecError
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image, JobSpec, load, schema
 
-__all__ = ["FILE", "folder_of", "render_command", "schema_command", "validate_command"]
+__all__ = [
+    "FILE",
+    "folder_of",
+    "onto_option",
+    "plain_http_option",
+    "render_command",
+    "schema_command",
+    "validate_command",
+]
 
 FILE = click.argument("file", default="job.yaml", type=click.Path(path_type=Path, allow_dash=True))
 """The argument FILE: a job.yaml, a folder with one, or `-`."""
+onto_option = click.option(
+    "--onto",
+    metavar="REF",
+    help="Put the code on this image, which has what the job installs, and not on the base.",
+)
+plain_http_option = click.option(
+    "--plain-http",
+    multiple=True,
+    metavar="HOST",
+    envvar="K8SJOB_PLAIN_HTTP",
+    help="A registry (host[:port]) that has no TLS; may be given more than once.",
+)
 
 
 def folder_of(file: Path) -> Path:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.cli.documents import FILE, folder_of
+from k8sjob.cli.documents import FILE, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document
 from k8sjob.cli.place import Place, place_options
 from k8sjob.document import parse
 from k8sjob.errors import JobExists, K8sJobError
+from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import load
-from k8sjob.submission import Outcome, compare, plan_submission, remarks, send
+from k8sjob.submission import plan_submission, push_code, remarks
 from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import JobRef, Plan
     from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.image.wire import Wire
     from k8sjob.rendering.difference import Difference
-    from k8sjob.submission import Submitted
+    from k8sjob.sending import Submitted
+    from k8sjob.spec import JobSpec
 
 __all__ = ["diff_command", "submit_command"]
 
@@ -47,6 +50,8 @@ image_option = click.option(
 @click.command("submit")
 @FILE
 @image_option
+@onto_option
+@plain_http_option
 @click.option("--watch", is_flag=True, help="Follow the job to its end, as k8sjob watch does.")
 @click.option("--replace", is_flag=True, help="Delete a job of that name, and make it anew.")
 @click.option("--generate-name", is_flag=True, help="Add five random characters to the job's name.")
@@ -66,6 +71,8 @@ image_option = click.option(
 def submit_command(  # noqa: PLR0917 - click hands them over by name
     file: Path,
     image: str | None,
+    onto: str | None,
+    plain_http: tuple[str, ...],
     watch: bool,
     replace: bool,
     generate_name: bool,
@@ -75,6 +82,9 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Make the job in FILE (default: job.yaml) in a cluster, after the cluster has checked it.
 
+    Where the image has a base, the job's code is put on that in the registry first, as k8sjob push
+    does it.
+
     Where the same job is there and has not ended, it is attached to. Another one of that name, or
     one that has ended, is never touched without --replace: the difference is shown, and the exit
     code is 1. The job is made by one request: a submission that is interrupted leaves a whole job
@@ -82,6 +92,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     """
     if watch and (dry_run or output):
         raise click.UsageError("--watch shows the job as it goes; leave --dry-run and -o out")
+    if image and onto:
+        raise click.UsageError("--onto makes the image, and --image names one; say one only")
     if replace and generate_name:
         raise click.UsageError(
             "--generate-name takes a free name, so there is nothing to --replace"
@@ -96,6 +108,9 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         _show_plan(made, place, output)
         return 0
     backend = place.connect(made.spec.namespace)
+    if spec.builds_image and image is None:
+        options = {"onto": onto, "wire": _wire(plain_http), "dry_run": dry_run is not None}
+        made = _with_image(spec, made, backend, options)
     try:
         done = send(made, backend, replace=replace, dry_run=dry_run == "server", tell=say)
     except JobExists as error:
@@ -106,6 +121,24 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         return 0
     _show_made(backend, done, output, place, watch=watch)
     return _watch(backend, done.ref, place) if watch else 0
+
+
+def _with_image(
+    spec: JobSpec, made: Plan, backend: ClusterBackend, options: dict[str, Any]
+) -> Plan:
+    """The plan with the image that was made of the job's code."""
+    from k8sjob.cli.building import progress_line, tell  # noqa: PLC0415 - see push_code
+
+    with progress_line() as progress:
+        made, pushed = push_code(spec, made, backend, progress=progress, **options)
+    tell(pushed, dry_run=options["dry_run"])
+    return made
+
+
+def _wire(plain_http: tuple[str, ...]) -> Wire:
+    from k8sjob.image.wire import Wire  # noqa: PLC0415 - see push_code
+
+    return Wire(plain_http=plain_http)
 
 
 def _watch(backend: ClusterBackend, ref: JobRef, place: Place) -> int:
@@ -154,8 +187,12 @@ def _show_dry(made: Plan, backend: ClusterBackend, done: Submitted, output: str 
 @click.command("diff")
 @FILE
 @image_option
+@onto_option
+@plain_http_option
 @place_options(local=False)
-def diff_command(file: Path, image: str | None, place: Place) -> int:
+def diff_command(
+    file: Path, image: str | None, onto: str | None, plain_http: tuple[str, ...], place: Place
+) -> int:
     """Show what would be different if FILE (default: job.yaml) replaced the job in the cluster.
 
     The cluster fills its defaults in on both sides, so they are no differences. The exit code is
@@ -165,6 +202,9 @@ def diff_command(file: Path, image: str | None, place: Place) -> int:
         spec = load(file)
         made = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
         backend = place.connect(made.spec.namespace)
+        if spec.builds_image and image is None:
+            wire = _wire(plain_http)
+            made, _ = push_code(spec, made, backend, dry_run=True, onto=onto, wire=wire)
         found = compare(made, backend)
     except K8sJobError as error:
         fail(str(error))

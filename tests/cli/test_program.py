@@ -50,6 +50,7 @@ def test_every_command_explains_itself(name, k8sjob):
         (["status", "a b"], "'a b' is no job"),
         (["list", "-n", ".."], "-n '..' is no namespace's name"),
         (["delete", "--all", "-n", "."], "-n '.' is no namespace's name"),
+        (["submit", "--image", "a", "--onto", "b"], "--onto makes the image, and --image names"),
         (["submit", "-n", ""], "-n '' is no namespace's name"),
         (["status", "/b"], "'/b' is no job"),
         (["status", "local/x", "-n", "blue"], "'local/x' is in another place than the options say"),

@@ -124,16 +124,23 @@ def test_a_tag_is_worth_a_warning(k8sjob, api, job_file):
     assert "warning" not in k8sjob("submit", job_file(), "--image", DIGEST, "--replace").err
 
 
-def test_an_image_that_is_to_be_built_must_be_named(k8sjob, api, job_file):
+def test_no_code_is_sent_before_the_cluster_would_take_the_job(k8sjob, api, job_file):
+    """The registry is not there: whoever is asked first gives the answer."""
     file = job_file()
-    built = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"
+    built = "image: {repository: 127.0.0.1:9/tiny, base: '127.0.0.1:9/base'}"
     file.write_text(file.read_text().replace("image: team/tiny:1", built))
-    done = k8sjob("submit", file)
-    assert done.code == 1
-    assert "`k8sjob submit --image $(k8sjob push)`" in done.err
-    assert api.asked == []
+    (file.parent / "main.py").write_text("print()")
+    for command in ("submit", "diff"):
+        api.before = lambda _word: status(403, "Forbidden", "no")
+        assert "forbidden: no" in k8sjob(command, file).err
+        api.before = lambda _word: None
+        assert "127.0.0.1:9" in k8sjob(command, file).err
+    assert api.jobs == {}
     assert k8sjob("submit", file, "--image", DIGEST).code == 0
     assert DIGEST in json.dumps(api.jobs["blue", "tiny"])
+    done = k8sjob("submit", file, "--dry-run=client", "-o", "yaml")
+    assert "image: 127.0.0.1:9/tiny" in done.out.replace('"', "")
+    assert done.err == ""
 
 
 def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import signal
 import threading
 import time
 from pathlib import Path
@@ -25,6 +26,39 @@ def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
     _, err = either.call("submit", file, code=1)
     assert "this job, ended (Succeeded); " in err
     assert either.call("diff", file) == ("", "")
+
+
+def test_code_gets_into_the_cluster_by_the_same_line(desk):
+    """Without a builder and without --image: pushed, submitted, followed."""
+    image = {"repository": f"{desk.cluster.registry}/k8sjob-tests", "base": desk.cluster.base_image}
+    resources = {"cpu": "50m", "memory": "300Mi"}
+    file = desk.file(image=image, run={"script": "main.py"}, resources=resources)
+    (desk.folder / "main.py").write_text("import os\nprint('this is', os.environ['RANK'])\n")
+    (desk.folder / ".dockerignore").write_text("*\n!main.py\n")
+    out, err = desk.call("submit", file, "--watch")
+    assert "code: 1 file" in err
+    assert "master-0 | this is 0\n" in out
+    assert "tiny Succeeded after " in out
+    _, err = desk.call("diff", file)
+    assert err == ""
+    (desk.folder / "main.py").write_text("print('other')\n")
+    out, err = desk.call("diff", file, code=1)
+    assert "template.spec.containers[0].image" in err
+    _, err = desk.call("submit", file, "--dry-run=server", "--replace")
+    assert "would send " in err
+    out, _ = desk.call("submit", file, "--replace", "--watch")
+    assert "master-0 | other\n" in out
+
+
+def test_ctrl_c_leaves_the_job_alone(desk):
+    watching = desk.start("submit", desk.file(), "--watch")
+    while "hello" not in watching.stdout.readline():
+        assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert f"the job goes on; again: k8sjob watch {desk.namespace}/tiny" in err
+    assert "tiny" in desk.objects("pytorchjobs")
 
 
 def test_a_failed_job_has_its_exit_code(either):

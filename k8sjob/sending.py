@@ -1,0 +1,205 @@
+"""A planned job meets the cluster: made, attached to, or refused by what is there already.
+
+A job is made by a single POST, so a client that dies leaves a whole job or none, and of two that
+submit at once one sees the other. What becomes of a name that is taken is decided by the hash that
+every rendered manifest carries: the same job that has not ended is attached to, all else is the
+user's to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from k8sjob import document
+from k8sjob.backends.api import JobRef, Plan, Snapshot
+from k8sjob.backends.transport import ApiError
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.lifecycle.status import job_ref, job_status
+from k8sjob.rendering import DIGEST_ANNOTATION, MANAGED_BY
+from k8sjob.rendering.difference import Difference, difference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.backends.api import Json
+    from k8sjob.backends.cluster import ClusterBackend
+
+__all__ = ["Outcome", "Submitted", "compare", "send"]
+
+_ROUNDS: Final = 5
+"""How often a job of the same name may come or go in the middle of a submission."""
+_GRACE_SECONDS: Final = 30
+"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
+_SPARE_SECONDS: Final = 60.0
+"""How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
+
+
+class Outcome(StrEnum):
+    """What became of a submission."""
+
+    CREATED = "created"
+    ATTACHED = "attached"
+    """The same job was there and has not ended; nothing was changed."""
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A submission that is done.
+
+    Attributes:
+        ref: the job; without a uid after a dry run.
+        outcome: what became of it, or would have.
+    """
+
+    ref: JobRef
+    outcome: Outcome
+
+
+def send(
+    made: Plan,
+    backend: ClusterBackend,
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Submitted:
+    """Make the planned job; where its name is taken, decide by what is there.
+
+    Args:
+        made: see plan_submission.
+        backend: the cluster, in the job's namespace.
+        replace: a job that is there is deleted first, when the cluster has said that it would take
+            the new one. One that somebody else makes meanwhile is never deleted.
+        dry_run: say what would happen, and change nothing.
+        tell: is called with what is waited for.
+
+    Raises:
+        JobExists: another job, or the same one that has ended, has the name.
+        BackendError: the cluster refuses the job, or cannot be reached.
+    """
+    return _Sending(made, backend, tell, dry=dry_run).run(replace=replace)
+
+
+def compare(made: Plan, backend: ClusterBackend) -> Difference:
+    """What would be different if the planned job replaced the one of its name."""
+    wanted = _manifest(made)
+    there = _there(backend, made.spec.name)
+    return difference(there, _as_it_would_be(backend, wanted))
+
+
+class _Sending:
+    """One submission, over the rounds that it takes while others come and go."""
+
+    def __init__(
+        self, made: Plan, backend: ClusterBackend, tell: Callable[[str], object], *, dry: bool
+    ) -> None:
+        self._made, self._backend, self._dry, self._tell = made, backend, dry, tell
+        self._manifest = _manifest(made)
+
+    def run(self, *, replace: bool) -> Submitted:
+        outcome = Outcome.CREATED
+        for _ in range(_ROUNDS):
+            try:
+                return Submitted(self._make(), outcome)
+            except JobExists:
+                there = _there(self._backend, self._made.spec.name)
+            if there is None:
+                continue
+            if there["metadata"].get("deletionTimestamp") and not self._dry:
+                self._delete(there)  # it goes anyway: this only waits for it
+            elif not replace:
+                self._refuse_another(there)
+                return Submitted(job_ref(there), Outcome.ATTACHED)
+            else:
+                self._backend.dry_run(self._manifest, name_free=True)
+                if self._dry:
+                    return Submitted(job_ref(there), Outcome.REPLACED)
+                # Only once: a job that comes in its place is somebody else's decision.
+                replace, outcome = False, Outcome.REPLACED
+                self._delete(there)
+        raise BackendError(
+            f"jobs named {self._made.spec.name} come and go too fast in namespace"
+            f" {self._backend.namespace}; see who else submits it, or use --generate-name"
+        )
+
+    def _make(self) -> JobRef:
+        if not self._dry:
+            return self._backend.create(self._made)
+        try:
+            self._backend.dry_run(self._manifest)
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                raise JobExists(str(error)) from error
+            raise
+        return JobRef(self._made.spec.name, self._backend.namespace)
+
+    def _refuse_another(self, there: Json) -> None:
+        """Return if the job that is there is the one that is wanted, and has not ended."""
+        state = job_status(Snapshot(there)).state
+        same = _digest(there) == _digest(self._manifest) is not None
+        if same and not state.finished:
+            return
+        wanted = _as_it_would_be(self._backend, self._manifest)
+        found = Difference() if same else difference(there, wanted)
+        if not found and not state.finished:
+            return
+        what = "another job than this one" if found else "this job"
+        maker = "" if _is_ours(there) else ", not made by k8sjob"
+        ended = f"ended ({state})" if state.finished else str(state)
+        error = JobExists(
+            f"{job_ref(there)} is there already: {what}{maker}, {ended}; delete it and make it anew"
+            " with --replace, or submit under a name of its own with --generate-name"
+        )
+        error.difference = found.lines
+        raise error
+
+    def _delete(self, there: Json) -> None:
+        """Delete the job, and this one only, and wait until its pods are gone."""
+        ref, seconds = job_ref(there), _grace(there) + _SPARE_SECONDS
+        self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
+        try:
+            self._backend.delete_and_wait(ref, timeout=seconds)
+        except JobNotFound:
+            return
+        except KeyboardInterrupt:
+            self._tell(f"{ref} is being deleted and is not made anew; submit it again")
+            raise
+
+
+def _manifest(made: Plan) -> Json:
+    parsed: Json = document.parse(made.manifest).data
+    return parsed
+
+
+def _there(backend: ClusterBackend, name: str) -> Json | None:
+    try:
+        return backend.snapshot(JobRef(name, backend.namespace)).job
+    except JobNotFound:
+        return None
+
+
+def _as_it_would_be(backend: ClusterBackend, manifest: Json) -> Json:
+    """The job with the server's defaults, whether its name is taken or not."""
+    made = backend.dry_run(manifest, name_free=True)
+    identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
+    return {**made, "metadata": {**made["metadata"], **identity}}
+
+
+def _digest(job: Json) -> str | None:
+    annotations = job["metadata"].get("annotations") or {}
+    return annotations.get(DIGEST_ANNOTATION)
+
+
+def _is_ours(job: Json) -> bool:
+    return (job["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
+
+
+def _grace(job: Json) -> float:
+    """The longest time, in seconds, that a pod of the job has to end."""
+    replicas = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    specs = [(replica.get("template") or {}).get("spec") or {} for replica in replicas]
+    asked = [spec.get("terminationGracePeriodSeconds") for spec in specs]
+    return float(max((_GRACE_SECONDS if s is None else s for s in asked), default=_GRACE_SECONDS))
