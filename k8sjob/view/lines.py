@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -42,7 +44,11 @@ STATE_STYLE: Final = {
 _REPLICA_COLOURS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
 _SELF: Final = "k8sjob"
 """Who speaks where it is not a replica."""
-_BY_REPLICA: Final = frozenset({EventKind.LOG, EventKind.REPLICA})
+_ORDINARY: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
+"""What every replica goes through."""
+_ALIKE: Final = 5
+"""So many replicas say the same before the others are left out."""
+_MOST_SAYINGS: Final = 1000
 NAME_WIDTH: Final = len("worker-0")
 """Columns of a speaker's name, at least."""
 
@@ -53,6 +59,7 @@ class Speaker:
     def __init__(self) -> None:
         self._width = NAME_WIDTH
         self._state = ""
+        self._said_by: dict[str, set[str]] = defaultdict(set)
 
     def line(self, event: Event) -> Text | None:
         """The event as a line, or None where it says nothing by itself or nothing new.
@@ -66,8 +73,27 @@ class Speaker:
             if message.plain == self._state:
                 return None
             self._state = message.plain
-        speaker = event.replica if event.kind in _BY_REPLICA else ""
+        if event.kind == EventKind.REPLICA:
+            prefix = self._replica_prefix(event.replica, message.plain)
+            return prefix.append_text(message) if prefix else None
+        speaker = event.replica if event.kind == EventKind.LOG else ""
         return self.prefix(speaker).append_text(message)
+
+    def _replica_prefix(self, replica: str, said: str) -> Text | None:
+        """What stands in front of a replica's line; None where many others said the same before it.
+
+        Hundreds of replicas lose the same node at once: a line for each would hide the rest.
+        """
+        if len(self._said_by) > _MOST_SAYINGS:
+            self._said_by.clear()
+        others = self._said_by[said]
+        if replica in others or len(others) < _ALIKE:
+            others.add(replica)
+            return self.prefix(replica)
+        if len(others) > _ALIKE:
+            return None
+        others.add("")  # told that there are more
+        return self.prefix().append("more replicas: ")
 
     def prefix(self, replica: str = "") -> Text:
         """The name in front of a line; k8sjob's own where there is no replica."""
@@ -163,6 +189,8 @@ def _replica(event: Event) -> Text | None:
     phase, reason = text(event.data.get("phase")), text(event.data.get("reason"))
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
+        return None
+    if _ORDINARY.fullmatch(reason) and not restarts:
         return None
     special = reason if reason not in {phase, "Error"} else ""
     if restarts and phase in {"Running", "Pending"}:

@@ -61,11 +61,27 @@ def test_a_bad_end_of_a_replica_is_told(failure):
         ({"phase": "Running", "exit_code": 1, "reason": "Error", "restarts": 2, "message": "no"},
          "restart 2 after exit code 1: no"),
         ({"phase": "Pending", "reason": "Unschedulable"}, "Pending, Unschedulable"),
+        ({"phase": "Pending", "reason": "ContainerCreating"}, None),
+        ({"phase": "Pending", "reason": "Init:0/1"}, None),
+        ({"phase": "Pending", "reason": "Init:0/1", "restarts": 3}, "Init:0/1"),
+        ({"phase": "Running", "reason": "Completed", "exit_code": 0}, None),
     ],
 )  # fmt: skip
 def test_what_is_worth_a_line_of_a_replica(data, said):
     lines = plain([Event(EventKind.REPLICA, data, 0, "worker-1")])
     assert lines == ([f"worker-1 | {said}"] if said else [])
+
+
+def test_what_many_replicas_say_alike_is_said_for_some():
+    lost = {"phase": "Failed", "exit_code": 138}
+    events = [Event(EventKind.REPLICA, lost, 0, f"worker-{i}") for i in range(100)]
+    other = Event(EventKind.REPLICA, {"phase": "Failed", "exit_code": 1}, 0, "worker-77")
+    assert plain([*events, other, *events]) == [
+        *(f"worker-{i} | Failed, exit code 138" for i in range(5)),
+        "k8sjob   | more replicas: Failed, exit code 138",
+        "worker-77 | Failed, exit code 1",
+        *(f"worker-{i}  | Failed, exit code 138" for i in range(5)),
+    ]
 
 
 def test_progress_is_told_now_and_then_in_a_pipe(progress):
