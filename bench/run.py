@@ -20,6 +20,7 @@ import peers
 import startup
 import submit
 import training
+import watch
 
 
 def machine() -> dict[str, object]:
@@ -90,11 +91,24 @@ def lists(results: dict[str, object]) -> None:
     print()
 
 
+def watches(results: dict[str, object]) -> None:
+    """How long after the operator has written a job's end its watchers see it."""
+    if not watch.available():
+        print("watch: needs KUBECONFIG and K8SJOB_TEST_REGISTRY; see `make cluster`\n")
+        return
+    table = results["watch_s"] = watch.measure()
+    print(f"{'seconds after the end':<44}{'median':>9}{'most':>9}")
+    for label, row in table.items():
+        print(f"{label:<44}{row['median']:>9.2f}{row['most']:>9.2f}")
+    print()
+
+
 PARTS = {
     "commands": command_lines,
     "training": trainings,
     "startup": start_up,
     "submit": submissions,
+    "watch": watches,
     "listing": lists,
 }
 
