@@ -1,6 +1,7 @@
 """What happens between a watch and its cluster: each fault is played for real, with each client."""
 
 import base64
+import gc
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError
 from k8sjob.lifecycle.status import JobState, job_status
 
+# Of a server that hangs up before TLS begins Python's ssl module forgets to close the socket.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 CLIENTS = ("python", "kubectl")
 PODS = "/api/v1/namespaces/{}/pods"
 
@@ -22,6 +25,13 @@ PODS = "/api/v1/namespaces/{}/pods"
 def client(request, cluster, monkeypatch):
     monkeypatch.setenv("PATH", cluster.env["PATH"])
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def forgotten_sockets():
+    """They go while the warning about them is not an error."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

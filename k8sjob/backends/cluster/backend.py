@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import finished, grace
+from k8sjob.backends.cluster.belongings import finished, grace, owned
 from k8sjob.backends.cluster.listing import listing, slim
 from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
 from k8sjob.backends.cluster.reflect import reflect
@@ -257,28 +257,33 @@ class ClusterBackend:
             verb = "suspended" if value else "resumed"
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and _is_suspended(job):
-            self._wait_for_pods(ref, grace(job) + SPARE_SECONDS)
+            self._wait_for_pods(_ref(job), grace(job) + SPARE_SECONDS)
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
         self.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
 
-    def _wait_for_pods(self, ref: JobRef, seconds: float) -> None:
-        """Until a suspended job has no pod any more."""
-        deadline = time.monotonic() + seconds
-        of_job = {"labelSelector": f"{OF_JOB}={ref.name}"}
-        while pods := listing(self.transport, path("pods", ref.namespace), of_job).items:
-            if time.monotonic() > deadline:
-                names = ", ".join(pod["metadata"]["name"] for pod in pods)
-                raise BackendError(
-                    f"{ref} cannot be resumed yet: {names} still end after {seconds:.0f} s; see"
-                    f" what they wait for: kubectl -n {ref.namespace} describe pods {names}"
-                )
-            time.sleep(0.2)
-
     def delete(self, ref: JobRef) -> None:
-        """Remove the job; its pods are stopped and removed in the background."""
-        self._delete(ref, "Background")
+        """Remove the job; its pods are stopped and removed in the background.
+
+        Raises:
+            JobNotFound: it is gone.
+        """
+        options: Json = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            # In the foreground the end needs an update of the job, which the operator's webhook
+            # refuses while the operator is away.
+            "propagationPolicy": "Background",
+        }
+        if ref.uid:
+            options["preconditions"] = {"uid": ref.uid}
+        try:
+            self.request("DELETE", path(JOBS, *_at(ref)), body=options)
+        except ApiError as error:
+            if is_absent(error) or (error.code == 409 and ref.uid):
+                raise self._not_found(ref) from error
+            raise
 
     def delete_and_wait(self, ref: JobRef, timeout: float = 180.0) -> None:
         """Remove the job and wait until its pods are gone too, so that its name is free.
@@ -289,38 +294,27 @@ class ClusterBackend:
 
         Raises:
             JobNotFound: it was gone before.
-            BackendError: it is still there after the timeout.
+            BackendError: there are still pods after the timeout.
         """
-        self._delete(ref, "Foreground")
-        deadline = time.monotonic() + timeout
-        pause = 0.05
-        while True:
-            try:
-                self._get(ref)
-            except JobNotFound:
-                return
-            if time.monotonic() > deadline:
-                raise BackendError(
-                    f"{ref} is still being deleted after {timeout:.0f} s; see what its pods wait"
-                    f" for: kubectl -n {ref.namespace} get pods -l {OF_JOB}={ref.name}"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, 0.5)
+        there = ref if ref.uid else _ref(self._get(ref))
+        self.delete(there)
+        self._wait_for_pods(there, timeout)
 
-    def _delete(self, ref: JobRef, propagation: str) -> None:
-        options: Json = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": propagation,
-        }
-        if ref.uid:
-            options["preconditions"] = {"uid": ref.uid}
-        try:
-            self.request("DELETE", path(JOBS, *_at(ref)), body=options)
-        except ApiError as error:
-            if is_absent(error) or (error.code == 409 and ref.uid):
-                raise self._not_found(ref) from error
-            raise
+    def _wait_for_pods(self, ref: JobRef, seconds: float) -> None:
+        """Until a job has no pod any more."""
+        deadline = time.monotonic() + seconds
+        where, of_job = path("pods", ref.namespace), {"labelSelector": f"{OF_JOB}={ref.name}"}
+        while pods := [
+            p for p in listing(self.transport, where, of_job).items if owned(p, ref.uid)
+        ]:
+            if time.monotonic() > deadline:
+                names = ", ".join(pod["metadata"]["name"] for pod in pods)
+                raise BackendError(
+                    f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
+                    f" they wait for: kubectl -n {ref.namespace} describe pods -l"
+                    f" {OF_JOB}={ref.name}"
+                )
+            time.sleep(0.2)
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
 
-__all__ = ["event_time", "finished", "grace", "in_time", "is_of_pods", "own_pods"]
+__all__ = ["event_time", "finished", "grace", "in_time", "is_of_pods", "own_pods", "owned"]
 
 _TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 
@@ -20,7 +20,7 @@ _TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/rep
 def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
     """The job's pods, Master first and by index; not those of a job of its name before it."""
     uid = job["metadata"]["uid"]
-    return tuple(sorted((pod for pod in pods if _owned(pod, uid)), key=_place))
+    return tuple(sorted((pod for pod in pods if owned(pod, uid)), key=_place))
 
 
 def is_of_pods(job: Json, event: Json) -> bool:
@@ -65,7 +65,8 @@ def grace(job: Json) -> float:
     return max((float(pod.get("terminationGracePeriodSeconds", 30)) for pod in pods), default=30.0)
 
 
-def _owned(pod: Json, uid: str) -> bool:
+def owned(pod: Json, uid: str) -> bool:
+    """Whether a pod of the job's name is the job's: nobody else's, that is."""
     owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
     return all(owner.get("uid") == uid for owner in owners)
 

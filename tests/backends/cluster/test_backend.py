@@ -328,14 +328,14 @@ def test_a_job_is_deleted_with_its_pods_and_no_other_one_is(backend, there, erro
         backend.delete(JobRef("one", "team"))
 
 
-def test_to_wait_until_a_name_is_free(backend, there, error):
+def test_to_wait_until_a_name_is_free(backend, there, listed):
     there.on("DELETE", ONE, {"kind": "Status"})
-    there.on("GET", ONE, job(), job(), error(404, "NotFound", '"one" not found'))
-    backend.delete_and_wait(JobRef("one", "team", "uid-1"))
-    (body,) = (body for method, *_, body in there.asked if method == "DELETE")
-    assert body["propagationPolicy"] == "Foreground"
-    there.on("GET", ONE, job())
-    with pytest.raises(BackendError, match="still being deleted"):
+    mine, before = pod("master", 0), pod("worker", 0, owner="uid-0")
+    there.on("GET", PODS, listed(1, mine, before), listed(2, mine), listed(3, before))
+    backend.delete_and_wait(JobRef("one", "team"))
+    assert [method for method, *_ in there.asked] == ["GET", "DELETE", "GET", "GET", "GET"]
+    there.on("GET", PODS, listed(1, mine))
+    with pytest.raises(BackendError, match="have not ended after 0 s: one-master-0"):
         backend.delete_and_wait(JobRef("one", "team", "uid-1"), timeout=0.1)
 
 
