@@ -200,7 +200,7 @@ class Bed(Cluster):
         if "kwok" not in self.running():
             self.start("kwok")
         fakes.create_nodes(self.access, count, gpus)
-        self.kubectl("wait", "--for=condition=Ready", "node", "-l", fakes.SELECTOR)
+        self._until(lambda: fakes.ready(self.access) >= count, f"{count} nodes to be ready")
 
     def no_fakes(self):
         """Take away what `fake_gpus` and `fake_nodes` have made, with the pods on it."""

@@ -13,7 +13,17 @@ STAGES = ("node/fast", "pod/fast")
 
 def node_is_ready(access):
     """Whether the real node takes pods."""
-    conditions = json.loads(access.request("GET", NODE)[1]).get("status", {}).get("conditions", ())
+    return _is_ready(json.loads(access.request("GET", NODE)[1]))
+
+
+def ready(access):
+    """How many of the fake nodes take pods."""
+    answer = access.request("GET", f"/api/v1/nodes?labelSelector={SELECTOR}")[1]
+    return sum(map(_is_ready, json.loads(answer).get("items", ())))
+
+
+def _is_ready(found):
+    conditions = found.get("status", {}).get("conditions", ())
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
