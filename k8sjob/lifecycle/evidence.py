@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason
 from k8sjob.lifecycle.status import last_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.backends.api import Json, Snapshot
 
 __all__ = ["End", "ends"]
 
 _ABNORMAL: Final = re.compile(
-    r"Error pod (?P<pod>\S+) container \S+ exitCode: (?P<code>\d+)"
+    rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
     r" terminated message: (?P<said>.*)",
     re.DOTALL,
 )
+_EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
+"""All that is left of a Pod that the ExitCode policy has made anew."""
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT_JSON: Final = re.compile(r'"message": "((?:[^"\\]|\\.)*)')
 
@@ -70,6 +72,8 @@ def ends(snapshot: Snapshot) -> list[End]:
     for end in (*_of_events(name, snapshot.events), *_of_pods(name, snapshot.pods)):
         if end.replica not in newest or newest[end.replica].time <= end.time:
             newest[end.replica] = end
+    for end in _exited(name, snapshot.events):
+        newest.setdefault(end.replica, end)
     return list(newest.values())
 
 
@@ -98,6 +102,15 @@ def _of_events(name: str, events: Iterable[Json]) -> Iterator[End]:
                 found["said"],
                 event.get("lastTimestamp") or "",
             )
+
+
+def _exited(name: str, events: Sequence[Json]) -> Iterator[End]:
+    """The newest first."""
+    for event in reversed(events):
+        found = _EXITED.fullmatch(event.get("message", ""))
+        if found:
+            replica = found["pod"].removeprefix(f"{name}-")
+            yield _end(replica, int(found["code"]), "", "", event.get("lastTimestamp") or "")
 
 
 def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:

@@ -288,7 +288,7 @@ def _container(statuses: Sequence[Json] | None) -> Json:
 
 def _words(message: str) -> str:
     """A termination message in one line: that of the runtime's Reason, or the last one there is."""
-    reason = Reason.decode(message)
+    reason = Reason.decode(message) if message else None
     lines = (reason.message if reason else message).strip().splitlines()
     return (lines[0] if reason else lines[-1]) if lines else ""
 

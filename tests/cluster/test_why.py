@@ -4,6 +4,7 @@ The jobs are plain PyTorchJobs, as others make them, too.
 """
 
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -109,19 +110,19 @@ FAULTS = [
     # nodes
     ("gpus", {"master": replicas(container(**asking(**{"nvidia.com/gpu": "8"})),
                                  tolerations=[{"key": GHOST, "operator": "Exists"}])},
-     Cause.UNSCHEDULABLE, "(it asks for 8): there is 1 node of A100 with 4, "),
+     Cause.UNSCHEDULABLE, "of A100 with 4, "),
     ("gpu-kind", {"master": replicas(container(**asking(**{"example.com/gpu": "1"})))},
      Cause.UNSCHEDULABLE, "no node offers any example.com/gpu"),
     ("cpus", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}))},
      Cause.UNSCHEDULABLE, "too little cpu free (it asks for 1k)"),
-    ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "ghost-gpus"})},
+    ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "{mark}-gpus"})},
      Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST}"),
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},
      Cause.UNSCHEDULABLE, "lacks the labels that it asks for (gpu=a100)"),
     ("scheduler", {"master": replicas(schedulerName="nobody")},
      Cause.WAITING, "the scheduler 'nobody' has not looked at it"),
-    ("lost", {"master": replicas(**on("ghost-lost"))},
-     Cause.NODE_LOST, "its node ghost-lost is not ready"),
+    ("lost", {"master": replicas(**on("{mark}-lost"))},
+     Cause.NODE_LOST, "its node {mark}-lost is not ready"),
     ("evicted", {"master": replicas(container(f"head -c 99M /dev/zero > /tmp/x; {FOR_EVER}",
                                               **asking(**{"ephemeral-storage": "10Mi"})),
                                     restart="Never")},
@@ -129,7 +130,7 @@ FAULTS = [
     ("drained", {"master": replicas(container(FOR_EVER), terminationGracePeriodSeconds=900)},
      Cause.EVICTED, "its node was drained, or somebody evicted it"),
     ("preempted", {"master": replicas(container(**asking(**{"nvidia.com/gpu": "4"})),
-                                      **on("ghost-gpus"))},
+                                      **on("{mark}-gpus"))},
      Cause.PREEMPTED, "a pod of higher priority took its place"),
     # volumes, secrets, settings
     ("claim-missing", {"master": volume(persistentVolumeClaim={"claimName": "nowhere"})},
@@ -172,6 +173,11 @@ FAULTS = [
      Cause.MEMORY, "out of memory"),
     ("module", {"master": replicas(python("import no_such_package"))},
      Cause.MISSING_MODULE, "no module named 'no_such_package'"),
+    ("retried", {"master": replicas(container("sleep 3; exit 130"), restart="ExitCode")},
+     Cause.KILLED, "master-0: ended by SIGINT"),
+    ("sidecar", {"master": replicas(containers=[
+        container(), {**container(FOR_EVER), "name": "istio-proxy"}])},
+     Cause.SIDECAR, "its training has ended, and the container 'istio-proxy' runs on"),
     ("limit", {"master": replicas(container("exit 5")), "runPolicy": {"backoffLimit": 1}},
      Cause.CRASH, "exit code 5"),
     ("interface", {"master": replicas(python(MEET.format(60), GLOO_SOCKET_IFNAME="ib7"))},
@@ -280,6 +286,7 @@ class Ward:
         self.cluster = cluster
         self.mark = f"why-{uuid.uuid4().hex[:6]}"
         self.words = {
+            "mark": self.mark,
             "base": cluster.base_image,
             "registry": cluster.registry,
             "closed": 30000 + int(self.mark[-4:], 16) % 2000,
@@ -293,6 +300,7 @@ class Ward:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.cluster.kubectl("apply", "-f", "-", "-n", self.namespace(namespace), stdin=text)
 
+    @functools.cache  # noqa: B019 - there is one ward
     def backend(self, kind=""):
         return connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace(kind))
 
@@ -329,10 +337,16 @@ def ward(cluster):
     spaces[kinds.index("restricted")]["metadata"]["labels"] = {
         "pod-security.kubernetes.io/enforce": "restricted"
     }
-    shared = [ghost("ghost-lost", 0), ghost("ghost-gpus", 4), webhook(ward.namespace("webhook"))]
+    higher = named("PriorityClass", ward.mark, "scheduling.k8s.io/v1", value=1000)
+    shared = [
+        higher,
+        ghost(f"{ward.mark}-lost", 0),
+        ghost(f"{ward.mark}-gpus", 4),
+        webhook(ward.namespace("webhook")),
+    ]
     try:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(listed(spaces + shared)))
-        for node in shared[:2]:
+        for node in shared[1:3]:
             status = json.dumps({"status": node["status"]})
             name = node["metadata"]["name"]
             cluster.kubectl("patch", "node", name, "--subresource=status", "-p", status)
@@ -400,12 +414,10 @@ def drain(ward, name):
 
 def preempt(ward, name):
     wait_for_pod(ward, name)
-    higher = named("PriorityClass", ward.mark, "scheduling.k8s.io/v1", value=1000)
-    ward.apply(higher)
     master = replicas(
         container(**asking(**{"nvidia.com/gpu": "4"})),
         priorityClassName=ward.mark,
-        **on("ghost-gpus"),
+        **on("{mark}-gpus"),
     )
     ward.submit(job("important", master))
 

@@ -477,6 +477,31 @@ def test_a_lost_node_and_what_it_took_along(snapshot, make_pod):
     assert (finding.cause, finding.replica) == ("evicted", "worker-1")
 
 
+def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
+    pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
+    events = [
+        about("PyTorchJob", "job", "ExitedWithCode", f"Pod: ns.job-worker-1 exited with code {n}")
+        for n in (0, 143, 137, 0)
+    ]
+    (finding,) = diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW)
+    assert finding.message == "worker-1: ended by SIGKILL"
+    sidecar = "Error pod job-worker-1 container proxy exitCode: 1 terminated message: x"
+    events = [about("PyTorchJob", "job", "Error", sidecar)]
+    assert diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW) == []
+
+
+def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
+    pod = make_pod("master-0", terminated=ended(0))
+    proxy = {"name": "istio-proxy", "state": {"running": {}}}
+    pod["status"]["containerStatuses"].append(proxy)
+    state = snapshot("Running", pods=[pod], replicas={"Master": 1})
+    (finding,) = diagnose(state, {}, now=NOW)
+    assert finding.cause == "sidecar"
+    assert finding.message.endswith("'istio-proxy' runs on: so the pod does not end, for 5 min")
+    just_now = datetime(2026, 1, 1, 0, 5, 3, tzinfo=UTC)
+    assert diagnose(state, {}, now=just_now) == []
+
+
 def test_a_pod_that_its_node_turned_away(snapshot, make_pod):
     pod = make_pod("worker-0", "Failed")
     pod["status"] = {

@@ -28,7 +28,13 @@ from k8sjob.lifecycle.diagnose.nodes import lost_its_place, replicas_that_left
 from k8sjob.lifecycle.diagnose.scheduling import unschedulable
 from k8sjob.lifecycle.diagnose.starting import bad_container, bad_image, bad_init, bad_sandbox
 from k8sjob.lifecycle.diagnose.volumes import not_mounted
-from k8sjob.lifecycle.diagnose.waiting import left_over, master_awaited, pods_to_come, slow
+from k8sjob.lifecycle.diagnose.waiting import (
+    kept_by_a_sidecar,
+    left_over,
+    master_awaited,
+    pods_to_come,
+    slow,
+)
 from k8sjob.lifecycle.evidence import End, ends
 from k8sjob.lifecycle.status import JobState
 
@@ -149,5 +155,6 @@ _CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     overdue,
     restart_limit,
     _spoken_of,
+    _at_pods(kept_by_a_sidecar),
     left_over,
 )

@@ -57,6 +57,7 @@ class Cause(StrEnum):
     CONTAINER = "container"
     SANDBOX = "sandbox"
     INIT = "init"
+    SIDECAR = "sidecar"
 
     HUNG = "hung"
     RENDEZVOUS = "rendezvous"

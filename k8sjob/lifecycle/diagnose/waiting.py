@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from k8sjob.lifecycle.diagnose.case import Case, Pod
 
-__all__ = ["left_over", "master_awaited", "pods_to_come", "slow"]
+__all__ = ["kept_by_a_sidecar", "left_over", "master_awaited", "pods_to_come", "slow"]
 
 _CLEANED_IN: Final = timedelta(seconds=15)
 """The operator needs so long at most to remove the Pods of a job that has ended."""
@@ -54,6 +54,25 @@ def left_over(case: Case) -> Iterator[Finding]:
         ),
         replicas[0],
         replicas,
+    )
+
+
+def kept_by_a_sidecar(case: Case, pod: Pod) -> Seen | None:
+    """A Pod whose training has ended well and that another container keeps from ending."""
+    ended = (pod.trainer.state if pod.trainer else {}).get("terminated") or {}
+    others = [c.name for c in pod.containers if not c.init and "running" in c.state]
+    if pod.phase != "Running" or pod.dying or ended.get("exitCode") != 0 or not others:
+        return None
+    since = moment(ended.get("finishedAt"))
+    if since and case.now - since < _CLEANED_IN:
+        return None
+    return Seen(
+        Cause.SIDECAR,
+        f"its training has ended, and the container {others[0]!r} runs on: so the pod does not end",
+        'leave the sidecar out (of Istio\'s, the annotation sidecar.istio.io/inject: "false", which'
+        " k8sjob sets), or make it an init container of restartPolicy Always, which ends by itself",
+        pod.replica,
+        since,
     )
 
 
