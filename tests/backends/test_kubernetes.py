@@ -180,3 +180,16 @@ def test_without_the_client_its_package_is_named(kubeconfig):
     last = done.stderr.splitlines()[-1]
     assert BackendError.__name__ in last
     assert "pip install 'k8sjob[kubernetes]', or use --client=kubectl" in last
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from k8sjob.backends.connect import configured; configured()",
+        "from k8sjob.backends.connect import connect; connect(kubeconfig={!r}, client='kubectl')",
+    ],
+)
+def test_the_client_is_loaded_for_its_transport_alone(kubeconfig, statement):
+    code = f"{statement.format(str(kubeconfig()))}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"kubernetes", "urllib3", "requests"} & set(done.stdout.split())
