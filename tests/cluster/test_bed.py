@@ -120,6 +120,33 @@ def test_a_bed_ends_with_whoever_held_it(a_bed, eventually, victim):
     assert traces(folder) == NOTHING
 
 
+def test_a_developers_cluster_outlives_the_program_that_made_it(a_bed, eventually):
+    made = subprocess.run(
+        [sys.executable, "-m", "cluster.bed", "up"],
+        cwd=TESTS,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in made.stdout.splitlines())
+    folder = Path(exports["KUBECONFIG"]).parents[1]
+    try:
+        nodes = subprocess.run(
+            ["sh", "-c", f"{made.stdout}kubectl get nodes -o name"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert nodes.stdout == "node/node\n"
+        assert exports["K8SJOB_TEST_REGISTRY"].startswith("127.0.0.1:")
+        assert folder.name not in sweep(folder.parent)
+    finally:
+        os.kill(json.loads((folder / "bed.json").read_text())["keeper"], signal.SIGTERM)
+    eventually(lambda: not folder.exists(), "the cluster's end")
+    assert traces(folder) == NOTHING
+
+
 def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 

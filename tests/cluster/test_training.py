@@ -15,7 +15,7 @@ from k8sjob.spec import JobSpec, Requests, load
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "manifests"
-SMALL = Requests(cpu="100m", memory="200Mi")  # a test's node has few cores
+SMALL = Requests(cpu="50m", memory="200Mi")  # a test's node has few cores
 
 
 class Training:
@@ -89,7 +89,7 @@ class Training:
     def finish(self, state="Succeeded"):
         """Wait for the job's end."""
         ended = self._eventually(
-            lambda: self.state() & {"Succeeded", "Failed"}, "the end of the job", deadline=400
+            lambda: self.state() & {"Succeeded", "Failed"}, "the end of the job", deadline=900
         )
         assert ended == {state}, self.describe()
 
@@ -310,7 +310,7 @@ def same(one, other):
         (3, ["worker-1"]),
         (3, ["worker-0", "worker-2"]),
         (3, ["master-0"]),
-        pytest.param(7, ["worker-2", "worker-5"], marks=pytest.mark.slow),
+        pytest.param((7, ["worker-2", "worker-5"]), marks=pytest.mark.slow),
     ],
     ids=["one", "two", "master", "two of eight"],
 )
@@ -333,7 +333,7 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
 
 
 def test_a_rank_that_raises_fails_the_job_with_its_reason(start, programs):
-    fields = {"volumes": [], "checkpoint": None, "policy": {"restart": "ExitCode"}}
+    fields = {"volumes": [], "checkpoint": None, "policy": {"restart_policy": "ExitCode"}}
     fields["run"] = {"script": "failing.py", "env": {"OMP_NUM_THREADS": "1"}}
     with start(told("failing", {}, **fields), programs) as training:
         training.finish("Failed")
