@@ -223,15 +223,16 @@ class KubectlTransport:
         if invalid := _INVALID.match(text):
             causes = _causes(invalid["causes"] or "")
             return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
+        told = _OF_SERVER.match(text)
+        if told and told["reason"] != "Unauthorized":
+            reason, said = told["reason"] or "", told["said"].strip()
+            return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
         if plugin := _PLUGIN.match(text):
             said = " ".join(plugin["before"].split())  # what the plugin itself had to say
             raised = self._access.without_credentials
             return raised(f"{plugin['why']}: {said}" if said else plugin["why"])
         if _LOGGED_OUT.search(text):
             return self._access.rejected()
-        if told := _OF_SERVER.match(text):
-            reason, said = told["reason"] or "", told["said"].strip()
-            return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
         return self._before_the_server(text)
 
     def _before_the_server(self, text: str) -> ApiError:

@@ -53,6 +53,13 @@ def fake(tmp_path, kubeconfig):
         ),
         ("Error from server (Expired): too old: 1 (7)", 410, "Expired", "too old: 1 (7)"),
         ("Error from server: something", 500, "", "something"),
+        ("Error from server (Unauthorized): no", 401, "Unauthorized", "Unauthorized"),
+        (
+            "Error from server (Forbidden): a registry says: Unauthorized, x509: no",
+            403,
+            "Forbidden",
+            "a registry says: Unauthorized, x509: no",
+        ),
         (
             f"{NOISE}Error from server (Forbidden): no\nat all",
             403,
