@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.parse
 
-HANG = 1.0  # seconds; longer than the patience of who tests it
+HANG = 4.0  # seconds; longer than the patience of who tests it
 
 
 class FaultyRegistry:

@@ -21,7 +21,7 @@ from k8sjob.image.wire import Patience
 from k8sjob.spec import JobSpec
 
 # Impatient: what a fault costs is a matter of tries here, not of time.
-QUICK = Patience(tries=4, pause=0.01, connect=5, read=2)
+QUICK = Patience(tries=4, pause=0.01, connect=20, read=60)
 
 
 def read_image(reference, *flags):
@@ -94,9 +94,10 @@ class Registry:
         """A resource as bytes, or None where there is none; asked without this project's code."""
         url = f"{self.scheme}://{self.host}{path}"
         request = urllib.request.Request(url, headers={"Accept": accept, **headers})
-        context = ssl._create_unverified_context() if self.scheme == "https" else None
+        tls = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
         try:
-            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            with opener.open(request, timeout=60) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
             error.close()

@@ -1,18 +1,11 @@
-"""HTTP to registries: TLS that is always verified, proxies, and patience with what passes.
-
-Plain http is spoken to this machine's loopback, and to hosts that the user has named for it.
-"""
+"""HTTP to registries: one request and its answer, with patience for what passes."""
 
 from __future__ import annotations
 
 import email.utils
 import random
-import ssl
-import threading
 import time
-import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -20,21 +13,20 @@ import urllib3
 from urllib3 import exceptions
 
 from k8sjob.errors import ImageError
+from k8sjob.image.pools import Pools, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from urllib3 import BaseHTTPResponse
 
-__all__ = ["Answer", "Broken", "Patience", "Wire", "is_loopback"]
+__all__ = ["Answer", "Broken", "Patience", "Wire"]
 
 MAX_ANSWER: Final = 8 << 20
 """Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that may be another one a moment later."""
 _LONGEST_PAUSE: Final = 60.0
-_CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
-_HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
 
 
 class Broken(Exception):  # noqa: N818 - a state of the connection, never shown as an error's name
@@ -114,14 +106,16 @@ class Wire:
     Attributes:
         plain_http: registries (host[:port]) beside loopback that may be spoken to without TLS.
         patience: with each request.
-        requests: how many were made.
     """
 
     plain_http: Collection[str] = ()
     patience: Patience = field(default_factory=Patience)
-    requests: int = 0
-    _pools: dict[tuple[str, str], urllib3.PoolManager] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pools: Pools = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the connections; none is made."""
+        timeout = urllib3.Timeout(connect=self.patience.connect, read=self.patience.read)
+        self._pools = Pools(self.plain_http, timeout)
 
     def base(self, host: str) -> str:
         """The URL that a registry's paths are relative to.
@@ -139,10 +133,7 @@ class Wire:
 
     def close(self) -> None:
         """Close the connections that nobody uses; others are closed when they are given back."""
-        with self._lock:
-            for pool in self._pools.values():
-                pool.clear()
-            self._pools.clear()
+        self._pools.close()
 
     def ask(
         self,
@@ -191,8 +182,7 @@ class Wire:
         stream: bool = False,
     ) -> Answer:
         """Make a request once; as `ask`, and the body may be a stream of blocks."""
-        pool = self._pool(url)
-        self.requests += 1
+        pool = self._pools.find(url)
         try:
             response = pool.request(
                 method,
@@ -214,78 +204,6 @@ class Wire:
             raise ImageError(f"{_place(url)}: answers with more than {MAX_ANSWER} bytes")
         response.release_conn()
         return Answer(url, response.status, response.headers, content)
-
-    def _pool(self, url: str) -> urllib3.PoolManager:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-        if parts.scheme not in {"http", "https"} or not host:
-            raise ImageError(f"{url!r} is no URL of a registry")
-        if parts.scheme == "http" and not (is_loopback(host) or host in self.plain_http):
-            raise ImageError(
-                f"{host} is to be asked without TLS, by which anybody could read and change what is"
-                f" sent; if you trust the way to it: --plain-http {host}"
-            )
-        key = (_proxy(parts.scheme, host), host if parts.scheme == "https" else "")
-        with self._lock:
-            if key not in self._pools:
-                self._pools[key] = self._new_pool(*key)
-            return self._pools[key]
-
-    def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
-        context = _context(host) if host else None
-        timeout = urllib3.Timeout(connect=self.patience.connect, read=self.patience.read)
-        if not proxy:
-            return urllib3.PoolManager(timeout=timeout, maxsize=16, ssl_context=context)
-        user = urlsplit(proxy)
-        login = f"{user.username}:{user.password or ''}" if user.username else None
-        return urllib3.ProxyManager(
-            proxy,
-            proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
-            timeout=timeout,
-            maxsize=16,
-            ssl_context=context,
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host[:port] is this machine, without asking anybody for its address."""
-    name = host.rpartition(":")[0] if ":" in host else host
-    parts = name.split(".")
-    numbers = len(parts) == 4 and all(part.isdecimal() for part in parts)
-    return name == "localhost" or (numbers and parts[0] == "127")
-
-
-def _proxy(scheme: str, host: str) -> str:
-    """The proxy for a host as the environment names it; none for loopback, as other tools do."""
-    if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
-        return ""
-    proxy = urllib.request.getproxies().get(scheme, "")
-    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
-
-
-def _context(host: str) -> ssl.SSLContext:
-    """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
-    context = ssl.create_default_context()
-    for folder in _certificate_folders(host):
-        for file in sorted(folder.glob("*")):
-            try:
-                if file.suffix == ".crt":
-                    context.load_verify_locations(file)
-                elif file.suffix == ".cert":
-                    context.load_cert_chain(file, file.with_suffix(".key"))
-            except (OSError, ssl.SSLError) as error:
-                raise ImageError(
-                    f"{file}: not a certificate that can be used: {error.strerror or error}; it is"
-                    f" read for {host}: replace it, or take it away"
-                ) from None
-    return context
-
-
-def _certificate_folders(host: str) -> Iterator[Path]:
-    for folder in _CERTIFICATES:
-        yield Path(folder) / host
-    for folder in _HOME_CERTIFICATES:
-        yield Path.home() / folder / host
 
 
 def _place(url: str) -> str:

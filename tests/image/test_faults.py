@@ -125,6 +125,6 @@ def test_a_favour_that_is_never_done_changes_nothing(attempt, fault):
 
 @pytest.mark.parametrize("at", [0, 1, 6])
 def test_a_registry_that_does_not_answer_is_not_waited_for(attempt, at):
-    tried = attempt("hangs", at, wire=Wire(patience=dataclasses.replace(QUICK, read=0.3)))
+    tried = attempt("hangs", at, wire=Wire(patience=dataclasses.replace(QUICK, tries=3, read=2)))
     tried.check(may_fail=at == 0)
     assert at or "no answer in time" in str(tried.error)

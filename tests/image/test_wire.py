@@ -7,7 +7,8 @@ import pytest
 from k8sjob.errors import ImageError
 from k8sjob.image.access import _challenges
 from k8sjob.image.parallel import at_once, begin
-from k8sjob.image.wire import Answer, Patience, Wire, _seconds, is_loopback
+from k8sjob.image.pools import is_loopback
+from k8sjob.image.wire import Answer, Patience, Wire, _seconds
 
 
 @pytest.mark.parametrize(

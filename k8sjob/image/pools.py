@@ -1,0 +1,123 @@
+"""The connections of the wire: to whom in plain, by TLS or through a proxy, and who is trusted."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import urllib3
+
+from k8sjob.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+__all__ = ["Pools", "is_loopback"]
+
+_CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
+_HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
+_SIZE: Final = 16
+"""Idle connections to one host that are kept."""
+
+
+@dataclass(slots=True)
+class Pools:
+    """Connections to any host, kept open; may be shared by threads.
+
+    Attributes:
+        plain_http: registries (host[:port]) beside loopback that may be spoken to without TLS.
+        timeout: of each connection.
+    """
+
+    plain_http: Collection[str]
+    timeout: urllib3.Timeout
+    _pools: dict[tuple[str, str], urllib3.PoolManager] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses; others are closed when they are given back."""
+        with self._lock:
+            for pool in self._pools.values():
+                pool.clear()
+            self._pools.clear()
+
+    def find(self, url: str) -> urllib3.PoolManager:
+        """The connections for a URL.
+
+        Raises:
+            ImageError: it is none, or is to be asked without TLS.
+        """
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        if parts.scheme not in {"http", "https"} or not host:
+            raise ImageError(f"{url!r} is no URL of a registry")
+        if parts.scheme == "http" and not (is_loopback(host) or host in self.plain_http):
+            raise ImageError(
+                f"{host} is to be asked without TLS, by which anybody could read and change what is"
+                f" sent; if you trust the way to it: --plain-http {host}"
+            )
+        key = (_proxy(parts.scheme, host), host if parts.scheme == "https" else "")
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = self._new_pool(*key)
+            return self._pools[key]
+
+    def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
+        context = _context(host) if host else None
+        if not proxy:
+            return urllib3.PoolManager(timeout=self.timeout, maxsize=_SIZE, ssl_context=context)
+        user = urlsplit(proxy)
+        login = f"{user.username}:{user.password or ''}" if user.username else None
+        return urllib3.ProxyManager(
+            proxy,
+            proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+            timeout=self.timeout,
+            maxsize=_SIZE,
+            ssl_context=context,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host[:port] is this machine, without asking anybody for its address."""
+    name = host.rpartition(":")[0] if ":" in host else host
+    parts = name.split(".")
+    numbers = len(parts) == 4 and all(part.isdecimal() for part in parts)
+    return name == "localhost" or (numbers and parts[0] == "127")
+
+
+def _proxy(scheme: str, host: str) -> str:
+    """The proxy for a host as the environment names it; none for loopback, as other tools do."""
+    if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
+        return ""
+    proxy = urllib.request.getproxies().get(scheme, "")
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+def _context(host: str) -> ssl.SSLContext:
+    """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
+    context = ssl.create_default_context()
+    for folder in _certificate_folders(host):
+        for file in sorted(folder.glob("*")):
+            try:
+                if file.suffix == ".crt":
+                    context.load_verify_locations(file)
+                elif file.suffix == ".cert":
+                    context.load_cert_chain(file, file.with_suffix(".key"))
+            except (OSError, ssl.SSLError) as error:
+                raise ImageError(
+                    f"{file}: not a certificate that can be used: {error.strerror or error}; it is"
+                    f" read for {host}: replace it, or take it away"
+                ) from None
+    return context
+
+
+def _certificate_folders(host: str) -> Iterator[Path]:
+    for folder in _CERTIFICATES:
+        yield Path(folder) / host
+    for folder in _HOME_CERTIFICATES:
+        yield Path.home() / folder / host
