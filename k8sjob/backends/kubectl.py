@@ -14,6 +14,7 @@ import selectors
 import subprocess
 import tempfile
 import time
+import weakref
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
 from urllib.parse import unquote, urlencode
@@ -93,6 +94,9 @@ class KubectlTransport:
         if access.files:
             self._argv += ["--context", access.context]
             self._env["KUBECONFIG"] = access.kubeconfig
+        self._streams: set[subprocess.Popen[bytes]] = set()
+        # Threads that read a stream may be cut off by the end of this program.
+        weakref.finalize(self, _end, self._streams)
 
     def request(
         self,
@@ -177,10 +181,12 @@ class KubectlTransport:
             )
         except OSError as error:
             raise self._not_there(error) from None
+        self._streams.add(process)
         with process:
             try:
                 yield process
             finally:
+                self._streams.discard(process)
                 process.kill()
 
     def _pieces(
@@ -244,6 +250,11 @@ class KubectlTransport:
         if _REFUSED.match(text):
             return self._access.unreachable("Connection refused")
         return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
+
+
+def _end(processes: set[subprocess.Popen[bytes]]) -> None:
+    for process in list(processes):
+        process.kill()
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

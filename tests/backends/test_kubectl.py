@@ -1,8 +1,10 @@
 """The transport over kubectl: what it is asked, and its words read back."""
 
 import json
+import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -204,3 +206,39 @@ def test_without_kubectl_it_is_named(kubeconfig):
         transport.request("GET", JOB)
     with pytest.raises(BackendError, match="install kubectl"):
         list(transport.stream(JOB, stop=threading.Event()))
+
+
+READER = """
+import sys, threading
+from k8sjob.backends.kubeconfig import access
+from k8sjob.backends.kubectl import KubectlTransport
+
+transport = KubectlTransport(access(kubeconfig=sys.argv[1]), sys.argv[2])
+first = threading.Event()
+
+def read():
+    for line in transport.stream("/api"):
+        print(line.decode(), end="", flush=True)
+        first.set()
+
+threading.Thread(target=read, daemon=True).start()
+assert first.wait(30)
+"""
+
+
+def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(kubeconfig, tmp_path):
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
+    program.chmod(0o755)
+    argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    deadline = time.monotonic() + 10
+    while lives(done.stdout.strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lives(pid):
+    """Whether the process is there and is not merely waited for."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", pid], stdout=subprocess.PIPE, text=True)
+    return not done.stdout.startswith("Z") and done.stdout != ""
