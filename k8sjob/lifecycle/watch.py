@@ -130,7 +130,10 @@ class _Watcher:
             self._ended_at = self._ended_at or time.monotonic()
         elif ended.error and not isinstance(ended.error, JobNotFound):
             message = f"the output of {ended.source} cannot be read any more: {ended.error}"
-            yield Event(EventKind.WARNING, {"message": message}, time.time(), ended.source)
+            alike = message.replace(ended.source, "")  # a permission is missing for all or none
+            if alike not in self._told_warnings:
+                self._told_warnings.add(alike)
+                yield Event(EventKind.WARNING, {"message": message}, time.time(), ended.source)
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""

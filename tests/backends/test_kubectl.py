@@ -240,5 +240,6 @@ def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(kubec
 
 def lives(pid):
     """Whether the process is there and is not merely waited for."""
-    done = subprocess.run(["ps", "-o", "stat=", "-p", pid], stdout=subprocess.PIPE, text=True)
-    return not done.stdout.startswith("Z") and done.stdout != ""
+    argv = ["ps", "-o", "stat=", "-p", pid]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    return done.stdout != "" and not done.stdout.startswith("Z")

@@ -109,10 +109,10 @@ def test_output_that_cannot_be_read_is_a_warning_and_not_the_end(script, snapsho
     backend = script(
         [snapshot("Succeeded")],
         [line("master-0", "well")],
-        errors={"worker-0": BackendError("no permission")},
+        errors={f"worker-{n}": BackendError(f"no permission: worker-{n}") for n in range(2)},
     )
     events = list(watch(backend, ref))
-    (warning,) = told(events, "warning")
+    (warning,) = told(events, "warning")  # once for all replicas that fail alike
     assert "no permission" in warning.data["message"]
     assert [event.data["text"] for event in told(events, "log")] == ["well"]
 
