@@ -38,7 +38,7 @@ class End:
 
     Attributes:
         replica: "worker-2".
-        exit_code: as the kubelet shows it.
+        exit_code: of the failure; the container's own where nothing more is known.
         why: the kubelet's reason: "Error", "OOMKilled", "StartError".
         message: the termination message, as it is.
         reason: the same, read; None where something else than k8sjob's runtime wrote it.
@@ -120,4 +120,5 @@ def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:
         said = cut.group(1)
     seen = datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     time = reason.time if reason and reason.time else seen
-    return End(replica, exit_code, why, said, reason, time)
+    code = reason.exit_code if reason else exit_code  # the container's own may be RESTARTS_SPENT
+    return End(replica, code, why, said, reason, time)

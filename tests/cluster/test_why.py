@@ -157,6 +157,8 @@ FAULTS = [
      Cause.JOB_NAME, "too long"),
     ("taken", {"master": RUNS},
      Cause.NAME_TAKEN, "taken-master-0 exists already and does not belong to this job"),
+    ("again", {"master": replicas(container(FOR_EVER), terminationGracePeriodSeconds=900)},
+     Cause.NAME_TAKEN, "a pod of this name, of an earlier job, is still being deleted"),
     # how containers end
     ("command", {"master": replicas(container(command=["no-such-program"]))},
      Cause.START, 'exec: "no-such-program": executable file not found'),
@@ -423,8 +425,8 @@ def preempt(ward, name):
 
 
 def wait_for_pod(ward, name):
-    """Until its pod has a node."""
-    path = "jsonpath={.spec.nodeName}"
+    """Until its pod has a node, and runs if there is a machine."""
+    path = "jsonpath={.status.startTime}" if name == "again" else "jsonpath={.spec.nodeName}"
     pod = f"{name}-master-0"
     while not ward.cluster.kubectl(
         "get", "pod", pod, "-n", ward.namespace(), "-o", path, check=False
@@ -433,7 +435,16 @@ def wait_for_pod(ward, name):
         time.sleep(0.5)
 
 
-PROVOKED = {"drained": drain, "preempted": preempt}
+def submit_again(ward, name):
+    """Delete the job and make it anew while its pod takes its time."""
+    wait_for_pod(ward, name)
+    backend = ward.backend()
+    backend.delete(backend.find(name))
+    given = next(given for other, given, *_ in FAULTS if other == name)
+    ward.submit(job(name, **copy.deepcopy(given)))
+
+
+PROVOKED = {"again": submit_again, "drained": drain, "preempted": preempt}
 ALSO = {
     "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],
     "overdue": [[], [Cause.LEFTOVER]],  # any event near it lets the operator notice

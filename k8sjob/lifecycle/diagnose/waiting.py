@@ -129,7 +129,7 @@ def _master(case: Case) -> tuple[str, str]:
 
 def pods_to_come(case: Case) -> Iterator[Finding]:
     """A job that is so new that it has no Pods."""
-    if case.pods or case.status.state not in (JobState.CREATED, JobState.RESTARTING):
+    if case.pods or case.status.state is not JobState.CREATED:
         return
     begun = case.status.created
     if case.namespace != "local" and begun:
