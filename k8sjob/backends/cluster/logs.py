@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["replica_logs"]
 
 _TRIES_AFTER_THE_END: Final = 5
+_STEADY_SECONDS: Final = 5.0
 _TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 
 
@@ -106,13 +107,14 @@ class _Follower:
         self._output, self._pods, self._stop, self._ended = output, pods, stop, ended
         self._pod: Instance | None = None
         self._after = 0.0
-        self._failures = 0
+        self._failures = self._drains = 0
         self._answered = time.monotonic()
         self._ended_at: float | None = None
 
     def lines(self) -> Iterator[LogLine]:
         pace = self._pods.pace
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 if (yield from self._step()):
                     return
@@ -121,7 +123,9 @@ class _Follower:
                 silent = time.monotonic() - self._answered > pace.patience
                 if silent or error.code not in _TRANSIENT:
                     raise
-                self._failures += 1
+                # What broke after a while did work: a container that is silent breaks it, too.
+                lasted = time.monotonic() - began > _STEADY_SECONDS
+                self._failures = 0 if lasted else self._failures + 1
             self._stop.wait(min(pace.pause * 2 ** min(self._failures, 9), pace.longest_pause))
 
     def _step(self) -> Generator[LogLine, None, bool]:
@@ -159,13 +163,15 @@ class _Follower:
 
     def _drain(self, now: Instance) -> Iterator[LogLine]:
         """The rest of an instance that has ended."""
-        given_up = self._failures >= _TRIES_AFTER_THE_END and self._is_over()
+        self._drains += 1
+        given_up = self._drains > _TRIES_AFTER_THE_END and self._is_over()
         there = not given_up and (yield from self._output.read(now))
         if self._stop.is_set():
             return
         if not there and not self._output.whole:
             yield self._output.gap(now, "the rest of its output cannot be read any more")
         self._output.whole = self._output.drained = True
+        self._drains = 0
 
     def _leave(self, pod: Instance) -> Iterator[LogLine]:
         """The Pod is gone, and with it what was not read."""

@@ -88,7 +88,7 @@ class Cluster:
         self.pods, self.clock = {}, BEGIN
         self.happenings, self.listings, self.streams = [], 0, []
         self.broken, self.hung_up, self.over, self.listed_in_vain = False, False, False, 0
-        self.refusal = None
+        self.refusal, self.node_is_lost = None, False
 
     def pod(self, replica="worker-0", uid="first", **options):
         pod = self.pods[f"job-{replica}"] = Pod(self, replica, uid, **options)
@@ -123,6 +123,8 @@ class Cluster:
         name = path.split("/")[-2]
         if self.refusal:
             raise self.refusal
+        if self.node_is_lost:
+            raise ApiError("no route to host", code=500, reason="InternalError")
         if name not in self.pods:
             raise ApiError("gone", code=404, reason="NotFound", said="not found")
         yield from self._lines(self.pods[name], query, stop)
@@ -284,6 +286,38 @@ def test_the_last_lines_are_read_after_the_end_of_the_container(cluster, read):
 
     cluster.then(ends_unseen, cluster.end)
     assert texts(read(follow=True)) == ["seen", "unseen"]
+
+
+def test_a_container_that_was_silent_for_long_is_read_to_its_end(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("seen")
+
+    def ends_unseen():
+        pod.write("unseen")
+        pod.exit()
+        cluster.end()
+        cluster.drop()
+
+    cluster.then(*[cluster.drop] * 8, ends_unseen)
+    assert texts(read(follow=True)) == ["seen", "unseen"]
+
+
+def test_a_node_that_never_answers_again_is_given_up_after_the_end(cluster, read):
+    pod = cluster.pod()
+    pod.start()
+    pod.write("seen")
+
+    def dies():
+        cluster.node_is_lost = True
+        pod.exit()
+        cluster.end()
+        cluster.drop()
+
+    cluster.then(cluster.drop, dies)
+    first, gap = texts(read(follow=True))
+    assert first == "seen"
+    assert gap.endswith("the rest of its output cannot be read any more")
 
 
 def test_an_apiserver_that_is_away_for_a_while(cluster, read):
