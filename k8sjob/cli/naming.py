@@ -28,9 +28,7 @@ _Seen = TypeVar("_Seen")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 GLANCE_SECONDS: Final = 3.0
-"""How long a cluster is asked for a job that may also be on this machine."""
-COMPLETION_SECONDS: Final = 1.5
-"""How long a cluster may take to complete a word in a shell."""
+"""How long a cluster is asked for a job that may also be on this machine, or to complete a word."""
 
 
 def job_argument(
@@ -169,7 +167,7 @@ def _names_there(place: Place, namespace: str) -> list[tuple[str, str]]:
     if not (place.is_cluster or configured()):
         return []
     try:
-        jobs = _within(COMPLETION_SECONDS, lambda: place.connect(namespace or None).jobs())
+        jobs = _within(GLANCE_SECONDS, lambda: place.connect(namespace or None).jobs())
     except BackendError:
         return []
     return [(s.job["metadata"]["name"], s.job["metadata"]["namespace"]) for s in jobs]
