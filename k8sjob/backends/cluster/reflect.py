@@ -36,6 +36,8 @@ MOST_SECONDS: Final = 3.0
 """The longest pause: an apiserver that is back is seen within it."""
 STEADY_SECONDS: Final = 10.0
 """A list and a watch that together lasted so long were good ones: the pauses begin anew."""
+LOST_LISTS: Final = 2
+"""So many lists must fail in a row until the connection counts as lost."""
 REFUSED_SECONDS: Final = 30.0
 """A role or a CRD may not be known yet to an apiserver that was just started."""
 _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
@@ -127,6 +129,7 @@ class _Reflection:
         self._known: dict[str, Json] = {}
         self._synced = self._lost = False
         self._watching = False
+        self._failed = 0
         self._refused_since: float | None = None
 
     def changes(self) -> Iterator[Change]:
@@ -145,7 +148,7 @@ class _Reflection:
         elif self._lost:
             yield Change(Kind.RESTORED)
         self._synced = self._watching = True
-        self._lost, self._refused_since = False, None
+        self._lost, self._failed, self._refused_since = False, 0, None
         yield from self._watched(version)
 
     def failed(self, error: ApiError, patience: float) -> Iterator[Change]:
@@ -156,8 +159,9 @@ class _Reflection:
             self._refused_since = self._refused_since or time.monotonic()
             if time.monotonic() - self._refused_since > patience:
                 raise error
-        # A watch that breaks is mended by the next list, unless that fails too.
-        if not (self._watching or self._lost or error.code == 410):
+        # A watch that breaks is mended by the next list, or the one after it, if at all at once.
+        self._failed += not self._watching and error.code != 410
+        if self._failed >= LOST_LISTS and not self._lost:
             self._lost = True
             yield Change(Kind.LOST, why=error)
 

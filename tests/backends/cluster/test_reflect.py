@@ -102,8 +102,9 @@ def test_after_an_error_event_the_list_tells_what_was_missed(script, changes, li
     assert versions(script) == ["5", "20"]
 
 
-def test_a_break_that_is_mended_at_once_is_not_told(script, changes, listed, error):
-    script.on("GET", PODS, listed(5), listed(6, pod("a", 6)))
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_break_that_is_mended_at_once_is_not_told(script, changes, listed, error, failures):
+    script.on("GET", PODS, listed(5), *[error()] * failures, listed(6, pod("a", 6)))
     script.watched(PODS, [error()])
     assert changes(2) == [("SYNCED", ""), ("ADDED", "a")]
 
