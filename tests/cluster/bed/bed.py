@@ -76,13 +76,16 @@ class Bed(Cluster):
             images.clone(images.template(self.bin / "pause", _fill), self.folder / "lib")
         pki.make(self.folder / "pki")
         owner = 0 if self.detached else os.getpid()
-        self.keeper = subprocess.Popen(
-            [sys.executable, str(KEEPER), str(self.folder), str(self.bin), str(owner)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with (self.folder / "keeper.log").open("w") as log:
+            # Nothing of ours may stay open in it: it can outlive us, and whoever reads us waits.
+            self.keeper = subprocess.Popen(
+                [sys.executable, str(KEEPER), str(self.folder), str(self.bin), str(owner)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
         if not (line := self.keeper.stdout.readline()):
             raise ClusterError("the bed's keeper ended before it was ready")
         said = json.loads(line)
@@ -125,9 +128,8 @@ class Bed(Cluster):
     def keep_logs(self):
         """Copy the logs to where they outlive the bed; return that folder."""
         kept = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-logs-"))
-        for log in (*self.logs.glob("*.log"), self.folder / "supervisor.log"):
-            if log.exists():
-                shutil.copy2(log, kept)
+        for log in (*self.logs.glob("*.log"), *self.folder.glob("*.log")):
+            shutil.copy2(log, kept)
         return kept
 
     # --- components and their faults -----------------------------------------------------------
