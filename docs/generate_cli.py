@@ -32,7 +32,7 @@ HEAD = """\
 | Code | Meaning |
 |---|---|
 | 0 | done; for `run`, `watch` and `submit --watch`: the job succeeded; `diff`: the same |
-| 1 | an error: a file that is no job, findings of `lint`, a back end that refuses, a name that is taken; `diff`: different |
+| 1 | an error: a file that is no job, findings of `lint`, a refusal, a taken name; `diff`: other |
 | 2 | wrong usage: an unknown command, option or value; an error of `diff` |
 | 100 | the job failed |
 | 101 | the job has not ended (`status --exit-code`) |
@@ -46,7 +46,7 @@ Those of containers are in [exit codes](exit-codes.md).
 
 | Variable | Meaning |
 |---|---|
-| `KUBECONFIG` | the kubeconfig, or several; `~/.kube/config` by default, in a pod its service account |
+| `KUBECONFIG` | the kubeconfig, or several; `~/.kube/config` by default, or a pod's own account |
 | `K8SJOB_STATE` | folder of the jobs on this machine; `~/.local/state/k8sjob` by default |
 | `K8SJOB_PLAIN_HTTP` | registries (host[:port], with spaces between) that have no TLS |
 | `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | where docker's and podman's logins are, for `push` |

@@ -8,6 +8,7 @@ user's to decide.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,7 @@ __all__ = ["Outcome", "Submitted", "compare", "send"]
 
 _ROUNDS: Final = 5
 """How often a job of the same name may come or go in the middle of a submission."""
+_POLL_SECONDS: Final = 0.2
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _SPARE_SECONDS: Final = 60.0
@@ -157,16 +159,29 @@ class _Sending:
         raise error
 
     def _delete(self, there: Json) -> None:
-        """Delete the job, and this one only, and wait until its pods are gone."""
+        """Delete the job, and this one only, and wait until it and its pods are gone."""
         ref, seconds = job_ref(there), _grace(there) + _SPARE_SECONDS
         self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
+        deadline = time.monotonic() + seconds
         try:
             self._backend.delete_and_wait(ref, timeout=seconds)
+            self._wait_until_gone(ref, deadline)
         except JobNotFound:
             return
         except KeyboardInterrupt:
             self._tell(f"{ref} is being deleted and is not made anew; submit it again")
             raise
+
+    def _wait_until_gone(self, ref: JobRef, deadline: float) -> None:
+        """A job without pods stays as long as it has finalizers."""
+        while True:
+            self._backend.snapshot(ref)  # JobNotFound once it is gone
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"{ref} is being deleted, but not gone; see its finalizers: kubectl get"
+                    f" pytorchjob {ref.name} -n {ref.namespace} -o yaml"
+                )
+            time.sleep(_POLL_SECONDS)
 
 
 def _manifest(made: Plan) -> Json:

@@ -25,7 +25,8 @@ class Apiserver:
     Attributes:
         jobs: the PyTorchJobs by namespace and name.
         pods: the Pods, of all namespaces.
-        lingers: how many times a job that is being deleted is seen until it is gone.
+        lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
+            0: pods stay.
         asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
         before: called with each of those words, before the request is looked at; whatever it
             returns is the answer, as (code, object).
@@ -47,7 +48,7 @@ class Apiserver:
         namespace = parts[at + 1] if at is not None else None
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if rest[:1] != [JOBS]:
-            items = self.pods if rest[:1] == ["pods"] else []
+            items = self._listed_pods() if rest[:1] == ["pods"] else []
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
         word = f"{method} dry" if "dryRun" in query else method
         self.asked.append(word)
@@ -64,6 +65,14 @@ class Apiserver:
         self.jobs[namespace, name]["status"] = {
             "conditions": [{"type": condition, "status": "True", "reason": reason}]
         }
+
+    def _listed_pods(self):
+        found = list(self.pods)
+        if found and self.lingers:
+            self.lingers -= 1
+            if not self.lingers:
+                self.pods.clear()
+        return found
 
     def _post(self, namespace, _name, query, body):
         made = copy.deepcopy(body)
@@ -119,9 +128,7 @@ class Apiserver:
         wanted = (body or {}).get("preconditions", {}).get("uid")
         if wanted and wanted != job["metadata"]["uid"]:
             return status(409, "Conflict", "the UID in the precondition does not match")
-        if self.lingers and (body or {}).get("propagationPolicy") == "Foreground":
-            job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        else:
+        if "deletionTimestamp" not in job["metadata"]:
             del self.jobs[namespace, name]
         return 200, {"kind": "Status", "status": "Success"}
 
