@@ -77,6 +77,9 @@ class ExitCode(IntEnum):
     """The training script failed."""
     CONFIG = 2
     """The environment or the settings cannot work; the same start would fail again."""
+    RESTARTS_SPENT = 3
+    """The group failed once more than max_restarts allows; the Reason has the code of the last
+    failure. Used where restart_policy is ExitCode, under which any code >= 128 starts again."""
     PEER_LOST = 138
     """Another rank went away; this one is fine and may be started again (128 + SIGUSR1)."""
     HUNG = 140
@@ -235,6 +238,7 @@ class RuntimeConfig:
         local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
             arguments for scripts that parse it; None for all others.
         max_restarts: how often the group may meet again inside the pods.
+        restart_policy: the replicas' restartPolicy.
         rendezvous_timeout: seconds until all ranks must have come.
         collective_timeout: seconds until a collective counts as failed.
         hang_timeout: seconds without progress after which the watchdog ends the group; 0: never.
@@ -250,6 +254,7 @@ class RuntimeConfig:
     checkpoint_keep: int = 3
     local_rank_arg: str | None = None
     max_restarts: int = 3
+    restart_policy: str = "OnFailure"
     rendezvous_timeout: float = 600.0
     collective_timeout: float = 600.0
     hang_timeout: float = 600.0

@@ -16,12 +16,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import __version__
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
 from k8sjob.runtime import config, strays
-from k8sjob.runtime.agent import describe, keep, say
+from k8sjob.runtime.agent import describe, keep, retryable, say
 from k8sjob.runtime.env import EnvError, NodeEnv, node_env
 from k8sjob.runtime.master import await_master
 from k8sjob.runtime.peer import PeerLost
@@ -37,6 +37,8 @@ _USAGE: Final = (
     "usage: python -m k8sjob.runtime SCRIPT [ARGS...] | -m MODULE [ARGS...] | --exec PROGRAM ..."
 )
 _OLDEST_TORCH: Final = (2, 6)
+_End: TypeAlias = "tuple[Reason | None, int]"
+"""How it ended, and the container's exit code."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,19 +55,19 @@ def main(argv: Sequence[str]) -> int:
     strays.adopt()
     try:
         with Inbox(_parents_lifeline()) as inbox:
-            reason = _run(argv, environ, inbox)
+            reason, code = _run(argv, environ, inbox)
     except (EnvError, PeerLost) as error:
-        reason = _refused(error)
+        reason, code = _refused(error)
     except OSError as error:
-        reason = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
+        reason, code = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
     if reason is None:
         return ExitCode.DONE
     say(describe(reason))
     _write_last_words(reason)
-    return reason.exit_code
+    return code
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> Reason | None:
+def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
     form = argv[0] if argv else ""
     if not argv or (form in {"-m", "--exec"} and len(argv) < 2) or form in {"-h", "--help"}:
         raise EnvError(f"nothing to run: {' '.join(argv) or 'no arguments'}; {_USAGE}")
@@ -75,7 +77,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> Reaso
         if form == "--exec":
             # The command's own launcher restarts and watches; the agent only keeps it.
             settings = replace(settings, max_restarts=0, hang_timeout=0)
-            return keep(Single(argv[1:], environ, lifeline), settings, inbox)
+            return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
         node = node_env(environ)
         say(_banner(node, settings))
         _check_program(argv)
@@ -85,7 +87,11 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> Reaso
             node = replace(node, master_port=_reserve_port(stack))
         environ = _with_threads(environ, node)
         ranks = Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
-        return keep(ranks, settings, inbox)
+        reason, code = _end(keep(ranks, settings, inbox))
+        # It would start again, for as long as the operator lives: the pod's next agent knows of no
+        # restarts before its own.
+        spent = settings.restart_policy == "ExitCode" and retryable(code) and not inbox.stopping()
+        return reason, ExitCode.RESTARTS_SPENT if spent else code
 
 
 def _banner(node: NodeEnv, settings: RuntimeConfig) -> str:
@@ -163,14 +169,19 @@ def _reserve_port(stack: ExitStack) -> int:
     return port
 
 
-def _refused(error: EnvError | PeerLost) -> Reason:
-    return Reason(
+def _end(reason: Reason | None) -> _End:
+    return reason, reason.exit_code if reason else ExitCode.DONE
+
+
+def _refused(error: EnvError | PeerLost) -> _End:
+    reason = Reason(
         exit_code=int(error.exit_code),
         type=type(error).__name__,
         message=str(error),
         time=time.time(),
         culprits=error.culprits if isinstance(error, PeerLost) else (),
     )
+    return _end(reason)
 
 
 def _write_last_words(reason: Reason) -> None:

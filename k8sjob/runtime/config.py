@@ -44,6 +44,7 @@ _NUMBERS: Final = {
 _TEXTS: Final = {
     "job": False,
     "strategy": False,
+    "restart_policy": False,
     "backend": True,
     "checkpoint_dir": True,
     "local_rank_arg": True,

@@ -266,6 +266,18 @@ class JobSpec(Part):
         return self.run.command is None
 
     @property
+    def restart_policy(self) -> str:
+        """The replicas' restartPolicy: as given, or what ends a job of this form in good time.
+
+        Under ExitCode a script's error fails the job at once; under OnFailure it would crash again
+        and again, with the kubelet's growing delays, until the sum of all restarts is too large.
+        But under ExitCode nothing counts the starts of a pod that is killed as a whole (out of
+        memory, say): its peers' agents do, so there must be some, and agents.
+        """
+        derived = "ExitCode" if self.uses_agent and self.nnodes > 1 else "OnFailure"
+        return self.policy.restart_policy or derived
+
+    @property
     def runtime_config(self) -> RuntimeConfig:
         """What the containers must know: the value of K8SJOB_CONFIG."""
         checkpoint = self.checkpoint
@@ -280,6 +292,7 @@ class JobSpec(Part):
             checkpoint_keep=checkpoint.keep if checkpoint else 3,
             local_rank_arg=run.local_rank_arg,
             max_restarts=self.policy.max_restarts,
+            restart_policy=self.restart_policy,
             rendezvous_timeout=float(run.rendezvous_timeout),
             collective_timeout=float(run.collective_timeout),
             hang_timeout=float(run.hang_timeout),

@@ -35,12 +35,14 @@ class Policy(Part):
     """Restarts, clean-up and deadlines."""
 
     restart_policy: Annotated[
-        Literal["OnFailure", "ExitCode", "Never", "Always"],
+        Literal["OnFailure", "ExitCode", "Never", "Always"] | None,
         doc(
-            "When a replica that failed starts again. ExitCode: only for codes of 128 and above.",
+            "When a replica that failed starts again. ExitCode: only for codes of 128 and above; a"
+            " script's own error fails the job at once. null: ExitCode where k8sjob's agent keeps"
+            " the script of several replicas, else OnFailure.",
             "OnFailure",
         ),
-    ] = "OnFailure"
+    ] = None
     max_restarts: Annotated[
         Whole,
         doc(

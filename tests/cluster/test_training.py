@@ -333,7 +333,7 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
 
 
 def test_a_rank_that_raises_fails_the_job_with_its_reason(start, programs):
-    fields = {"volumes": [], "checkpoint": None, "policy": {"restart_policy": "ExitCode"}}
+    fields = {"volumes": [], "checkpoint": None}
     fields["run"] = {"script": "failing.py", "env": {"OMP_NUM_THREADS": "1"}}
     with start(told("failing", {}, **fields), programs) as training:
         training.finish("Failed")

@@ -71,7 +71,14 @@ def test_a_changed_field_is_a_line_out_and_a_line_in(job):
         ({"gang": {"queue": "q"}}, ["spec.runPolicy.schedulingPolicy"], []),
         (
             {"policy": {"restart_policy": "Never"}},
-            [f"{MASTER}.restartPolicy", f"{WORKER}.restartPolicy"],
+            [
+                f"{role}.{field}"
+                for role in (MASTER, WORKER)
+                for field in (
+                    "restartPolicy",
+                    "template.spec.containers[0].env[1].value.restart_policy",
+                )
+            ],
             [],
         ),
     ],

@@ -42,7 +42,7 @@ def test_a_small_job(job, crd_problems):
     for role in ("Master", "Worker"):
         annotations = replica(rendered, role)["template"]["metadata"]["annotations"]
         assert annotations == {"sidecar.istio.io/inject": "false"}
-        assert replica(rendered, role)["restartPolicy"] == "OnFailure"
+        assert replica(rendered, role)["restartPolicy"] == "ExitCode"
         assert container(rendered, role)["name"] == "pytorch"
         assert container(rendered, role)["command"] == ["python", "-m", "k8sjob.runtime"]
         assert container(rendered, role)["args"] == ["main.py"]

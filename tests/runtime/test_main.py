@@ -84,6 +84,36 @@ class TestRefusals:
         assert seen in result.err
 
 
+class TestSpentRestarts:
+    KILLED = "import os; os.kill(os.getpid(), 9)"
+
+    def test_the_operator_is_told_not_to_start_it_again(self, run):
+        result = run(self.KILLED, max_restarts=1, restart_policy="ExitCode")
+        assert result.code == ExitCode.RESTARTS_SPENT
+        assert (result.reason.exit_code, result.reason.type) == (137, "Signal")
+        assert "restart 1 of 1" in result.err
+
+    def test_where_the_operator_counts_the_code_stays_what_it_is(self, run):
+        assert run(self.KILLED, max_restarts=0, restart_policy="OnFailure").code == 137
+
+    def test_an_error_of_the_script_keeps_its_code(self, run):
+        assert run("raise SystemExit(7)", restart_policy="ExitCode").code == 7
+
+    def test_a_stop_keeps_its_code(self, start):
+        node = start(
+            "import pathlib, time; pathlib.Path('ready').write_text('x'); time.sleep(60)",
+            max_restarts=0,
+            restart_policy="ExitCode",
+        )
+        node.until("ready")
+        node.send(signal.SIGTERM)
+        assert node.finish().code == 143
+
+    def test_a_master_that_may_still_come_is_waited_for_by_a_new_pod(self, run):
+        result = run("", environ=NODE_1, rendezvous_timeout=0.5, restart_policy="ExitCode")
+        assert result.code == ExitCode.PEER_LOST
+
+
 class TestMastersName:
     def test_it_waits_with_a_deadline_and_says_for_what(self, run):
         result = run("print('never')", environ=NODE_1, rendezvous_timeout=0.5)

@@ -54,13 +54,6 @@ def module_folder(module):
 
 
 def _build(folder):
-    steps = [
-        (
-            ["build", "-trimpath", "-ldflags", LDFLAGS, "-o", "{}/", ".", "./etcd", "./pause"],
-            MODULE,
-        ),
-        *((["install", "-trimpath", package], None) for package in INSTALLED),
-    ]
     making = folder.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
