@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 __all__ = [
+    "AXES",
     "BACKENDS",
+    "SCHEDULES",
     "STRATEGIES",
     "Conflict",
     "Option",
@@ -29,6 +31,12 @@ __all__ = [
 
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType({"nccl": "GPUs", "gloo": "CPUs"})
 """Backends of a process group that torch's packages are built with, and what each is for."""
+
+AXES: Final = ("data", "model")
+"""Axes of a mesh: along the first the batch is divided, along the second the model."""
+
+SCHEDULES: Final = ("1f1b", "gpipe")
+"""Orders in which a pipeline works off its micro-batches."""
 
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
@@ -98,11 +106,15 @@ class Strategy:
     Attributes:
         summary: what the strategy does, in one line.
         options: its settings.
+        rule: what its settings and the job's processes must hold together.
         uniform: whether every node must have the same number of GPUs.
     """
 
     summary: str
     options: Mapping[str, Option]
+    rule: Callable[[Mapping[str, Any], Shape], Iterator[Conflict]] = lambda _settings, _shape: iter(
+        ()
+    )
     uniform: bool = True
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +136,59 @@ def _positive(value: Any) -> bool:
 
 def _texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _layouts(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(axes, list | tuple)
+        and all(axis is None or axis in AXES for axis in axes)
+        and all(list(axes).count(axis) <= 1 for axis in AXES)
+        for axes in value.values()
+    )
+
+
+def _of_mesh(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    data, model = settings["data"], settings["model"]
+    if data is not None and data * model != shape.world_size:
+        yield Conflict(
+            "strategy.data",
+            f"mesh data {data} x model {model} = {data * model}, but {shape}; leave data out,"
+            " or change one of them",
+        )
+    elif shape.world_size % model:
+        fitting = [str(n) for n in range(1, shape.world_size + 1) if shape.world_size % n == 0]
+        yield Conflict(
+            "strategy.model",
+            f"{shape} do not divide by mesh axis model={model}; set it to {', '.join(fitting)}",
+        )
+    if model > 1 and not settings["layout"]:
+        yield Conflict(
+            "strategy.layout",
+            f"nothing lies along mesh axis model={model}: its ranks would all compute the same;"
+            " write what it divides, as {fc1.weight: [model, null]}, or leave model out",
+        )
+
+
+def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    splits = settings["splits"]
+    stages = len(splits) + 1
+    if not splits:
+        yield Conflict(
+            "strategy.splits",
+            "no splits leave one stage; write the layers that begin the others, as [block2]",
+        )
+    elif shape.world_size % stages:
+        yield Conflict(
+            "strategy.splits",
+            f"{shape} do not divide by {len(splits)} splits + 1 = {stages} stages; change one of"
+            " them",
+        )
+    if settings["schedule"] == "1f1b" and settings["micro_batches"] < stages:
+        yield Conflict(
+            "strategy.micro_batches",
+            f"{settings['micro_batches']} micro-batches leave some of {stages} stages without work"
+            f" at any time; set it to at least {stages}, or use schedule: gpipe",
+        )
 
 
 _OFF: Final = Option(default=False, wanted="true or false", takes=_flag)
@@ -153,6 +218,34 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
             options={**_STEP, **_LAYERS, "reshard": _ON},
         ),
+        "mesh": Strategy(
+            summary="ranks along data divide each batch, ranks along model divide what layout says",
+            options={
+                **_STEP,
+                "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
+                "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+                "layout": Option(
+                    default=MappingProxyType({}),
+                    wanted="a mapping of names to axes, each data, model or null",
+                    takes=_layouts,
+                ),
+            },
+            rule=_of_mesh,
+        ),
+        "pipeline": Strategy(
+            summary="every rank has some of the layers, batches pass through in parts",
+            options={
+                **_STEP,
+                "splits": _NAMES,
+                "schedule": Option(
+                    default="1f1b",
+                    wanted=" or ".join(SCHEDULES),
+                    takes=lambda value: value in SCHEDULES,
+                ),
+                "micro_batches": Option(default=4, wanted="a whole number", takes=_whole, least=1),
+            },
+            rule=_of_pipeline,
+        ),
     }
 )
 """All strategies, by the spec's `strategy.kind`."""
@@ -179,6 +272,8 @@ def conflicts(
         message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES)}"
         return [Conflict("strategy.kind", message)]
     found = [*_of_options(kind, options), *_of_shape(row, shape)]
+    if not found:
+        found += row.rule(row.settings(options), shape)
     if backend is not None:
         found += _of_backend(backend, shape)
     return found
@@ -198,10 +293,10 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
         elif value is None and option.default is None:
             continue
         elif not option.takes(value):
-            default = json.dumps(option.default)
+            default = json.dumps(option.default, default=dict)
             yield Conflict(at, f"{value!r} is not {option.wanted}; leave it out for {default}")
         elif option.least and value < option.least:
-            default = json.dumps(option.default)
+            default = json.dumps(option.default, default=dict)
             yield Conflict(at, f"{value} is less than {option.least}; leave it out for {default}")
 
 

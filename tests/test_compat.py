@@ -103,6 +103,48 @@ def test_settings_that_ddp_does_not_take(given, said):
     assert said in found.message
 
 
+DIVIDED = {"fc.weight": ["model", None]}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"model": 3, "layout": DIVIDED}, "model", "2 nodes x 4 processes = 8 ranks do not divide"),
+        ({"model": 3, "layout": DIVIDED}, "model", "model=3; set it to 1, 2, 4, 8"),
+        ({"model": 4, "data": 4, "layout": DIVIDED}, "data", "data 4 x model 4 = 16, but 2 nodes"),
+        ({"model": 2}, "layout", "nothing lies along mesh axis model=2"),
+        ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names to axes"),
+        ({"layout": {"fc.weight": ["model", "model"]}}, "layout", "is not a mapping of names"),
+        ({"layout": 3}, "layout", "leave it out for {}"),
+    ],
+)
+def test_meshes_that_cannot_be(given, field, said):
+    (found,) = conflicts("mesh", given, Shape(2, 4))
+    assert found.field == f"strategy.{field}"
+    assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({}, "splits", "no splits leave one stage"),
+        ({"splits": ["a", "b"]}, "splits", "= 8 ranks do not divide by 2 splits + 1 = 3 stages"),
+        ({"splits": ["a"], "micro_batches": 1}, "micro_batches", "set it to at least 2"),
+        ({"splits": ["a"], "schedule": "zb"}, "schedule", "'zb' is not 1f1b or gpipe"),
+    ],
+)
+def test_pipelines_that_cannot_be(given, field, said):
+    (found,) = conflicts("pipeline", given, Shape(2, 4))
+    assert found.field == f"strategy.{field}"
+    assert said in found.message
+
+
+@pytest.mark.parametrize("model", [1, 2, 4, 8])
+def test_every_mesh_of_eight(model):
+    given = {"model": model, "data": 8 // model, "layout": DIVIDED}
+    assert conflicts("mesh", given, Shape(2, 4)) == []
+
+
 def test_the_spec_says_what_the_table_says():
     with pytest.raises(SpecError, match="ddp has no such setting") as refused:
         JobSpec(name="x", image="x", run={"script": "a"}, strategy={"reshard": False})

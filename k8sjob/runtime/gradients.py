@@ -12,10 +12,42 @@ from torch.nn.utils import get_total_norm
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.nn import Parameter
 
-__all__ = ["clip", "local"]
+    from k8sjob.runtime.mesh import Mesh
+
+__all__ = ["MixedError", "clip", "local", "synchronise"]
+
+
+class MixedError(RuntimeError):
+    """A plain parameter got a distributed gradient."""
+
+
+def synchronise(model: nn.Module, mesh: Mesh) -> None:
+    """Each gradient as its parameter lies, and the mean along data.
+
+    Raises:
+        RuntimeError: a parameter has no gradient, or a MixedError.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        gradient = parameter.grad
+        if gradient is None:
+            raise RuntimeError(
+                f"{name} has no gradient: the loss does not depend on it; use it, or call"
+                " requires_grad_(False) on it"
+            )
+        if isinstance(gradient, DTensor):
+            if not isinstance(parameter, DTensor):
+                raise MixedError(name)
+            if gradient.placements != parameter.placements:
+                gradient = gradient.redistribute(placements=parameter.placements)
+                parameter.grad = gradient
+        found.append(local(gradient))
+    mesh.average(found)
 
 
 def local(tensor: Tensor) -> Tensor:

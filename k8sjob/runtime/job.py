@@ -118,6 +118,7 @@ class Job:
         prepared = strategy(self.config.strategy, model.to(self.device), loss, self.group, options)
         parameters = prepared.model.parameters()
         made = _made(optimizer, parameters)
+        prepared.ready(made)
         schedule = None if scheduler is None else _made(scheduler, made)
         # From here on ranks differ: each share of the data has its own dropout masks.
         rng.seed_all(self.seed, prepared.stream)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from k8sjob.compat import GONE
-from k8sjob.spec.base import Count, Flag, Part, doc, refuse
+from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse
 from k8sjob.spec.names import AbsolutePath, Text
 
 __all__ = ["Checkpoint", "Strategy"]
@@ -31,6 +31,16 @@ def _pattern(value: str) -> str:
 Pattern = Annotated[Text, AfterValidator(_pattern)]
 
 
+def _once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    named = [axis for axis in axes if axis is not None]
+    if len(set(named)) < len(named):
+        refuse(f"{list(axes)} names an axis twice; a tensor is divided along each once")
+    return axes
+
+
+Axes = Annotated[tuple[Literal["data", "model"] | None, ...], AfterValidator(_once)]
+
+
 def _every(value: Any) -> Any:
     steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value != "epoch" and not steps:
@@ -42,12 +52,16 @@ class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
-        Literal["ddp", "fsdp"],
+        Literal["ddp", "fsdp", "mesh", "pipeline"],
         doc(
             "ddp: every rank has the whole model, gradients are averaged. fsdp: every rank has a"
-            " part of each parameter and gathers the rest as it is needed.",
+            " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
+            " divide each batch, ranks along model divide what layout says. pipeline: every rank"
+            " has some of the layers, batches pass through in parts.",
             "ddp",
             "fsdp",
+            "mesh",
+            "pipeline",
         ),
     ] = "ddp"
     accumulate: Annotated[
@@ -103,6 +117,49 @@ class Strategy(Part):
             False,
         ),
     ] = True
+    data: Annotated[
+        Count | None,
+        doc(
+            "mesh: ranks along data; null: world_size divided by model.",
+            2,
+            unit="ranks",
+        ),
+    ] = None
+    model: Annotated[Count, doc("mesh: ranks along model.", 4, unit="ranks")] = 1
+    layout: Annotated[
+        FrozenMap[Pattern, Axes],
+        doc(
+            "mesh: the axis or null for each dimension of a parameter, or of what a layer gives"
+            " (LAYER.output, as that of fc1 here). A key is a name, or a regular expression of the"
+            " whole name; the others are the same on all ranks.",
+            {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
+        ),
+    ] = FROZEN_EMPTY
+    splits: Annotated[
+        tuple[Text, ...],
+        doc(
+            "pipeline: the layers of an nn.Sequential that begin a new stage, by name, in its"
+            " order; a stage a rank, and copies of the pipeline where there are more ranks.",
+            ["block2", "block4"],
+        ),
+    ] = ()
+    schedule: Annotated[
+        Literal["1f1b", "gpipe"],
+        doc(
+            "pipeline: 1f1b uses each gradient as soon as it is there, and keeps few micro-batches;"
+            " gpipe runs all forward passes first.",
+            "gpipe",
+        ),
+    ] = "1f1b"
+    micro_batches: Annotated[
+        Count,
+        doc(
+            "pipeline: parts of a batch that are under way at once; a smaller batch has as many as"
+            " it has samples.",
+            8,
+            unit="micro-batches",
+        ),
+    ] = 4
     backend: Annotated[
         Annotated[Literal["nccl", "gloo"] | None, BeforeValidator(_backend)],
         doc("Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo"),

@@ -191,8 +191,8 @@ def starter(zygote, folder):
 def runner(start):
     """start, run to its end; every rank must succeed."""
 
-    def run(*args, **kwargs):
-        outcome = start(*args, **kwargs).finish()
+    def run(*args, limit=LIMIT_S, **kwargs):
+        outcome = start(*args, **kwargs).finish(limit)
         assert set(outcome.codes) == {0}, outcome.errors
         return outcome
 

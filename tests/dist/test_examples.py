@@ -11,7 +11,11 @@ pytestmark = pytest.mark.dist
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 
 
-EXAMPLES = {"transformer-fsdp": ("test_loss", 2.95)}
+EXAMPLES = {
+    "transformer-fsdp": ("test_loss", 2.95),
+    "torch-mesh": ("test_loss", 0.35),
+    "pipeline": ("test_loss", 0.5),
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -19,7 +23,7 @@ def test_an_example_learns(run_ranks, tmp_path, name):
     spec = load(MANIFESTS / name / "job.yaml")
     settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
     program = MANIFESTS / name / "main.py"
-    outcome = run_ranks(program=program, world=spec.world_size, **settings)
+    outcome = run_ranks(program=program, limit=400, world=spec.world_size, **settings)
     assert outcome.told("started")[0]["strategy"] == spec.strategy.kind
     metric, limit = EXAMPLES[name]
     assert outcome.told("metrics")[-1][metric] < limit, outcome.told("metrics")

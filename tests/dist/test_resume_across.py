@@ -7,6 +7,10 @@ pytestmark = pytest.mark.dist
 OPTIONS = {"epochs": 3, "batch": {"global_batch": 8}}
 DDP = {"strategy": "ddp"}
 FSDP = {"strategy": "fsdp"}
+LAYOUT = {"0.weight": ["model", None], "4.weight": [None, "model"]}
+MESH = {"strategy": "mesh", "options": {"model": 2, "layout": LAYOUT}}
+
+PIPELINE = {"strategy": "pipeline", "options": {"splits": ["4"], "micro_batches": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +23,9 @@ def whole(run_once):
     [
         ({**FSDP, "world": 2}, {**DDP, "world": 3}),
         ({**DDP, "world": 2}, {**FSDP, "world": 4}),
-        ({**FSDP, "world": 4}, {**FSDP, "world": 1}),
+        ({**FSDP, "world": 4}, {**MESH, "world": 4}),
+        ({**MESH, "world": 4}, {**PIPELINE, "world": 2}),
+        ({**PIPELINE, "world": 4}, {**DDP, "world": 1}),
     ],
     ids=lambda ranks: f"{ranks['strategy']} x {ranks['world']}",
 )
@@ -29,11 +35,12 @@ def test_the_curve_goes_on(start_ranks, tmp_path, whole, first, then):
     assert killed.told("checkpoint")[-1]["step"] == 15, killed.errors
     resumed = start_ranks(OPTIONS, restart=1, **settings, **then).finish()
     assert resumed.told("resumed")[0]["step"] == 15
+    assert "random numbers (dropout, augmentation) do not" in resumed.told("warning")[0]["message"]
     assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
     assert resumed.result["weights"] == pytest.approx(whole["weights"], rel=1e-7, abs=1e-9)
 
 
-@pytest.mark.parametrize("kind", [FSDP], ids=lambda kind: kind["strategy"])
+@pytest.mark.parametrize("kind", [FSDP, MESH, PIPELINE], ids=lambda kind: kind["strategy"])
 def test_with_dropout_the_resumed_is_the_undisturbed_bit_by_bit(
     start_ranks, run_ranks, tmp_path, kind
 ):

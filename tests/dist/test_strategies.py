@@ -23,23 +23,102 @@ def case(like, kind, **options):
     return {**chosen, "kind": kind, "options": {**chosen.get("options", {}), **options}}
 
 
+ROWS, COLUMNS = ["model", None], [None, "model"]
+DIGITS = {"fc1.weight": ROWS, "fc1.bias": ["model"], "fc2.weight": COLUMNS}
+TEXT = {
+    r"block\d\.attention\.(query|key|value)\.weight": ROWS,
+    r"block\d\.attention\.(query|key|value)\.bias": ["model"],
+    r"block\d\.attention\.out\.weight": COLUMNS,
+    r"block\d\.up\.weight": ROWS,
+    r"block\d\.up\.bias": ["model"],
+    r"block\d\.down\.weight": COLUMNS,
+}
+DIVIDED = {  # the same, and what is computed stays divided between the layers
+    **TEXT,
+    r"block\d\.attention\.(query|key|value)\.output": ["data", None, "model"],
+    r"block\d\.up\.output": [None, None, "model"],
+}
+
+
+def mesh(like, model, layout=None, **options):
+    layout = layout or (DIGITS if MODELS[like]["model"] == "digits" else TEXT)
+    return case(like, "mesh", model=model, layout=layout, **options)
+
+
+def pipeline(like, splits, **options):
+    return case(like, "pipeline", splits=splits, **options)
+
+
+TWO = {"digits": ["fc2"], "text": ["block1"]}
+PIPELINES = {
+    **{f"pipeline {like}": pipeline(like, TWO[MODELS[like]["model"]]) for like in MODELS},
+    "pipeline digits, gpipe": pipeline("digits", ["act.1"], schedule="gpipe", micro_batches=3),
+    "pipeline text, four stages": pipeline("text", ["block0", "block1", "head"]),
+}
+MESHES = {f"{8 // model}x{model}": model for model in (4, 1, 2, 8)}
+EIGHT = {
+    **{f"{shape} digits": mesh("digits", model) for shape, model in MESHES.items()},
+    **{f"{shape} text": mesh("text", model, DIVIDED) for shape, model in MESHES.items()},
+}
 FOUR = {
+    **{f"mesh {like}": mesh(like, 2) for like in MODELS},
+    **PIPELINES,
     **{f"fsdp {like}": case(like, "fsdp") for like in MODELS},
     "fsdp text, recomputed": case(
         "text", "fsdp", blocks=[r"block\d"], checkpoint_activations=True, reshard=False
     ),
     "ddp clipped, recomputed": case("clipped", "ddp", checkpoint_activations=True),
 }
+KINDS = {
+    "ddp": case("text", "ddp"),
+    "fsdp": case("text", "fsdp"),
+    "mesh": mesh("text", 2, DIVIDED),
+    "pipeline": pipeline("text", ["block1"]),
+}
 RANDOM = {
-    f"{kind} dropped": {**case("text", kind), "steps": 5, "dropout": 0.3, "twice": True}
-    for kind in ("ddp", "fsdp")
+    f"{kind} dropped": {**like, "steps": 5, "dropout": 0.3, "twice": True}
+    for kind, like in KINDS.items()
 }
 TIED = {"fsdp tied": {**case("text", "fsdp"), "tied": True, "steps": 5}}
-BF16 = {f"{kind} bf16": case("digits", kind, bf16=True) for kind in ("ddp", "fsdp")}
+BF16 = {
+    **{f"{kind} bf16": case("digits", kind, bf16=True) for kind in ("ddp", "fsdp")},
+    "mesh bf16": mesh("digits", 2, bf16=True),
+    "pipeline bf16": pipeline("digits", ["fc2"], bf16=True),
+}
+WRONG = {
+    "a split that is no layer": (
+        pipeline("digits", ["fc3"]),
+        "'fc3' is no layer of the chain; there is fc1, act.0, act.1, fc2, tanh, out",
+    ),
+    "stages in another order": (
+        pipeline("digits", ["out", "fc2", "act.0"]),
+        "in the chain's order",
+    ),
+    "a stage that has nothing to train": (
+        pipeline("digits", ["act.0", "fc2", "tanh"]),
+        "stage 1 (act.0, act.1) has nothing to train; split elsewhere",
+    ),
+    "a parameter of two stages": (
+        {**pipeline("text", ["block1"]), "tied": True},
+        "embed.letters.weight and head.letters.weight are one parameter, in stages 0, 1",
+    ),
+    "is divided and used as a whole": (
+        mesh("text", 2, {"embed.places.weight": [None, "model"]}),
+        "a tensor that strategy.layout divides met a plain parameter",
+    ),
+    "does not divide": (
+        mesh("digits", 4, {"out.bias": ["model"], "fc1.weight": ["model", None]}),
+        "out.bias has 10 along dimension 0, which does not divide by mesh axis model=4; set",
+    ),
+    "gives no such output": (
+        mesh("digits", 2, {"fc1.output": ["model"]}),
+        "fc1.output has 2 dimensions, and its layout ['model'] has 1",
+    ),
+}
 
 
 def launch(run_once, world, cases):
-    return run_once(cases, program="curves.py", world=world).result
+    return run_once(cases, program="curves.py", world=world, limit=500).result
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +128,13 @@ def alone(run_once):
 
 @pytest.fixture(scope="module")
 def four(run_once):
-    return launch(run_once, 4, {**FOUR, **RANDOM, **TIED, **BF16})
+    wrong = {name: wanted for name, (wanted, _) in WRONG.items()}
+    return launch(run_once, 4, {**FOUR, **RANDOM, **TIED, **BF16, **wrong})
+
+
+@pytest.fixture(scope="module")
+def eight(run_once):
+    return launch(run_once, 8, EIGHT)
 
 
 def same(found, alone):
@@ -77,11 +162,34 @@ def test_four_ranks_have_the_curve_of_one(name, four, alone):
     same(four[name], alone[base(name)])
 
 
+@pytest.mark.parametrize("name", EIGHT)
+def test_a_mesh_of_eight_has_the_curve_of_one(name, eight, alone):
+    same(eight[name], alone[base(name)])
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp clipped, recomputed", "mesh text", "mesh uneven", "pipeline text"]
+)
+def test_replicas_are_equal_bit_by_bit(name, four):
+    of_part = dict(four[name]["marks"])
+    assert len(of_part) == (1 if name.startswith("ddp") else 2)
+    assert all(of_part[part] == mark for part, mark in four[name]["marks"])
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_dropout_differs_between_shares_and_not_between_runs(name, four):
     first, again = four[name], four[f"{name} again"]
-    assert len(set(first["drawn"])) == 4
+    shares = [0, 0, 1, 1] if name.startswith("mesh") else [0, 1, 2, 3]
+    assert len(set(first["drawn"])) == len(set(shares))
+    assert [first["drawn"].index(number) for number in first["drawn"]] == [
+        shares.index(share) for share in shares
+    ]
     assert again == first
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_layout_that_cannot_be_is_one_error(name, four):
+    assert WRONG[name][1] in four[name]["error"]
 
 
 @pytest.mark.parametrize("name", BF16)

@@ -1,4 +1,8 @@
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -99,3 +103,38 @@ def test_compiled_layers_keep_their_names():
     names = list(model.state_dict())
     compile_forward([model])
     assert list(model.state_dict()) == names
+
+
+COMPILED = """
+import torch
+from torch import nn
+from k8sjob.runtime.blocks import compile_forward, recompute
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+inputs = torch.randn(5, 4)
+
+def gradients():
+    model.zero_grad()
+    model(inputs).square().mean().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+plain = gradients()
+recompute([model])
+compile_forward([model])
+torch.testing.assert_close(gradients(), plain)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
+def test_compiled_layers_have_the_same_gradients(tmp_path):
+    env = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    argv = [sys.executable, "-W", "error", "-c", COMPILED]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr

@@ -61,6 +61,7 @@ class Strategy:
         clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to it.
         capture: optimizer -> the whole state of both on rank 0; all ranks take part.
         restore: (optimizer, state) takes up what capture gave, under this strategy or another.
+        ready: told of the optimizer once it is made.
         counts: whether this rank has outputs whose losses and metrics count.
         stream: ranks with the same number draw the same random numbers.
     """
@@ -74,6 +75,7 @@ class Strategy:
     clip: Callable[[Optimizer, float], Tensor]
     capture: Callable[[Optimizer], dict[str, Any]]
     restore: Callable[[Optimizer, dict[str, Any]], None]
+    ready: Callable[[Optimizer], None]
     counts: bool
     stream: int
 
@@ -90,6 +92,7 @@ def assemble(
         "clip": clipping(),
         "capture": partial(full_state.capture, model, keep=keep),
         "restore": partial(full_state.restore, model),
+        "ready": lambda _: None,
         "counts": mesh.has_data,
         "stream": mesh.data_rank,
     }

@@ -35,7 +35,7 @@ SIZE, HEADS, LENGTH = 32, 8, 16
 
 
 class Attention(nn.Module):
-    """Causal self-attention, written so that it works on a part of the heads too."""
+    """Causal self-attention."""
 
     def __init__(self):
         super().__init__()
@@ -44,19 +44,11 @@ class Attention(nn.Module):
 
     def forward(self, x):
         parts = [layer(x) for layer in (self.query, self.key, self.value)]
-        query, key, value = (p.unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in parts)
+        query, key, value = (p.unflatten(-1, (-1, SIZE // HEADS)).transpose(1, 2) for p in parts)
         weights = query @ key.transpose(-1, -2) / (SIZE / HEADS) ** 0.5
         future = torch.triu(torch.full((LENGTH, LENGTH), -1e9), diagonal=1)
-        mixed = (weights + like(future, weights)).softmax(dim=-1) @ value
+        mixed = (weights + future).softmax(dim=-1) @ value
         return self.out(mixed.transpose(1, 2).flatten(-2))
-
-
-def like(tensor, other):
-    """A constant beside a tensor that may be distributed."""
-    mesh = getattr(other, "device_mesh", None)
-    if mesh is None:
-        return tensor
-    return torch.distributed.tensor.DTensor.from_local(tensor, mesh)
 
 
 class Block(nn.Module):
@@ -145,7 +137,7 @@ def train(job, case):
             break
     evaluation = run.evaluate(torch.utils.data.Subset(data, range(101)), batch_size=16)
     mine = torch.cat([local(value.detach()).flatten() for value in run.model.parameters()])
-    whole = strategy.capture(run.optimizer)["model"]
+    whole = strategy.capture(run.optimizer).get("model", {})  # rank 0's
     marks = job.gather(torch.tensor([strategy.mesh.model_rank, zlib.crc32(mine.numpy().tobytes())]))
     drawn = job.gather(torch.rand(1))
     return {

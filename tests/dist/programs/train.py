@@ -76,8 +76,8 @@ def main():
                 run.step(inputs, targets)
             losses.append(run.loss)
         found = run.evaluate(data, batch_size=7)
-        state = run._strategy.capture(run.optimizer)["model"]  # whole on rank 0
-        weights = torch.cat([value.flatten() for value in state.values()])
+        state = run._strategy.capture(run.optimizer).get("model", {})  # rank 0's
+        weights = torch.cat([torch.zeros(0), *(value.flatten() for value in state.values())])
         everywhere = job.gather(weights.sum() if job.config.strategy == "ddp" else torch.zeros(()))
         if job.is_main:
             result = {

@@ -1,0 +1,91 @@
+"""A model that is a chain of layers, cut into stages.
+
+The chain is an nn.Sequential, nested ones included. A stage is the same model with the layers of
+other stages gone: what is left keeps its name, and so do checkpoints.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from k8sjob.runtime.blocks import tied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["keep_stage", "stages"]
+
+
+def stages(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
+    """The names of the layers of each stage.
+
+    Args:
+        model: a chain.
+        splits: names of the layers that begin a new stage, in the chain's order.
+
+    Raises:
+        ValueError: the model is no chain, a split is no layer of it or out of order, or a
+            parameter would lie in two stages.
+    """
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
+            f"strategy.splits: {type(model).__name__} is not a chain of layers, so that it cannot"
+            " be cut; make it an nn.Sequential of its parts"
+        )
+    links = list(_links(model))
+    for split in splits:
+        if split not in links:
+            raise ValueError(
+                f"strategy.splits: {split!r} is no layer of the chain; there is {', '.join(links)}"
+            )
+    begins = [0, *(links.index(split) for split in splits), len(links)]
+    for before, after in pairwise(begins):
+        if after <= before:
+            raise ValueError(
+                f"strategy.splits: {', '.join(splits)} leave a stage without layers; name them in"
+                f" the chain's order, which is {', '.join(links)}, without the first and twice none"
+            )
+    cut = [links[before:after] for before, after in pairwise(begins)]
+    _check(model, cut)
+    return cut
+
+
+def keep_stage(model: nn.Module, layers: Sequence[str]) -> None:
+    """Take all layers but these out of a chain; what is left passes its input on."""
+    for name in list(_links(model)):
+        if name not in layers:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, nn.Identity())
+
+
+def _links(model: nn.Module, prefix: str = "") -> Iterator[str]:
+    for name, child in model.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from _links(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _check(model: nn.Module, cut: list[list[str]]) -> None:
+    for number, layers in enumerate(cut):
+        modules = [model.get_submodule(layer) for layer in layers]
+        if not any(item.requires_grad for module in modules for item in module.parameters()):
+            raise ValueError(
+                f"strategy.splits: stage {number} ({', '.join(layers)}) has nothing to train;"
+                " split elsewhere"
+            )
+    for names in tied(model):
+        owners = {
+            number
+            for number, layers in enumerate(cut)
+            for layer in layers
+            if any(name.startswith(f"{layer}.") for name in names)
+        }
+        if len(owners) > 1:
+            raise ValueError(
+                f"strategy.splits: {' and '.join(names)} are one parameter, in stages"
+                f" {', '.join(map(str, sorted(owners)))}; split so that they share a stage"
+            )

@@ -1,0 +1,107 @@
+"""Which tensor of a model is divided along which dimension: the layout map, applied to names.
+
+A key is a name, or a regular expression that matches a whole name; a name comes before regular
+expressions. Names are those of parameters, and `<layer>.output`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    Axes = Sequence[str | None]
+    """One mesh axis, or None, for each dimension of a tensor."""
+
+__all__ = ["model_dim", "outputs", "parameters"]
+
+_OUTPUT = ".output"
+
+
+def parameters(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, int]:
+    """Name of each parameter that is divided -> the dimension along which; all names of tied ones.
+
+    Raises:
+        ValueError: the layout does not fit the model.
+    """
+    chosen = _chosen(model, layout)
+    found: dict[nn.Parameter, tuple[str, int | None]] = {}
+    names: dict[str, int] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in chosen:
+            continue
+        axes = chosen[name]
+        _check(name, axes, parameter.ndim)
+        dim = model_dim(axes)
+        other, before = found.setdefault(parameter, (name, dim))
+        if before != dim:
+            raise ValueError(
+                f"strategy.layout: {other} and {name} are one parameter, and their layouts differ; "
+                "give both the same, or one of them none"
+            )
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        _, along = found.get(parameter, ("", None))
+        if along is not None:
+            names[name] = along
+    return names
+
+
+def outputs(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Name of each layer whose output has a layout -> that layout."""
+    chosen = _chosen(model, layout)
+    return {
+        name: chosen[f"{name}{_OUTPUT}"]
+        for name, _ in model.named_modules()
+        if f"{name}{_OUTPUT}" in chosen
+    }
+
+
+def model_dim(axes: Axes) -> int | None:
+    """The dimension that is divided along the axis model."""
+    return list(axes).index("model") if "model" in axes else None
+
+
+def _chosen(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Every name that has a layout."""
+    known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known += [f"{name}{_OUTPUT}" for name, _ in model.named_modules() if name]
+    chosen: dict[str, str] = {}
+    for name in known:
+        keys = [key for key in layout if re.fullmatch(key, name)]
+        if name in layout:
+            keys = [name]
+        if len(keys) > 1:
+            raise ValueError(
+                f"strategy.layout: {' and '.join(map(repr, keys))} both match {name}; make them"
+                f" narrower, or give {name} a key of its own"
+            )
+        if keys:
+            chosen[name] = keys[0]
+    unused = [key for key in layout if key not in chosen.values()]
+    if unused:
+        raise ValueError(
+            f"strategy.layout: {unused[0]!r} matches no parameter and no output; {_names_of(known)}"
+        )
+    return {name: layout[key] for name, key in chosen.items()}
+
+
+def _check(name: str, axes: Axes, ndim: int) -> None:
+    if len(axes) != ndim:
+        raise ValueError(
+            f"strategy.layout: {name} has {ndim} dimensions, and its layout {list(axes)} has"
+            f" {len(axes)}; write one axis or null for each"
+        )
+    if "data" in axes:
+        raise ValueError(
+            f"strategy.layout: {name} is a parameter, and those are the same along data; write"
+            " null there, or use kind: fsdp, which divides them along data"
+        )
+
+
+def _names_of(known: Iterable[str]) -> str:
+    names = list(known)
+    return f"there is {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"

@@ -1,0 +1,186 @@
+"""Tensor parallel: a layout says which parameters are divided over the axis model of the mesh.
+
+A layer with such parameters takes its input whole and computes with torch's DTensor; its output is
+put together again, unless the layout leaves it divided for the layers behind it. Everything else
+computes with plain tensors, the same on all ranks along the axis model.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.utils import _pytree as pytree
+
+from k8sjob.runtime import full_state, layout
+from k8sjob.runtime.gradients import MixedError, synchronise
+from k8sjob.runtime.mesh import Mesh, equalise
+from k8sjob.runtime.step import forward, forward_backward
+from k8sjob.runtime.strategies import Strategy, assemble, clipping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+
+    from k8sjob.runtime.layout import Axes
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+) -> Strategy:
+    """The row of the table: DTensor along model, averaged gradients along data."""
+    mesh, bf16 = Mesh(group, options["model"]), options["bf16"]
+    divided = layout.parameters(model, options["layout"])
+    outputs = layout.outputs(model, options["layout"])
+    equalise(model, group)
+    ranks = mesh.axis("model")
+    if ranks is not None:
+        _divide(model, divided, ranks)
+        _convert(model, set(divided), outputs, ranks)
+
+    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
+        group.on_phase("sync")
+        with implicit_replication(), _explained():
+            value = forward_backward(
+                model, partial(_on_whole, loss), inputs, targets, scale=scale, bf16=bf16
+            )
+            if sync:
+                synchronise(model, mesh)
+        group.on_phase("compute")
+        return value
+
+    def evaluated(inputs: Any) -> Any:
+        with implicit_replication(), _explained():
+            return _whole(forward(model, inputs, bf16=bf16))
+
+    def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
+        full_state.restore(model, optimizer, state)
+        _one_by_one(optimizer)
+
+    return assemble(
+        model,
+        mesh,
+        backward,
+        forward=evaluated,
+        clip=clipping(mesh.process_group("model")),
+        restore=restore,
+        ready=_one_by_one,
+    )
+
+
+def _divide(model: nn.Module, divided: Mapping[str, int], ranks: DeviceMesh) -> None:
+    """Put DTensors in place of the parameters of all layers that have a divided one."""
+    layers = dict(model.named_modules())
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    owners = {name.rpartition(".")[0] for name in divided}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, last = name.rpartition(".")
+        if owner not in owners:
+            continue
+        if parameter not in made:
+            placement = [Shard(divided[name]) if name in divided else Replicate()]
+            _check(name, parameter, divided, ranks.size())
+            new = distribute_tensor(parameter.detach(), ranks, placement)
+            made[parameter] = nn.Parameter(new, requires_grad=parameter.requires_grad)
+        setattr(layers[owner], last, made[parameter])
+
+
+def _check(name: str, parameter: Tensor, divided: Mapping[str, int], ranks: int) -> None:
+    size = parameter.shape[divided[name]] if name in divided else 0
+    if size % ranks:
+        fitting = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
+        raise ValueError(
+            f"strategy.layout: {name} has {size} along dimension {divided[name]}, which does not"
+            f" divide by mesh axis model={ranks}; set model to {', '.join(fitting)}, or write null"
+        )
+
+
+def _convert(
+    model: nn.Module, divided: set[str], outputs: Mapping[str, Axes], ranks: DeviceMesh
+) -> None:
+    """Plain tensors go into the layers with DTensors, and come out of them."""
+    layers = dict(model.named_modules())
+    owners = {name.rpartition(".")[0] for name in divided}
+    for name in owners:
+        layers[name].register_forward_pre_hook(partial(_enter, ranks), with_kwargs=True)
+    for name in owners | outputs.keys():
+        layers[name].register_forward_hook(partial(_leave, ranks, name, outputs.get(name, ())))
+
+
+def _enter(ranks: DeviceMesh, _: nn.Module, inputs: Any, named: Any) -> Any:
+    def enter(value: Any) -> Any:
+        if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
+            return value
+        return DTensor.from_local(value, ranks, [Replicate()], run_check=False)
+
+    return pytree.tree_map(enter, (inputs, named))
+
+
+def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, output: Any) -> Any:
+    dim = layout.model_dim(axes)
+    if dim is None:
+        return _whole(output)
+    if not isinstance(output, torch.Tensor):
+        raise TypeError(
+            f"strategy.layout: {name}.output is a {type(output).__name__}, not one tensor; take the"
+            " key out"
+        )
+    if output.ndim != len(axes):
+        raise ValueError(
+            f"strategy.layout: {name}.output has {output.ndim} dimensions, and its layout"
+            f" {list(axes)} has {len(axes)}; write one axis or null for each"
+        )
+    if not isinstance(output, DTensor):
+        output = DTensor.from_local(output, ranks, [Replicate()], run_check=False)
+    return output.redistribute(placements=[Shard(dim)])
+
+
+def _whole(output: Any) -> Any:
+    """The same nest with plain tensors; their gradients are the same on all ranks."""
+
+    def gather(value: Any) -> Any:
+        return value.full_tensor() if isinstance(value, DTensor) else value
+
+    return pytree.tree_map(gather, output)
+
+
+def _on_whole(loss: Callable[..., Tensor], output: Any, *targets: Any) -> Tensor:
+    return loss(_whole(output), *targets)
+
+
+def _one_by_one(optimizer: Optimizer) -> None:
+    """An optimizer's step over lists of tensors takes no mixture of plain and distributed ones."""
+    for group in optimizer.param_groups:
+        group |= {name: False for name in ("foreach", "fused") if name in group}
+
+
+_MIXED = (
+    "a tensor that strategy.layout divides met a plain parameter. A layer's parameters are divided"
+    " for its own forward alone (nn.MultiheadAttention uses those of its out_proj itself), and what"
+    " follows an output with a layout must be able to take a part: take that key out, or give the"
+    " last such layer no output layout"
+)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Put torch's error for a mixture into the words of the layout."""
+    try:
+        yield
+    except MixedError as error:
+        raise ValueError(_MIXED) from error
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" in str(error):
+            raise ValueError(_MIXED) from error
+        raise
