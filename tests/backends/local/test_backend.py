@@ -162,16 +162,20 @@ def test_the_exit_code_policy_makes_the_pod_anew(backend, wait, make_plan):
 
 
 @pytest.mark.dist  # the agent asks for torch; the script does not import it
-def test_an_error_of_the_script_ends_the_job_at_once(backend, wait, make_plan):
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [(None, "is failing because"), ("OnFailure", "ended with exit code 1")],
+)
+def test_an_error_of_the_script_ends_the_job_at_once(backend, wait, make_plan, policy, said):
     made = make_plan(
         "print(nothing)",
         run={"script": "main.py"},
-        policy={"max_restarts": 3, "termination_grace": 2},
+        policy={"restart_policy": policy, "max_restarts": 3, "termination_grace": 2},
     )
     ref = backend.create(made)
     status = wait.end(ref)
     assert status.state == JobState.FAILED
-    assert status.message.endswith("ended with exit code 1")
+    assert said in status.message
     assert {replica.restarts for replica in status.replicas} == {0}
 
 
