@@ -117,7 +117,7 @@ def test_a_bed_ends_with_whoever_held_it(a_bed, eventually, victim):
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    assert traces(folder) == NOTHING
+    eventually(lambda: traces(folder) == NOTHING, "its last process's end")
 
 
 def test_a_developers_cluster_outlives_the_program_that_made_it(a_bed, eventually):
@@ -144,7 +144,7 @@ def test_a_developers_cluster_outlives_the_program_that_made_it(a_bed, eventuall
     finally:
         os.kill(json.loads((folder / "bed.json").read_text())["keeper"], signal.SIGTERM)
     eventually(lambda: not folder.exists(), "the cluster's end")
-    assert traces(folder) == NOTHING
+    eventually(lambda: traces(folder) == NOTHING, "its last process's end")
 
 
 def children(pid):

@@ -82,9 +82,10 @@ def test_findings_in_the_manifest_are_told_at_the_field_of_the_job(job):
 
 def test_findings_that_come_from_the_overlay_are_told_there(job):
     overlay = "overlay:\n  spec:\n    runPolicy:\n      backoffLimit: 1\n"
-    job.write_text(JOB + "replicas: {workers: 3}\n" + overlay)
+    counted = "replicas: {workers: 3}\npolicy: {restart_policy: OnFailure}\n"
+    job.write_text(JOB + counted + overlay)
     (finding,) = lint(job)
-    assert (finding.id, finding.line) == ("backoff-limit-too-small", 8)
+    assert (finding.id, finding.line) == ("backoff-limit-too-small", 9)
 
 
 def test_what_a_file_is_shows_in_its_name_or_its_text(tmp_path, monkeypatch, pytorchjob):
