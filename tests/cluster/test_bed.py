@@ -89,7 +89,7 @@ def test_two_beds_side_by_side_leave_nothing(a_bed, eventually):
             run_a_pod(bed, eventually)
         assert all(processes(folder.name) for folder in folders)
         assert one.kubectl("get", "pods", "-o", "name").stdout == "pod/lookup\n"
-    assert [traces(folder) for folder in folders] == [NOTHING, NOTHING]
+    eventually(lambda: [traces(folder) for folder in folders] == [NOTHING, NOTHING], "their end")
     assert interfaces() == before
     assert network_namespaces() <= others
 
