@@ -1,6 +1,7 @@
 """The output of replicas on a real cluster: nothing that a node still has is lost or repeated."""
 
 import gc
+import itertools
 import json
 import random
 import re
@@ -184,8 +185,6 @@ def test_a_pod_made_anew_goes_on_in_the_next_attempt(make, get, cluster, namespa
     assert by_attempt(followed) == {0: [*numbers, "stopping"], 1: numbers}
 
 
-# A connection that is reset between its making and the handshake is left to the collector by ssl.
-@pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 def test_an_apiserver_that_is_killed_and_comes_back(collected, bed, make):
     backend, ref = make("outage", python(COUNT, count=4000, apart=0.005))
     lines, killed = [], False
@@ -203,13 +202,18 @@ def test_a_log_that_is_rotated_while_it_is_followed(make):
     code = """
 import time
 for i in range({count}):
-    print(i, "x" * 1000, flush=True)
+    print(f"{{i:06}}", "x" * 1000, flush=True)
     if i % 500 == 0: time.sleep({apart})
 """
-    count = 60_000
+    count = 60_000  # six rotations
     backend, ref = make("rotated", python(code, count=count, apart=0.4))
-    lines = list(backend.logs(ref, "master-0", follow=True))
-    assert [int(text.split()[0]) for text in texts(lines)] == list(range(count))
+    lines = texts(backend.logs(ref, "master-0", follow=True))
+    numbers = [int(text[:6]) for text in lines if re.fullmatch(r"\d{6} x{1000}", text)]
+    # What a runtime writes to the old file at the very moment may never be read by its kubelet.
+    places = [(a, b) for a, b in itertools.pairwise([*numbers, count]) if b != a + 1]
+    assert numbers[0] == 0
+    assert all(0 < b - a < 100 for a, b in places), places
+    assert len(places) <= 6, places
 
 
 @pytest.fixture

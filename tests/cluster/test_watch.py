@@ -26,9 +26,6 @@ done
 {{then}}
 """
 
-# A connection that is reset between its making and the handshake is left to the collector by ssl.
-UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
-
 
 @pytest.fixture
 def collected():
@@ -146,7 +143,6 @@ def test_a_watch_outlives_its_connections(make, cluster, tmp_path):
     assert any("is back" in message for message in said)
 
 
-@UNCLOSED
 @pytest.mark.parametrize("stops", ["apiserver", "operator"])
 def test_a_part_of_the_cluster_that_goes_away_for_a_while(collected, bed, make, stops):
     backend, ref = make("outage", PROGRESS.format(then="sleep 5"), workers=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -38,7 +39,7 @@ def test_the_reference_alone_is_on_stdout(registry, base_image, write_job, code)
     (code / ".env").write_text("x")
     (code / "conf.txt").write_text("-----BEGIN PRIV" + "ATE KEY-----\n")
     would = push(job, "--dry-run")
-    assert "would send 9" in would.stderr
+    assert re.search(r"would send \d+ kB", would.stderr)
     assert "of the base unless the registry mounts them" in would.stderr
     assert registry.tags("command/app") == []
     done = push(code)
