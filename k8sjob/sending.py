@@ -17,7 +17,7 @@ from k8sjob import document
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.lifecycle.status import job_ref, job_status
+from k8sjob.lifecycle.status import job_status
 from k8sjob.rendering import DIGEST_ANNOTATION, MANAGED_BY
 from k8sjob.rendering.difference import Difference, difference
 
@@ -114,11 +114,11 @@ class _Sending:
                 self._delete(there)  # it goes anyway: this only waits for it
             elif not replace:
                 self._refuse_another(there)
-                return Submitted(job_ref(there), Outcome.ATTACHED)
+                return Submitted(JobRef.of(there), Outcome.ATTACHED)
             else:
                 self._backend.dry_run(self._manifest, name_free=True)
                 if self._dry:
-                    return Submitted(job_ref(there), Outcome.REPLACED)
+                    return Submitted(JobRef.of(there), Outcome.REPLACED)
                 # Only once: a job that comes in its place is somebody else's decision.
                 replace, outcome = False, Outcome.REPLACED
                 self._delete(there)
@@ -152,15 +152,15 @@ class _Sending:
         maker = "" if _is_ours(there) else ", not made by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
-            f"{job_ref(there)} is there already: {what}{maker}, {ended}; delete it and make it anew"
-            " with --replace, or submit under a name of its own with --generate-name"
+            f"{JobRef.of(there)} is there already: {what}{maker}, {ended}; delete it and make it"
+            " anew with --replace, or submit under a name of its own with --generate-name"
         )
         error.difference = found.lines
         raise error
 
     def _delete(self, there: Json) -> None:
         """Delete the job, and this one only, and wait until it and its pods are gone."""
-        ref, seconds = job_ref(there), _grace(there) + _SPARE_SECONDS
+        ref, seconds = JobRef.of(there), _grace(there) + _SPARE_SECONDS
         self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
         deadline = time.monotonic() + seconds
         try:

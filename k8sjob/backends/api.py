@@ -38,6 +38,12 @@ class JobRef:
     namespace: str
     uid: str = ""
 
+    @classmethod
+    def of(cls, job: Json) -> JobRef:
+        """The reference that a PyTorchJob carries in its metadata."""
+        meta = job.get("metadata") or {}
+        return cls(meta.get("name", ""), meta.get("namespace", ""), meta.get("uid", ""))
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from k8sjob.backends.api import JobRef
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, local_backend
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.errors import JobNotFound
-from k8sjob.lifecycle.status import job_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.backends.api import Backend
 
 __all__ = ["delete_command", "resume_command", "suspend_command"]
 
@@ -72,8 +72,8 @@ def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:
     fits = selector(labels)
     if place.is_local:
         here = local_backend()
-        return [(here, job_ref(s.job)) for s in here.jobs() if fits(s.job["metadata"]["labels"])]
+        return [(here, JobRef.of(s.job)) for s in here.jobs() if fits(s.job["metadata"]["labels"])]
     if not place.namespace:
         raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
     cluster = place.connect()
-    return [(cluster, job_ref(snapshot.job)) for snapshot in cluster.jobs(selector=labels)]
+    return [(cluster, JobRef.of(snapshot.job)) for snapshot in cluster.jobs(selector=labels)]

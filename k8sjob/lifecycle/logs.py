@@ -10,16 +10,16 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from k8sjob.backends.api import LogLine
+from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.funnel import Funnel
-from k8sjob.lifecycle.status import job_ref, job_status, replica_names
+from k8sjob.lifecycle.status import job_status, replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from k8sjob.backends.api import Backend, JobRef, Json, Snapshot
+    from k8sjob.backends.api import Backend, Json, Snapshot
 
 __all__ = [
     "MOST_AT_ONCE",
@@ -128,7 +128,7 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
 
     Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
     """
-    ref, every = job_ref(snapshot.job), replica_names(snapshot.job)
+    ref, every = JobRef.of(snapshot.job), replica_names(snapshot.job)
     bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
     chosen = list(dict.fromkeys([*bad, *every]))[:MOST_AT_ONCE]
 

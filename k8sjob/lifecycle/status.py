@@ -27,7 +27,6 @@ __all__ = [
     "JobState",
     "JobStatus",
     "ReplicaStatus",
-    "job_ref",
     "job_status",
     "last_end",
     "replica_names",
@@ -171,7 +170,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.QUEUED
     replicas = tuple(_replica(pod) for pod in snapshot.pods)
     return JobStatus(
-        ref=job_ref(job),
+        ref=JobRef.of(job),
         state=state,
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
@@ -185,12 +184,6 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         replicas=replicas,
         counts=Counter(replica.situation for replica in replicas) or _counted(job, state),
     )
-
-
-def job_ref(job: Json) -> JobRef:
-    """The reference that a PyTorchJob object carries in its metadata."""
-    meta = job.get("metadata") or {}
-    return JobRef(meta.get("name", ""), meta.get("namespace", ""), meta.get("uid", ""))
 
 
 def replica_names(job: Json) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class ClusterBackend:
         """
         ref = self._of(manifest)
         try:
-            return _ref(self._post(ref, manifest))
+            return JobRef.of(self._post(ref, manifest))
         except ApiError as error:
             if error.reason == "AlreadyExists":
                 raise _exists(ref) from error
@@ -140,7 +140,7 @@ class ClusterBackend:
         Raises:
             JobNotFound: there is none.
         """
-        return _ref(self._get(JobRef(name, namespace or self.namespace)))
+        return JobRef.of(self._get(JobRef(name, namespace or self.namespace)))
 
     def jobs(
         self,
@@ -171,7 +171,7 @@ class ClusterBackend:
         Of the pods' events only warnings are followed. A connection that is lost, and is back, is
         told as one of the job's warnings, with the reason ConnectionLost or ConnectionRestored.
         """
-        yield from snapshots(self.transport, _ref(self._get(ref)), stop)
+        yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
     def watch_jobs(
         self,
@@ -208,7 +208,7 @@ class ClusterBackend:
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
         from k8sjob.backends.cluster.pods import JobPods  # noqa: PLC0415 - the same
 
-        ref = ref if ref.uid else _ref(self._get(ref))
+        ref = ref if ref.uid else JobRef.of(self._get(ref))
 
         def ended() -> bool:
             try:
@@ -257,7 +257,7 @@ class ClusterBackend:
             verb = "suspended" if value else "resumed"
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and _is_suspended(job):
-            self._wait_for_pods(_ref(job), grace(job) + SPARE_SECONDS)
+            self._wait_for_pods(JobRef.of(job), grace(job) + SPARE_SECONDS)
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
@@ -296,7 +296,7 @@ class ClusterBackend:
             JobNotFound: it was gone before.
             BackendError: there are still pods after the timeout.
         """
-        there = ref if ref.uid else _ref(self._get(ref))
+        there = ref if ref.uid else JobRef.of(self._get(ref))
         self.delete(there)
         self._wait_for_pods(there, timeout)
 
@@ -360,11 +360,6 @@ def _same(there: Json, manifest: Json) -> bool:
         for job in (there, manifest)
     ]
     return hashes[0] is not None and hashes[0] == hashes[1]
-
-
-def _ref(job: Json) -> JobRef:
-    meta = job["metadata"]
-    return JobRef(meta["name"], meta["namespace"], meta["uid"])
 
 
 def _at(ref: JobRef) -> tuple[str, str]:

@@ -157,7 +157,7 @@ class LocalBackend:
         """
         for folder in self._store.folders(name):
             try:
-                return _ref(read_state(folder).job)
+                return JobRef.of(read_state(folder).job)
             except JobNotFound:
                 continue
         raise JobNotFound(f"no job {name!r} on this machine; `k8sjob list` names those there are")
@@ -358,11 +358,6 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _ref(job: Json) -> JobRef:
-    meta = job["metadata"]
-    return JobRef(meta["name"], meta["namespace"], meta["uid"])
 
 
 def _notice(job: Json, reason: str, message: str, now: datetime) -> dict[str, Any]:
