@@ -13,11 +13,10 @@ from k8sjob.image.parallel import at_once
 from k8sjob.image.upload import Sent, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from k8sjob.image.append import Appended, Base
+    from k8sjob.image.append import Base
     from k8sjob.image.content import Content
-    from k8sjob.image.layer import Layer
     from k8sjob.image.reference import Reference
     from k8sjob.image.repository import Repository
 
@@ -60,17 +59,27 @@ class Delivery:
         self._over = False
         self._lock = threading.Lock()
 
-    def blobs(self, base: Base, made: Appended, layer: Layer) -> tuple[Blob, ...]:
-        """Bring what is missing; the parts in the manifest's order, the config last."""
+    def blobs(self, base: Base, layers: Sequence[Content], made: bytes) -> tuple[Blob, ...]:
+        """Bring what is missing.
+
+        Args:
+            base: what is below.
+            layers: what comes upon it.
+            made: the config of both together.
+
+        Returns:
+            The parts in the manifest's order, the config last.
+        """
         session, reference = self._below.session, self._below.reference
         below: list[Content] = [
             RemoteContent(session, reference, descriptor)
             for descriptor in dict.fromkeys(base.manifest.layers)
             if not descriptor.elsewhere
         ]
-        config = SmallContent(digest_of(made.config), made.config)
+        config = SmallContent(digest_of(made), made)
         mount = reference if session is self._target.session else None
-        parts = [(content, mount) for content in below] + [(layer.content, None), (config, None)]
+        parts = [(content, mount) for content in below]
+        parts += [(content, None) for content in (*layers, config)]
         work = [lambda part=part: self._bring(*part) for part in parts]
         try:
             return tuple(at_once(work, _AT_ONCE))

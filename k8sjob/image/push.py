@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import Base, append
+from k8sjob.image.append import append
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.delivery import Delivery
+from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layer import pack
-from k8sjob.image.manifest import read_object
 from k8sjob.image.parallel import begin
 from k8sjob.image.reference import Reference
+from k8sjob.image.registries import Registries, read_base
 from k8sjob.image.repository import Repository
-from k8sjob.image.session import Session
 from k8sjob.image.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from k8sjob.image.credentials import Entry, Login
+    from k8sjob.image.append import Base
     from k8sjob.image.delivery import Blob
     from k8sjob.image.secrets import Finding
     from k8sjob.spec import Image, JobSpec
@@ -81,6 +81,8 @@ def push(
 ) -> Pushed:
     """Put the job's code on its base, in the registry; equal code gives the same digest.
 
+    Where the job installs something, the code is put on the image that `build` has made of that.
+
     Args:
         spec: the job; its image has a base.
         folder: what relative paths of the spec start from.
@@ -93,18 +95,25 @@ def push(
         keyring: the user's credentials; None: those of docker and podman.
 
     Raises:
-        ImageError: the code cannot be packed, or a registry refuses, or cannot be reached. There is
-            no new tag then.
+        ImageError: the code cannot be packed, what it needs is not built, or a registry refuses, or
+            cannot be reached. There is no new tag then.
     """
-    image = _built(spec, onto)
+    image = _built(spec)
+    wanted = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     context = read_context(Path(folder) / image.context)
     with ExitStack() as opened:
         wire = opened.enter_context(closing(wire or Wire()))
-        registries = _Registries(wire, keyring or Keyring.load())
+        registries = Registries(wire, keyring or Keyring.load())
         actions = "pull" if dry_run else "pull,push"
         target = registries.repository(Reference.parse(image.repository), actions)
         below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
-        fetched = begin(lambda: _base(below, image.platform))  # while the code is packed
+        fetched = begin(  # while the code is packed
+            lambda: (
+                _installed(below, target, image, wanted)
+                if wanted
+                else read_base(below, image.platform)
+            )
+        )
         layer = opened.enter_context(closing(pack(context, alone=onto is not None)))
         if strict and layer.findings:
             raise ImageError(_refused(layer.findings))
@@ -112,15 +121,15 @@ def push(
         made = append(base, layer, spec)
         tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
         unchanged = target.has(made.manifest, made.media_type)
-        delivery = Delivery(target, below, progress, dry_run=dry_run)
-        blobs = () if unchanged else delivery.blobs(base, made, layer)
+        delivery = Delivery(target, target if wanted else below, progress, dry_run=dry_run)
+        blobs = () if unchanged else delivery.blobs(base, [layer.content], made.config)
         if not unchanged and not dry_run:
             target.put(made.manifest, made.media_type, tag)
     return Pushed(
         reference=target.reference.at(made.digest),
         digest=made.digest,
         tag=tag,
-        base=below.reference.at(base.manifest.digest),
+        base=base.reference.at(base.manifest.digest),
         platform=base.platform,
         files=context.files,
         code_size=context.size,
@@ -132,60 +141,30 @@ def push(
     )
 
 
-def _built(spec: JobSpec, onto: str | None) -> Image:
-    """The image part of a spec whose code can be put on a base as it is."""
+def _built(spec: JobSpec) -> Image:
+    """The image part of a spec whose code is put on something."""
     image = spec.image
     if isinstance(image, str) or image.base is None:
         raise ImageError(
             f"image: {spec.image_reference!r} is used as it is, so there is nothing to push; write"
             " `image: {repository: ..., base: ...}` to put your code on a base"
         )
-    for name in ("requirements", "apt", "pip"):
-        value = getattr(image, name)
-        if value and onto is None:
-            shown = value if isinstance(value, str) else ", ".join(value)
-            raise ImageError(
-                f"image.{name}: {shown!r} has to be installed, for which an image must be built:"
-                " build one with `k8sjob render -d build` and docker, podman or buildah, push it,"
-                " and name it by --onto; code is then put on that"
-            )
     return image
+
+
+def _installed(below: Repository, target: Repository, image: Image, wanted: Dependencies) -> Base:
+    """The image in the job's repository that has what is to be installed on the base."""
+    base = below.image(image.platform).digest
+    place = wanted.place(target.reference, base)
+    found = Repository(target.session, place)
+    if not found.is_there():
+        raise ImageError(
+            f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
+            " it with `k8sjob build`, or name one that has it by --onto"
+        )
+    return read_base(found, image.platform)
 
 
 def _refused(findings: Iterable[Finding]) -> str:
     lines = "\n".join(str(finding) for finding in findings)
     return f"{lines}\nthese look like credentials; take them out, or push without --strict"
-
-
-def _base(repository: Repository, platform: str | None) -> Base:
-    manifest = repository.image(platform)
-    config = read_object(repository.blob(manifest.config), str(repository.reference))
-    base = Base(repository.reference, manifest, config)
-    if platform and "/".join(platform.split("/")[:2]) != base.platform:
-        raise ImageError(
-            f"{base.reference} is for {base.platform}; image.platform says {platform}: take"
-            " another base, or change it"
-        )
-    return base
-
-
-class _Registries:
-    """Sessions with the registries; one for all repositories that one login is good for."""
-
-    def __init__(self, wire: Wire, keyring: Keyring) -> None:
-        self._wire, self._keyring = wire, keyring
-        self._sessions: dict[tuple[str, tuple[Entry, ...]], Session] = {}
-
-    def repository(self, reference: Reference, actions: str) -> Repository:
-        """A repository in which something is to be done."""
-        entries = self._keyring.entries(reference)
-
-        def login() -> Login | None:
-            return next((login for entry in entries if (login := entry.login())), None)
-
-        session = self._sessions.setdefault(
-            (reference.endpoint, entries),
-            Session(self._wire, reference.registry, reference.endpoint, login),
-        )
-        session.will(reference, actions)
-        return Repository(session, reference)

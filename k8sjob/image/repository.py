@@ -47,6 +47,17 @@ class Repository:
             version = found.choose(platform, str(self.reference))
         raise ImageError(f"{self.reference}: an index in an index in an index; take another base")
 
+    def is_there(self) -> bool:
+        """Whether the registry shows an image of this reference."""
+        answer = self.session.request(
+            "HEAD",
+            f"{self._manifests}/{self.reference.version}",
+            ok={200, 401, 403, 404},  # of what is not there some registries say no more than "no"
+            doing=f"looking for {self.reference}",
+            headers={"Accept": manifest.ACCEPTED},
+        )
+        return answer.status == 200
+
     def _read(self, version: str) -> Manifest | Index:
         answer = self.session.request(
             "GET",

@@ -57,13 +57,12 @@ def test_the_reference_alone_is_on_stdout(registry, base_image, write_job, code)
 
 
 def test_code_is_put_onto_what_was_built(registry, base_image, write_job):
-    base = base_image(registry, "command/deps:1")
-    job = write_job(f"{registry.host}/command/onto", "never/asked:1", ", apt: [git]")
+    below, base = (base_image(registry, f"command/{name}:1") for name in ("below", "deps"))
+    job = write_job(f"{registry.host}/command/onto", below, ", apt: [git]")
     refused = push(job)
     assert refused.returncode == 1
-    assert (
-        "image.apt: 'git' has to be installed, for which an image must be built" in refused.stderr
-    )
+    assert "image: apt: git has to be installed, and no image has it" in refused.stderr
+    assert "build it with `k8sjob build`, or name one that has it by --onto" in refused.stderr
     assert push(job, "--onto", base).returncode == 0
 
 

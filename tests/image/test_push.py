@@ -106,7 +106,7 @@ def test_what_an_image_has_below_is_hidden_when_code_is_put_onto_it(
     names = list(read_image(done.reference)[2][-1])
     for folder in ("app", "opt/k8sjob"):
         assert names.index(folder) < names.index(f"{folder}/.wh..wh..opq")
-    with pytest.raises(ImageError, match=r"image.pip: 'tqdm' has to be installed"):
+    with pytest.raises(ImageError, match=r"image: pip: tqdm has to be installed"):
         pushed(f"{registry.host}/team/onto", base, code, image={"pip": ["tqdm"]})
 
 

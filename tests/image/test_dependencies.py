@@ -1,0 +1,87 @@
+"""What a job installs has one key, which follows from all that is installed and nothing else."""
+
+import re
+
+import pytest
+from registries import job
+
+from k8sjob.errors import ImageError
+from k8sjob.image.dependencies import Dependencies
+from k8sjob.image.reference import Reference
+
+BASE = "sha256:" + "1" * 64
+IMAGE = {"apt": ["git"], "pip": ["tqdm"], "requirements": "requirements.txt"}
+
+
+@pytest.fixture
+def wanted(code):
+    def make(text="einops\n", **image):
+        (code / "requirements.txt").write_text(text, newline="")
+        names = {"repository": "reg.example/team/app", "base": "reg.example/base:1"}
+        spec = job(**{**names, **IMAGE, **image})
+        return Dependencies.of(spec.image, code)
+
+    return make
+
+
+def test_a_key_says_what_is_installed(wanted):
+    first = wanted()
+    assert first
+    assert re.fullmatch(r"[0-9a-f]{64}", first.key(BASE))
+    for change in (
+        {"apt": ["git", "curl"]},
+        {"apt": []},
+        {"pip": ["tqdm==4.67"]},
+        {"pip": [], "apt": ["git", "tqdm"]},
+        {"text": "einops==0.8\n"},
+        {"requirements": None},
+        {"index_url": "https://packages.internal/simple"},
+    ):
+        assert wanted(**change).key(BASE) != first.key(BASE)
+    assert first.key("sha256:" + "2" * 64) != first.key(BASE)
+
+
+def test_what_is_not_installed_does_not_change_it(wanted, code):
+    key = wanted().key(BASE)
+    (code / "main.py").write_text("changed\n")
+    assert wanted(text="einops\r\n").key(BASE) == key
+    assert wanted(repository="reg.example/other", base="mirror.example/base:2").key(BASE) == key
+
+
+def test_its_place_is_a_tag_in_the_jobs_repository(wanted):
+    place = wanted().place(Reference.parse("reg.example/team/app"), BASE)
+    assert str(place) == f"reg.example/team/app:deps-{wanted().key(BASE)[:16]}"
+
+
+def test_nothing_is_no_dependency(wanted):
+    nothing = wanted(apt=[], pip=[], requirements=None, index_url="https://packages.internal/x")
+    assert not nothing
+    assert wanted(text="", apt=[], pip=[])
+
+
+def test_it_is_said_in_words(wanted):
+    assert str(wanted(text="a\nb\n")) == "apt: git; pip: tqdm; a requirements file of 2 lines"
+    assert str(wanted(apt=[], requirements=None)) == "pip: tqdm"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-r more.txt", "--requirement=more.txt", "-c pins.txt", "-e .", "./lib", "../lib", "/lib.whl"],
+)
+def test_a_requirements_file_stands_alone(wanted, line):
+    with pytest.raises(ImageError, match=r"requirements\.txt:2: .* leads to another file"):
+        wanted(text=f"einops\n{line}\n")
+
+
+def test_what_the_network_has_may_be_named(wanted):
+    assert wanted(text="-r https://packages.internal/r.txt\n--index-url https://x/simple\n")
+
+
+def test_a_requirements_file_that_cannot_be_read(wanted, code):
+    (code / "requirements.txt").write_bytes(b"\xff")
+    spec = job("reg.example/app", "reg.example/base:1", **IMAGE)
+    with pytest.raises(ImageError, match=r"requirements\.txt: cannot be read: not UTF-8"):
+        Dependencies.of(spec.image, code)
+    (code / "requirements.txt").unlink()
+    with pytest.raises(ImageError, match=r"cannot be read: No such file or directory; name a file"):
+        Dependencies.of(spec.image, code)
