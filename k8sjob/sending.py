@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Plan, Snapshot
-from k8sjob.backends.transport import ApiError
+from k8sjob.backends.cluster.belongings import seconds_to_end
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.lifecycle.status import job_status
 from k8sjob.rendering import DIGEST_ANNOTATION, MANAGED_BY
@@ -32,10 +32,6 @@ __all__ = ["Outcome", "Submitted", "compare", "send"]
 _ROUNDS: Final = 5
 """How often a job of the same name may come or go in the middle of a submission."""
 _POLL_SECONDS: Final = 0.2
-_GRACE_SECONDS: Final = 30
-"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
-_SPARE_SECONDS: Final = 60.0
-"""How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
 
 
 class Outcome(StrEnum):
@@ -128,15 +124,10 @@ class _Sending:
         )
 
     def _make(self) -> JobRef:
-        if not self._dry:
-            return self._backend.create(self._made)
-        try:
-            self._backend.dry_run(self._manifest)
-        except ApiError as error:
-            if error.reason == "AlreadyExists":
-                raise JobExists(str(error)) from error
-            raise
-        return JobRef(self._made.spec.name, self._backend.namespace)
+        self._backend.dry_run(self._manifest)
+        if self._dry:
+            return JobRef(self._made.spec.name, self._backend.namespace)
+        return self._backend.create_manifest(self._manifest)
 
     def _refuse_another(self, there: Json) -> None:
         """Return if the job that is there is the one that is wanted, and has not ended."""
@@ -160,7 +151,7 @@ class _Sending:
 
     def _delete(self, there: Json) -> None:
         """Delete the job, and this one only, and wait until it and its pods are gone."""
-        ref, seconds = JobRef.of(there), _grace(there) + _SPARE_SECONDS
+        ref, seconds = JobRef.of(there), seconds_to_end(there)
         self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
         deadline = time.monotonic() + seconds
         try:
@@ -210,11 +201,3 @@ def _digest(job: Json) -> str | None:
 
 def _is_ours(job: Json) -> bool:
     return (job["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
-
-
-def _grace(job: Json) -> float:
-    """The longest time, in seconds, that a pod of the job has to end."""
-    replicas = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
-    specs = [(replica.get("template") or {}).get("spec") or {} for replica in replicas]
-    asked = [spec.get("terminationGracePeriodSeconds") for spec in specs]
-    return float(max((_GRACE_SECONDS if s is None else s for s in asked), default=_GRACE_SECONDS))

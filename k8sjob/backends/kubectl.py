@@ -17,9 +17,9 @@ import time
 import weakref
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final
-from urllib.parse import unquote, urlencode
 
 from k8sjob.backends.kubeconfig import redacted
+from k8sjob.backends.paths import Target, with_query
 from k8sjob.backends.transport import ApiError, lines
 from k8sjob.errors import BackendError
 
@@ -116,7 +116,7 @@ class KubectlTransport:
             argv = _patch(path, content_type, query, body or {})
             body = None
         else:
-            argv = [_RAW[method], "--raw", _target(path, query)]
+            argv = [_RAW[method], "--raw", with_query(path, query)]
             argv += [] if body is None else ["-f", "-"]
         text = self._run(argv, timeout, body)
         try:
@@ -134,7 +134,7 @@ class KubectlTransport:
         stop: Event | None = None,
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
-        argv = ["get", "--raw", _target(path, query)]
+        argv = ["get", "--raw", with_query(path, query)]
         with tempfile.TemporaryFile() as said, self._started(argv, said) as process:
             yield from lines(self._pieces(process, idle, stop))
             if stop and stop.is_set():
@@ -210,9 +210,8 @@ class KubectlTransport:
 
     def _existence(self, path: str, timeout: float) -> Json:
         """An object's name alone: printed as a table its contents are not even sent."""
-        resource, namespace, name = _one(path)
-        self._run(["get", resource, name, *namespace, "--no-headers"], timeout)
-        return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
+        self._run(["get", *_one(path), "--no-headers"], timeout)
+        return {"kind": "PartialObjectMetadata", "metadata": {"name": Target.of(path).name}}
 
     # --- errors -----------------------------------------------------------------------------------
 
@@ -257,26 +256,16 @@ def _end(processes: set[subprocess.Popen[bytes]]) -> None:
         process.kill()
 
 
-def _target(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
-
-
-def _one(path: str) -> tuple[str, list[str], str]:
+def _one(path: str) -> list[str]:
     """The object that a path names, as kubectl's arguments name it."""
-    _, root, *parts = path.split("/")
-    group = parts.pop(0) if root == "apis" else ""
-    version, *parts = parts
-    namespace: list[str] = []
-    if parts[0] == "namespaces" and len(parts) > 2:
-        namespace, parts = ["--namespace", unquote(parts[1])], parts[2:]
-    resource, name = parts
-    return f"{resource}.{version}.{group}" if group else resource, namespace, unquote(name)
+    one = Target.of(path)
+    resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
+    return [resource, one.name, *(["--namespace", one.namespace] if one.namespace else [])]
 
 
 def _patch(path: str, content_type: str, query: Mapping[str, str] | None, body: Json) -> list[str]:
     """`kubectl patch`: it has no --raw."""
-    resource, namespace, name = _one(path)
-    argv = ["patch", resource, name, *namespace, f"--type={_PATCHES[content_type]}"]
+    argv = ["patch", *_one(path), f"--type={_PATCHES[content_type]}"]
     argv += [f"--patch={json.dumps(body)}", "--output=json"]
     if (query or {}).get("dryRun"):
         argv.append("--dry-run=server")

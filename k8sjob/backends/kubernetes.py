@@ -13,9 +13,9 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlencode
 
 from k8sjob.backends.kubeconfig import IN_CLUSTER
+from k8sjob.backends.paths import with_query
 from k8sjob.backends.transport import ApiError, lines, refusal
 from k8sjob.errors import BackendError
 
@@ -73,7 +73,7 @@ class PythonTransport:
             "Content-Type": content_type,
         }
         content = None if body is None else json.dumps(body).encode()
-        answer = self._answer(method, _target(path, query), headers, content, timeout)
+        answer = self._answer(method, with_query(path, query), headers, content, timeout)
         with self._broken_by_itself():
             data = answer.data
         if answer.status >= 300:
@@ -93,7 +93,7 @@ class PythonTransport:
         stop: threading.Event | None = None,
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
-        answer = self._answer("GET", _target(path, query), {"Accept": "*/*"}, None, idle)
+        answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
         try:
             with self._broken_by_itself(stop), self._stops.ending(answer, stop):
                 if answer.status >= 300:
@@ -271,10 +271,6 @@ class _Stops:
                     with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
                         answer.shutdown()
             time.sleep(self.EVERY)
-
-
-def _target(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _credentials(settings: Any) -> dict[str, str]:

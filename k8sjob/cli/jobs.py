@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.backends.connect import configured
+from k8sjob.backends.references import pod_specs
 from k8sjob.cli.failure import fail, say
 from k8sjob.cli.naming import find, job_argument, local_backend
 from k8sjob.cli.output import document, format_option, table
@@ -181,8 +182,7 @@ def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
 
 def _image(job: Json) -> str | None:
     """What the job's first replica is asked to run."""
-    for replica in (job["spec"].get("pytorchReplicaSpecs") or {}).values():
-        spec = (replica.get("template") or {}).get("spec") or {}
+    for _, _, spec in pod_specs(job):
         return _of_training(spec.get("containers")).get("image")
     return None
 

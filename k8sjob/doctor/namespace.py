@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.references import pod_specs
 from k8sjob.doctor.check import fine, problem, unknown, warning
 from k8sjob.doctor.operator import INIT_CONTAINER, flag
-from k8sjob.doctor.references import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

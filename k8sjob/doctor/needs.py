@@ -5,18 +5,18 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.references import pod_specs, references
 from k8sjob.doctor.capacity import add, pod_requests
 from k8sjob.doctor.check import fine, problem, unknown, warning
-from k8sjob.doctor.references import pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.backends.api import Json
+    from k8sjob.backends.references import Reference
     from k8sjob.doctor.capacity import Amounts
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
-    from k8sjob.doctor.references import Reference
 
 __all__ = ["named_objects", "quota_need", "unsaid"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from k8sjob.backends.references import pod_specs
 from k8sjob.doctor.capacity import add, nodes_of, pod_requests, told
 from k8sjob.doctor.check import fine, problem, unknown, warning
-from k8sjob.doctor.references import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

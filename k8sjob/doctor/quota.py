@@ -5,10 +5,10 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.references import pod_specs
 from k8sjob.doctor.capacity import add, amounts, told
 from k8sjob.doctor.check import fine, problem, unknown, warning
 from k8sjob.doctor.needs import quota_need, unsaid
-from k8sjob.doctor.references import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,8 @@
 import pytest
 
+from k8sjob.backends.references import Reference, references
 from k8sjob.doctor.check import Verdict
 from k8sjob.doctor.needs import named_objects
-from k8sjob.doctor.references import Reference, references
 from k8sjob.document import parse
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import finished, grace, owned
+from k8sjob.backends.cluster.belongings import finished, owned, seconds_to_end
 from k8sjob.backends.cluster.listing import listing, slim
-from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
 from k8sjob.backends.cluster.reflect import reflect
 from k8sjob.backends.cluster.snapshots import snapshot, snapshots
 from k8sjob.backends.cluster.words import InWords, is_absent
+from k8sjob.backends.paths import JOBS, OF_JOB, path
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 
@@ -31,8 +32,6 @@ __all__ = ["ClusterBackend"]
 
 STRICT: Final = {"fieldValidation": "Strict"}
 MERGE: Final = "application/merge-patch+json"
-SPARE_SECONDS: Final = 60.0
-"""How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
 
@@ -62,12 +61,7 @@ class ClusterBackend:
     def create(self, plan: Plan) -> JobRef:
         """Start a job, after the server has looked at it strictly; see create_manifest."""
         manifest = document.parse(plan.manifest).data
-        try:
-            self.dry_run(manifest)
-        except ApiError as error:
-            if error.reason == "AlreadyExists":
-                raise _exists(self._of(manifest)) from error
-            raise
+        self.dry_run(manifest)
         return self.create_manifest(manifest)
 
     def create_manifest(self, manifest: Json) -> JobRef:
@@ -84,12 +78,8 @@ class ClusterBackend:
             BackendError: the cluster refuses it; no half-made object stays.
         """
         ref = self._of(manifest)
-        try:
+        with _taken(ref):
             return JobRef.of(self._post(ref, manifest))
-        except ApiError as error:
-            if error.reason == "AlreadyExists":
-                raise _exists(ref) from error
-            raise
 
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
         """What the server would store, with its defaults; nothing is stored.
@@ -99,12 +89,15 @@ class ClusterBackend:
             name_free: as if no job of its name were there.
 
         Raises:
+            JobExists: one of that name is there, finished or not.
             BackendError: the server would refuse it; with the fields, where it names them.
         """
         ref = self._of(manifest)
         query = {**STRICT, "dryRun": "All"}
         if not name_free:
-            return slim(self.request("POST", path(JOBS, ref.namespace), query=query, body=manifest))
+            with _taken(ref):
+                made = self.request("POST", path(JOBS, ref.namespace), query=query, body=manifest)
+            return slim(made)
         meta = {key: value for key, value in manifest["metadata"].items() if key != "name"}
         meta["generateName"] = ref.name[: 63 - 6] + "-"
         body = {**manifest, "metadata": meta}
@@ -257,7 +250,7 @@ class ClusterBackend:
             verb = "suspended" if value else "resumed"
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and _is_suspended(job):
-            self._wait_for_pods(JobRef.of(job), grace(job) + SPARE_SECONDS)
+            self._wait_for_pods(JobRef.of(job), seconds_to_end(job))
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
@@ -344,11 +337,18 @@ def _is_suspended(job: Json) -> bool:
     return bool((job["spec"].get("runPolicy") or {}).get("suspend"))
 
 
-def _exists(ref: JobRef) -> JobExists:
-    return JobExists(
-        f"{ref} is there already; see `k8sjob status {ref}`, delete it by `k8sjob delete {ref}`,"
-        " or choose another name"
-    )
+@contextmanager
+def _taken(ref: JobRef) -> Iterator[None]:
+    """The server's refusal of a name that is taken, as JobExists."""
+    try:
+        yield
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        raise JobExists(
+            f"{ref} is there already; see `k8sjob status {ref}`, delete it by `k8sjob delete"
+            f" {ref}`, or choose another name"
+        ) from error
 
 
 def _same(there: Json, manifest: Json) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.references import pod_specs
 from k8sjob.contract import Role
 
 if TYPE_CHECKING:
@@ -12,8 +13,12 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
 
-__all__ = ["event_time", "finished", "grace", "in_time", "is_of_pods", "own_pods", "owned"]
+__all__ = ["event_time", "finished", "in_time", "is_of_pods", "own_pods", "owned", "seconds_to_end"]
 
+_GRACE_SECONDS: Final = 30
+"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
+_SPARE_SECONDS: Final = 60
+"""How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
 _TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 
 
@@ -58,11 +63,11 @@ def finished(job: Json) -> bool:
     )
 
 
-def grace(job: Json) -> float:
-    """Seconds that the job's pods may take to end."""
-    roles = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
-    pods = ((role.get("template") or {}).get("spec") or {} for role in roles)
-    return max((float(pod.get("terminationGracePeriodSeconds", 30)) for pod in pods), default=30.0)
+def seconds_to_end(job: Json) -> float:
+    """How long the job's pods may take to end and be gone."""
+    asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
+    grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
+    return float(grace) + _SPARE_SECONDS
 
 
 def owned(pod: Json, uid: str) -> bool:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.backends.cluster.paths import path
+from k8sjob.backends.paths import path
 from k8sjob.backends.transport import ApiError
 from k8sjob.contract import CONTAINER_NAME
 

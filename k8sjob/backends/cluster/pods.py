@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.paths import OF_JOB, path
+from k8sjob.backends.paths import OF_JOB, path
 from k8sjob.contract import CONTAINER_NAME
 
 if TYPE_CHECKING:

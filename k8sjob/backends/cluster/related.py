@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.cluster.listing import listing, pages, slim
-from k8sjob.backends.cluster.paths import Target, path
 from k8sjob.backends.cluster.words import is_absent
+from k8sjob.backends.paths import Target, path
+from k8sjob.backends.references import QUEUE, containers, references
 from k8sjob.backends.transport import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from k8sjob.backends.api import Json, Snapshot
     from k8sjob.backends.transport import Transport
@@ -26,7 +27,8 @@ __all__ = ["related"]
 MOST_NODES: Final = 16
 """So many nodes are looked at by name; of larger jobs the first ones."""
 _OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_TOLD: Final = frozenset({"claim", "secret", "pull secret", "config map"})
+"""What a job names and its diagnosis asks after."""
 _SECONDS: Final = 10.0
 _UNREAD: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
 """Resources of which the contents stay with the server."""
@@ -61,20 +63,17 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     namespace, job = snapshot.job["metadata"]["namespace"], snapshot.job
     yield from _nodes(snapshot.pods)
-    for claim in _named(job, _claims):
-        yield _Lookup("persistentvolumeclaims", namespace, claim, needed=True)
-        about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
-        yield _Lookup("events", namespace, query={"fieldSelector": about})
-    for secret in _named(job, _secrets):
-        yield _Lookup("secrets", namespace, secret, needed=True)
-    for config in _named(job, _config_maps):
-        yield _Lookup("configmaps", namespace, config, needed=True)
+    for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _TOLD):
+        yield _Lookup(one[0], namespace, one[1], needed=True)
+        if one[0] == "persistentvolumeclaims":
+            about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={one[1]}"
+            yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
     yield _Lookup("deployments", query=_OPERATOR)
     yield _Lookup("deployments", "kubeflow", query=_OPERATOR)  # where all of them are forbidden
     yield _Lookup("pods", "kubeflow", query=_OPERATOR)
-    if _QUEUE in (job["metadata"].get("labels") or {}):
+    if QUEUE in (job["metadata"].get("labels") or {}):
         of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}
         yield _Lookup("workloads", namespace, query=of_job)
 
@@ -110,7 +109,7 @@ def _scarce(snapshot: Snapshot) -> set[str]:
 def _devices(pod: Json) -> set[str]:
     return {
         name
-        for container in _containers(pod.get("spec") or {})
+        for container in containers(pod.get("spec") or {})
         for name in (container.get("resources") or {}).get("limits") or {}
         if "/" in name
     }
@@ -158,48 +157,3 @@ def _missing(where: str) -> Json:
         "code": 404,
         "details": {"kind": target.resource, "name": target.name},
     }
-
-
-# --- what the pods of a job name
-
-
-def _named(job: Json, names: Callable[[Json], Iterator[str | None]]) -> list[str]:
-    specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
-    pods = [(role.get("template") or {}).get("spec") or {} for role in specs.values()]
-    return list(dict.fromkeys(name for pod in pods for name in names(pod) if name))
-
-
-def _claims(pod: Json) -> Iterator[str | None]:
-    for volume in pod.get("volumes") or []:
-        yield (volume.get("persistentVolumeClaim") or {}).get("claimName")
-
-
-def _secrets(pod: Json) -> Iterator[str | None]:
-    for volume in pod.get("volumes") or []:
-        yield _required(volume.get("secret"), "secretName")
-    for secret in pod.get("imagePullSecrets") or []:
-        yield secret.get("name")
-    for container in _containers(pod):
-        for source in container.get("envFrom") or []:
-            yield _required(source.get("secretRef"))
-        for variable in container.get("env") or []:
-            yield _required((variable.get("valueFrom") or {}).get("secretKeyRef"))
-
-
-def _config_maps(pod: Json) -> Iterator[str | None]:
-    for volume in pod.get("volumes") or []:
-        yield _required(volume.get("configMap"))
-    for container in _containers(pod):
-        for source in container.get("envFrom") or []:
-            yield _required(source.get("configMapRef"))
-        for variable in container.get("env") or []:
-            yield _required((variable.get("valueFrom") or {}).get("configMapKeyRef"))
-
-
-def _containers(pod: Json) -> list[Json]:
-    return [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
-
-
-def _required(reference: Json | None, key: str = "name") -> str | None:
-    """What a reference names, unless the pod starts without it, too."""
-    return None if not reference or reference.get("optional") else reference.get(key)

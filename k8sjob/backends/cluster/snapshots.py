@@ -11,7 +11,7 @@ from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.belongings import in_time, is_of_pods, own_pods
 from k8sjob.backends.cluster.listing import listing
 from k8sjob.backends.cluster.mirror import Mirror, Source
-from k8sjob.backends.cluster.paths import JOBS, OF_JOB, path
+from k8sjob.backends.paths import JOBS, OF_JOB, path
 from k8sjob.backends.transport import ApiError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.paths import JOBS, Target
 from k8sjob.backends.kubeconfig import redacted
+from k8sjob.backends.paths import JOBS, Target
 from k8sjob.backends.transport import ApiError
 
 if TYPE_CHECKING:

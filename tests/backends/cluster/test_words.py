@@ -2,8 +2,8 @@
 
 import pytest
 
-from k8sjob.backends.cluster.paths import Target, path
 from k8sjob.backends.cluster.words import InWords, in_words
+from k8sjob.backends.paths import Target, path
 from k8sjob.backends.transport import ApiError
 
 WEBHOOK = (
@@ -113,23 +113,3 @@ def test_requests_and_streams_are_carried_and_their_errors_told(script):
     assert next(lines) == b'{"a": 1}\n'
     with pytest.raises(ApiError, match="context there is busy"):
         next(lines)
-
-
-@pytest.mark.parametrize(
-    ("made", "target"),
-    [
-        (("pods", "ns", "a-0", "log"), Target("", "pods", "ns", "a-0", "log")),
-        (("pytorchjobs", "ns"), Target("kubeflow.org", "pytorchjobs", "ns")),
-        (("nodes",), Target(resource="nodes")),
-        (("namespaces", "", "ns"), Target(resource="namespaces", name="ns")),
-        (("deployments", "", ""), Target("apps", "deployments")),
-    ],
-)
-def test_a_path_is_read_as_it_was_made(made, target):
-    assert Target.of(path(*made)) == target
-
-
-def test_a_name_cannot_leave_its_place_in_a_path():
-    assert path("pods", "ns", "../../secrets/x?y") == (
-        "/api/v1/namespaces/ns/pods/..%2F..%2Fsecrets%2Fx%3Fy"
-    )

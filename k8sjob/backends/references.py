@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+
+from k8sjob.backends.paths import path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Json
 
-__all__ = ["Reference", "pod_specs", "references"]
+__all__ = ["QUEUE", "Reference", "containers", "pod_specs", "references"]
 
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
-_PATHS: Final = {
-    "service account": "/api/v1/namespaces/{namespace}/serviceaccounts/{name}",
-    "secret": "/api/v1/namespaces/{namespace}/secrets/{name}",
-    "pull secret": "/api/v1/namespaces/{namespace}/secrets/{name}",
-    "config map": "/api/v1/namespaces/{namespace}/configmaps/{name}",
-    "claim": "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}",
-    "priority class": "/apis/scheduling.k8s.io/v1/priorityclasses/{name}",
-    "runtime class": "/apis/node.k8s.io/v1/runtimeclasses/{name}",
-    "queue": "/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues/{name}",
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""The label that names the queue of Kueue in which a job waits."""
+_RESOURCES: Final = {
+    "service account": "serviceaccounts",
+    "secret": "secrets",
+    "pull secret": "secrets",
+    "config map": "configmaps",
+    "claim": "persistentvolumeclaims",
+    "priority class": "priorityclasses",
+    "runtime class": "runtimeclasses",
+    "queue": "localqueues",
 }
+_OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,14 @@ class Reference:
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
+    @property
+    def resource(self) -> str:
+        """What the apiserver calls its kind, in the plural."""
+        return _RESOURCES[self.kind]
+
     def path(self, namespace: str) -> str:
         """Where the apiserver has it."""
-        place = quote(namespace, safe="")
-        return _PATHS[self.kind].format(namespace=place, name=quote(self.name, safe=""))
+        return path(self.resource, "" if self.kind in _OF_THE_CLUSTER else namespace, self.name)
 
 
 def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
@@ -53,13 +60,18 @@ def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
         yield role, replica.get("replicas") or 1, (replica.get("template") or {}).get("spec") or {}
 
 
+def containers(pod: Json) -> list[Json]:
+    """The containers of a Pod's spec, in the order in which they start."""
+    return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+
+
 def references(job: Json) -> list[Reference]:
     """Everything that has to be there for the job's Pods to start, each once.
 
     What is marked as optional is left out.
     """
     found: dict[Reference, None] = {}
-    queue = ((job.get("metadata") or {}).get("labels") or {}).get(_QUEUE)
+    queue = ((job.get("metadata") or {}).get("labels") or {}).get(QUEUE)
     if queue:
         found[Reference("queue", queue)] = None
     for _, _, pod in pod_specs(job):
@@ -79,7 +91,7 @@ def _of_pod(pod: Json) -> Iterator[Reference]:
         yield Reference("pull secret", secret.get("name", ""))
     for volume in pod.get("volumes") or ():
         yield from _of_volume(volume)
-    for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+    for container in containers(pod):
         for source in container.get("envFrom") or ():
             yield from _named(source, ("secret", "secretRef"), ("config map", "configMapRef"))
         for variable in container.get("env") or ():

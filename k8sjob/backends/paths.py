@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urlencode
 
 from k8sjob.errors import BackendError
 
-__all__ = ["JOBS", "OF_JOB", "Target", "path"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["JOBS", "OF_JOB", "Target", "path", "with_query"]
 
 JOBS: Final = "pytorchjobs"
 OF_JOB: Final = "training.kubeflow.org/job-name"
@@ -20,6 +23,9 @@ _GROUPS: Final = {
     "deployments": "apps/v1",
     "storageclasses": "storage.k8s.io/v1",
     "selfsubjectaccessreviews": "authorization.k8s.io/v1",
+    "localqueues": "kueue.x-k8s.io/v1beta1",
+    "priorityclasses": "scheduling.k8s.io/v1",
+    "runtimeclasses": "node.k8s.io/v1",
     "workloads": "kueue.x-k8s.io/v1beta1",
 }
 
@@ -45,12 +51,18 @@ def path(resource: str, namespace: str = "", name: str = "", subresource: str = 
     return "/" + "/".join(quote(part, safe="") for part in parts if part)
 
 
+def with_query(path: str, query: Mapping[str, str] | None) -> str:
+    """A path with its parameters, which are not encoded yet."""
+    return f"{path}?{urlencode(query)}" if query else path
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a path speaks of; empty where it does not say.
 
     Attributes:
         group: the API group, empty for the core.
+        version: its version.
         resource: in the plural.
         namespace: the object's namespace.
         name: the object's name.
@@ -58,6 +70,7 @@ class Target:
     """
 
     group: str = ""
+    version: str = ""
     resource: str = ""
     namespace: str = ""
     name: str = ""
@@ -68,12 +81,12 @@ class Target:
         """The inverse of `path`, for any group."""
         _, root, *parts = path.split("/")
         group = parts.pop(0) if root == "apis" and parts else ""
-        parts = parts[1:]  # the version
+        version, *parts = [*map(unquote, parts), ""]
         namespace = ""
-        if len(parts) > 2 and parts[0] == "namespaces":
+        if len(parts) > 3 and parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
         resource, name, subresource, *_ = [*parts, "", "", ""]
-        return cls(group, resource, namespace, name, subresource)
+        return cls(group, version, resource, namespace, name, subresource)
 
     def __str__(self) -> str:
         kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
