@@ -19,7 +19,7 @@ from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from k8sjob.image.layer import Layer
+    from k8sjob.image.archive import Layer
     from k8sjob.image.manifest import Manifest
     from k8sjob.image.reference import Reference
     from k8sjob.spec import JobSpec
