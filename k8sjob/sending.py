@@ -17,8 +17,8 @@ from k8sjob import document
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.cluster.belongings import seconds_to_end
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.labels import MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.lifecycle.status import job_status
-from k8sjob.rendering import DIGEST_ANNOTATION, MANAGED_BY
 from k8sjob.rendering.difference import Difference, difference
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _as_it_would_be(backend: ClusterBackend, manifest: Json) -> Json:
 
 def _digest(job: Json) -> str | None:
     annotations = job["metadata"].get("annotations") or {}
-    return annotations.get(DIGEST_ANNOTATION)
+    return annotations.get(MANIFEST_DIGEST)
 
 
 def _is_ours(job: Json) -> bool:

@@ -8,7 +8,7 @@ from apiserver import Apiserver, InMemory, status
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, JobExists, SpecError
-from k8sjob.rendering import DIGEST_ANNOTATION
+from k8sjob.labels import MANIFEST_DIGEST
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import JobSpec
 from k8sjob.submission import plan_submission, remarks, submit
@@ -99,9 +99,9 @@ def test_a_job_of_others_is_never_taken_for_ones_own(api, backend):
 
 
 def test_a_manifest_without_a_hash_is_compared_by_what_it_says(api, backend):
-    bare = SPEC.with_(overlay={"metadata": {"annotations": {DIGEST_ANNOTATION: None}}})
+    bare = SPEC.with_(overlay={"metadata": {"annotations": {MANIFEST_DIGEST: None}}})
     sent(bare, backend)
-    assert DIGEST_ANNOTATION not in (stored(api)["metadata"].get("annotations") or {})
+    assert MANIFEST_DIGEST not in (stored(api)["metadata"].get("annotations") or {})
     assert sent(bare, backend).outcome is Outcome.ATTACHED
     with pytest.raises(JobExists):
         sent(bare.with_(run={"script": "other.py"}), backend)

@@ -13,7 +13,8 @@ from k8sjob.adopt.meaning import same
 from k8sjob.adopt.normal import Json, config_of, default_pull_policy, mappings, pods
 from k8sjob.adopt.resources import resources, shm_volume
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role
-from k8sjob.rendering.manifest import MANAGED_BY, literal
+from k8sjob.labels import ISTIO, MANAGED_BY, QUEUE
+from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ NO_COMMAND: Final = [
     "echo 'what runs here only the image or the overlay knows; see run.command' >&2; exit 2",
 ]
 """What stands for an entrypoint that only the image knows; the overlay takes it out again."""
-_ISTIO: Final = "sidecar.istio.io/inject"
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 
 
 def fields(wanted: Json) -> Json:
@@ -42,7 +41,7 @@ def fields(wanted: Json) -> Json:
     by_role = dict(pods(wanted))
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
-    queue = metadata.get("labels", {}).get(_QUEUE)
+    queue = metadata.get("labels", {}).get(QUEUE)
     made: Json = {
         "name": metadata["name"],
         "namespace": metadata.get("namespace"),
@@ -88,15 +87,15 @@ def _templates(wanted: Json, group: str) -> list[Json]:
 
 def _labels(wanted: Json) -> Json:
     shared = _shared([wanted["metadata"].get("labels", {}), *_templates(wanted, "labels")])
-    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, _QUEUE)}
+    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, QUEUE)}
 
 
 def _annotations(wanted: Json) -> Json:
     shared = _shared(_templates(wanted, "annotations"))
-    if shared.get(_ISTIO) == "false":
-        del shared[_ISTIO]
+    if shared.get(ISTIO) == "false":
+        del shared[ISTIO]
         return shared
-    return {**shared, _ISTIO: shared.get(_ISTIO)}
+    return {**shared, ISTIO: shared.get(ISTIO)}
 
 
 def _image(lead: Json) -> Any:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
-from k8sjob.rendering.manifest import DIGEST_ANNOTATION, MANAGED_BY
+from k8sjob.labels import MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.spec.quantity import parse
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _metadata(holder: Json) -> None:
     metadata = holder.get("metadata")
     if not isinstance(metadata, dict):
         return
-    marks = {("labels", MANAGED_BY, "k8sjob"), ("annotations", DIGEST_ANNOTATION, None)}
+    marks = {("labels", MANAGED_BY, "k8sjob"), ("annotations", MANIFEST_DIGEST, None)}
     for group, key, value in marks:
         entries = metadata.get(group)
         if isinstance(entries, dict) and key in entries and value in (None, entries[key]):

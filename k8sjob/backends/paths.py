@@ -11,11 +11,9 @@ from k8sjob.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JOBS", "OF_JOB", "Target", "path", "with_query"]
+__all__ = ["JOBS", "Target", "path", "with_query"]
 
 JOBS: Final = "pytorchjobs"
-OF_JOB: Final = "training.kubeflow.org/job-name"
-"""The label by which the operator marks a job's pods with its name."""
 
 _GROUPS: Final = {
     JOBS: "kubeflow.org/v1",

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.paths import path
+from k8sjob.labels import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Json
 
-__all__ = ["QUEUE", "Reference", "containers", "pod_specs", "references"]
+__all__ = ["Reference", "containers", "pod_specs", "references"]
 
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
-"""The label that names the queue of Kueue in which a job waits."""
 _RESOURCES: Final = {
     "service account": "serviceaccounts",
     "secret": "secrets",

@@ -14,6 +14,7 @@ from k8sjob.backends.transport import ApiError
 from k8sjob.doctor.capacity import add, taken
 from k8sjob.doctor.facts import Answer, Facts
 from k8sjob.doctor.permissions import all_permissions
+from k8sjob.labels import REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,7 @@ _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "limit ranges": ("/api/v1/namespaces/{namespace}/limitranges", {}),
     "workers": (
         "/api/v1/namespaces/{namespace}/pods",
-        {"labelSelector": "training.kubeflow.org/replica-type=worker", "limit": "100"},
+        {"labelSelector": f"{REPLICA_TYPE}=worker", "limit": "100"},
     ),
 }
 _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role
+from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json, Snapshot
 
 __all__ = [
-    "QUEUE_LABEL",
     "STOPPED_REASON",
     "JobState",
     "JobStatus",
@@ -34,8 +34,6 @@ __all__ = [
 
 STOPPED_REASON: Final = "PyTorchJobStopped"
 """Reason of the Failed condition of a job that its user stopped (this machine only)."""
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Label of a job that Kueue keeps suspended until its queue admits it."""
 
 
 class JobState(StrEnum):
@@ -166,7 +164,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     job = snapshot.job
     meta, status = job.get("metadata") or {}, job.get("status") or {}
     state, condition = _state(status.get("conditions") or [])
-    if state is JobState.SUSPENDED and QUEUE_LABEL in (meta.get("labels") or {}):
+    if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
         state = JobState.QUEUED
     replicas = tuple(_replica(pod) for pod in snapshot.pods)
     return JobStatus(
@@ -228,13 +226,13 @@ def _counted(job: Json, state: JobState) -> dict[str, int]:
 def _replica(pod: Json) -> ReplicaStatus:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
-    role = labels.get("training.kubeflow.org/replica-type", "")
+    role = labels.get(REPLICA_TYPE, "")
     container = _container(status.get("containerStatuses"))
     ended = last_end(pod)
     waiting, reason, message, restarts = _wait(pod)
     return ReplicaStatus(
         role=Role.MASTER if role == "master" else Role.WORKER,
-        index=int(labels.get("training.kubeflow.org/replica-index", 0)),
+        index=int(labels.get(REPLICA_INDEX, 0)),
         phase="Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending"),
         node=(pod.get("spec") or {}).get("nodeName", ""),
         restarts=restarts or int(container.get("restartCount", 0)),

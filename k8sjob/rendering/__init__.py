@@ -7,8 +7,6 @@ from k8sjob.rendering.context import write_context
 from k8sjob.rendering.dockerfile import dockerfile, dockerignore
 from k8sjob.rendering.env import operator_env, replica_env
 from k8sjob.rendering.manifest import (
-    DIGEST_ANNOTATION,
-    MANAGED_BY,
     container_argv,
     container_env,
     manifest,
@@ -18,8 +16,6 @@ from k8sjob.rendering.template import templates_dir
 from k8sjob.rendering.webhook import webhook_problems
 
 __all__ = [
-    "DIGEST_ANNOTATION",
-    "MANAGED_BY",
     "container_argv",
     "container_env",
     "dockerfile",

@@ -17,7 +17,14 @@ from k8sjob.rendering.template import fill
 if TYPE_CHECKING:
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["HOME", "PRIVATE_FILES", "RUNTIME_SOURCE", "dockerfile", "dockerignore"]
+__all__ = [
+    "HOME",
+    "PRIVATE_FILES",
+    "RUNTIME_SOURCE",
+    "dependencies_dockerfile",
+    "dockerfile",
+    "dockerignore",
+]
 
 RUNTIME_SOURCE: Final = ".k8sjob"
 """Folder of a build context that becomes /opt/k8sjob in the image."""
@@ -48,21 +55,41 @@ def dockerfile(spec: JobSpec) -> str:
     command, args = container_argv(spec)
     return fill(
         "Dockerfile.j2",
-        base=image.base,
+        **_below(image, image.base),
+        code=True,
         platform=image.platform,
-        apt=list(image.apt),
-        installs=_installs(image),
-        ca_secret=_CA,
-        pip_secret=_PIP_CONF,
-        user=f"{IMAGE_UID}:{IMAGE_UID}",
-        home=HOME,
-        passwd_pattern=[f"^[^:]*:[^:]*:{IMAGE_UID}:"],
-        passwd_line=[f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],
-        workdir=WORKDIR,
         runtime_home=RUNTIME_HOME,
         runtime_source=RUNTIME_SOURCE,
         command=[*command, *args],
     )
+
+
+def dependencies_dockerfile(image: Image, base: str) -> str:
+    """The part of a Dockerfile below the code, which changes with what is installed alone.
+
+    Args:
+        image: of the spec.
+        base: what it is put on, best with its digest.
+
+    Raises:
+        RenderError: the requirements file has a name that a Dockerfile cannot hold.
+    """
+    return fill("Dockerfile.j2", **_below(image, base), code=False, platform=None)
+
+
+def _below(image: Image, base: str) -> dict[str, Any]:
+    return {
+        "base": base,
+        "apt": list(image.apt),
+        "installs": _installs(image),
+        "ca_secret": _CA,
+        "pip_secret": _PIP_CONF,
+        "user": f"{IMAGE_UID}:{IMAGE_UID}",
+        "home": HOME,
+        "passwd_pattern": [f"^[^:]*:[^:]*:{IMAGE_UID}:"],
+        "passwd_line": [f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],
+        "workdir": WORKDIR,
+    }
 
 
 def _installs(image: Image) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from k8sjob.contract import (
     Role,
 )
 from k8sjob.errors import Problem, SpecError
+from k8sjob.labels import ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec, Resources, Volume
 
 __all__ = [
-    "DIGEST_ANNOTATION",
     "IMAGE_UID",
-    "MANAGED_BY",
     "backoff_limit",
     "container_argv",
     "container_env",
@@ -42,16 +41,10 @@ __all__ = [
     "render",
 ]
 
-MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-"""Label with the value "k8sjob" on every job, and on its pods."""
-DIGEST_ANNOTATION: Final = "k8sjob/manifest-sha256"
-"""Annotation of a job with the hash of all that was rendered; equal hashes are equal jobs."""
 IMAGE_UID: Final = 1000
 """User and group, by number, as which the containers of a built image run."""
 
 _TEMPLATE: Final = "pytorchjob.yaml.j2"
-_ISTIO: Final = "sidecar.istio.io/inject"
-_KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _SHM_VOLUME: Final = "dshm"
 # What Kubernetes acts on in command, args and env: `$(`, `$$`, and by a fault of its own a `$` in
 # front of anything that is not ASCII.
@@ -73,7 +66,7 @@ def render(spec: JobSpec, image: str | None = None) -> str:
     text = fill(_TEMPLATE, **values, job_annotations={})
     overlay = document.dump(spec.overlay) if spec.overlay else ""
     digest = hashlib.sha256((text + overlay).encode()).hexdigest()
-    text = fill(_TEMPLATE, **values, job_annotations={DIGEST_ANNOTATION: digest})
+    text = fill(_TEMPLATE, **values, job_annotations={MANIFEST_DIGEST: digest})
     if not spec.overlay:
         return text
     rendered = document.parse(text).data
@@ -211,12 +204,12 @@ def _volumes(spec: JobSpec) -> list[Volume]:
 
 
 def _queue_label(spec: JobSpec) -> dict[str, str]:
-    return {} if spec.kueue_queue is None else {_KUEUE_QUEUE: spec.kueue_queue}
+    return {} if spec.kueue_queue is None else {QUEUE: spec.kueue_queue}
 
 
 def _annotations(spec: JobSpec) -> dict[str, str]:
     # An istio sidecar outlives the training, so the pod would never complete.
-    wanted = {_ISTIO: "false", **spec.annotations}
+    wanted = {ISTIO: "false", **spec.annotations}
     return {key: value for key, value in wanted.items() if value is not None}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from k8sjob import compat
+from k8sjob.labels import OF_THE_OPERATOR, QUEUE
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from k8sjob.spec.job import JobSpec
 
 __all__ = ["job_rules"]
-
-_OPERATOR: Final = "training.kubeflow.org/"
-_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 
 
 def job_rules(spec: JobSpec) -> Iterator[Broken]:
@@ -58,10 +56,12 @@ def _name(spec: JobSpec) -> Iterator[Broken]:
 def _labels(spec: JobSpec) -> Iterator[Broken]:
     """No label that someone else sets."""
     for key in spec.labels:
-        if key.startswith(_OPERATOR):
-            message = f"would be overridden: the training operator sets labels under {_OPERATOR}"
+        if key.startswith(OF_THE_OPERATOR):
+            message = (
+                f"would be overridden: the training operator sets labels under {OF_THE_OPERATOR}"
+            )
             yield Broken(("labels", key), f"{message}; choose another key")
-        if key == _QUEUE and spec.kueue_queue is not None:
+        if key == QUEUE and spec.kueue_queue is not None:
             message = f"kueue_queue {spec.kueue_queue!r} sets this label; take one of them out"
             yield Broken(("labels", key), message)
 

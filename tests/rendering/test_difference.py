@@ -2,7 +2,8 @@ import copy
 
 import pytest
 
-from k8sjob.rendering import DIGEST_ANNOTATION, manifest
+from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.rendering import manifest
 from k8sjob.rendering.difference import difference
 from k8sjob.spec import JobSpec
 
@@ -30,7 +31,7 @@ def test_what_a_server_adds_is_no_difference(job):
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     there["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "{}"
-    there["metadata"]["annotations"][DIGEST_ANNOTATION] = "0" * 64
+    there["metadata"]["annotations"][MANIFEST_DIGEST] = "0" * 64
     there["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["creationTimestamp"] = (
         None
     )

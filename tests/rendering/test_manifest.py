@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from k8sjob.contract import RuntimeConfig
-from k8sjob.rendering import DIGEST_ANNOTATION, container_argv, container_env, manifest, render
+from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.rendering import container_argv, container_env, manifest, render
 from k8sjob.rendering.manifest import backoff_limit, literal
 from k8sjob.spec import JobSpec
 
@@ -74,7 +75,7 @@ def test_absent_fields_stay_absent(job):
 def test_equal_specs_are_equal_text_and_the_hash_tells_others(job):
     one, two = (render(job(run={"script": "main.py", "env": {"A": v}})) for v in "12")
     assert one == render(job(run={"script": "main.py", "env": {"A": "1"}}))
-    hashes = [yaml.safe_load(t)["metadata"]["annotations"][DIGEST_ANNOTATION] for t in (one, two)]
+    hashes = [yaml.safe_load(t)["metadata"]["annotations"][MANIFEST_DIGEST] for t in (one, two)]
     assert hashes[0] != hashes[1]
     assert all(len(text) == 64 and int(text, 16) for text in hashes)
 

@@ -14,9 +14,10 @@ from k8sjob.backends.cluster.listing import listing, slim
 from k8sjob.backends.cluster.reflect import reflect
 from k8sjob.backends.cluster.snapshots import snapshot, snapshots
 from k8sjob.backends.cluster.words import InWords, is_absent
-from k8sjob.backends.paths import JOBS, OF_JOB, path
+from k8sjob.backends.paths import JOBS, path
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.labels import JOB_NAME, MANIFEST_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -296,7 +297,7 @@ class ClusterBackend:
     def _wait_for_pods(self, ref: JobRef, seconds: float) -> None:
         """Until a job has no pod any more."""
         deadline = time.monotonic() + seconds
-        where, of_job = path("pods", ref.namespace), {"labelSelector": f"{OF_JOB}={ref.name}"}
+        where, of_job = path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
         while pods := [
             p for p in listing(self.transport, where, of_job).items if owned(p, ref.uid)
         ]:
@@ -305,7 +306,7 @@ class ClusterBackend:
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
                     f" they wait for: kubectl -n {ref.namespace} describe pods -l"
-                    f" {OF_JOB}={ref.name}"
+                    f" {JOB_NAME}={ref.name}"
                 )
             time.sleep(0.2)
 
@@ -353,11 +354,8 @@ def _taken(ref: JobRef) -> Iterator[None]:
 
 def _same(there: Json, manifest: Json) -> bool:
     """Whether a job that is there was rendered from the very same."""
-    from k8sjob.rendering import DIGEST_ANNOTATION  # noqa: PLC0415 - loads all of rendering
-
     hashes = [
-        (job["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION)
-        for job in (there, manifest)
+        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (there, manifest)
     ]
     return hashes[0] is not None and hashes[0] == hashes[1]
 

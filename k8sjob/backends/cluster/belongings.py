@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.references import pod_specs
 from k8sjob.contract import Role
+from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +20,6 @@ _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _SPARE_SECONDS: Final = 60
 """How long pods may take to go beyond their grace: a kubelet that was away for a moment."""
-_TYPE, _INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 
 
 def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
@@ -78,5 +78,5 @@ def owned(pod: Json, uid: str) -> bool:
 
 def _place(pod: Json) -> tuple[bool, int]:
     labels = pod["metadata"].get("labels") or {}
-    index = str(labels.get(_INDEX, ""))
-    return labels.get(_TYPE) != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
+    index = str(labels.get(REPLICA_INDEX, ""))
+    return labels.get(REPLICA_TYPE) != Role.MASTER.lower(), int(index) if index.isdecimal() else -1

@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.paths import OF_JOB, path
+from k8sjob.backends.paths import path
 from k8sjob.contract import CONTAINER_NAME
+from k8sjob.labels import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "JobPods", "Pace"]
 
-_TYPE: Final = "training.kubeflow.org/replica-type"
-_INDEX: Final = "training.kubeflow.org/replica-index"
 _SHARE: Final = 10
 """A listing that took t seconds is good for t times this many: a large job is listed less often."""
 _MOST_NAMED: Final = 100
@@ -136,10 +135,10 @@ class JobPods:
             return self._over
 
     def _list(self, now: float) -> None:
-        selector = f"{OF_JOB}={self._job_name}"
+        selector = f"{JOB_NAME}={self._job_name}"
         if len(self._asked) <= _MOST_NAMED:
             indexes = sorted({replica.rpartition("-")[2] for replica in self._asked})
-            selector += f",{_INDEX} in ({','.join(indexes)})"
+            selector += f",{REPLICA_INDEX} in ({','.join(indexes)})"
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self._transport.request("GET", self._path, query=query)
@@ -157,7 +156,7 @@ class JobPods:
     @staticmethod
     def _replica(pod: Json) -> str:
         labels = pod["metadata"].get("labels") or {}
-        return f"{labels.get(_TYPE)}-{labels.get(_INDEX)}"
+        return f"{labels.get(REPLICA_TYPE)}-{labels.get(REPLICA_INDEX)}"
 
 
 def _instance(pod: Json) -> Instance:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.cluster.listing import listing, pages, slim
 from k8sjob.backends.cluster.words import is_absent
 from k8sjob.backends.paths import Target, path
-from k8sjob.backends.references import QUEUE, containers, references
+from k8sjob.backends.references import containers, references
 from k8sjob.backends.transport import ApiError
+from k8sjob.labels import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,8 +11,9 @@ from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.belongings import in_time, is_of_pods, own_pods
 from k8sjob.backends.cluster.listing import listing
 from k8sjob.backends.cluster.mirror import Mirror, Source
-from k8sjob.backends.paths import JOBS, OF_JOB, path
+from k8sjob.backends.paths import JOBS, path
 from k8sjob.backends.transport import ApiError
+from k8sjob.labels import JOB_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
     meta = job["metadata"]
     pods_path, of_job = (
         path("pods", meta["namespace"]),
-        {"labelSelector": f"{OF_JOB}={meta['name']}"},
+        {"labelSelector": f"{JOB_NAME}={meta['name']}"},
     )
     own_uid = f"involvedObject.uid={meta['uid']}"
     with ThreadPoolExecutor(3) as pool:
@@ -79,7 +80,7 @@ def _sources(ref: JobRef) -> dict[str, Source]:
     events = path("events", ref.namespace)
     return {
         "job": Source(path(JOBS, ref.namespace), {"fieldSelector": f"metadata.name={ref.name}"}),
-        "pods": Source(path("pods", ref.namespace), {"labelSelector": f"{OF_JOB}={ref.name}"}),
+        "pods": Source(path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}),
         "the job's events": Source(events, own_events, spare=True),
         "the pods' events": Source(
             events, warnings, keep=lambda event: is_of_pods(job, event), spare=True

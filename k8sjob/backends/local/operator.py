@@ -13,10 +13,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from k8sjob.backends.local.conditions import finished, is_true, set_condition, stamp
 from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.labels import JOB_NAME, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,11 +32,6 @@ __all__ = [
     "Record",
     "reconcile",
 ]
-
-JOB_NAME: Final = "training.kubeflow.org/job-name"
-OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
-REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
-REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 
 
 @dataclass(frozen=True, slots=True)

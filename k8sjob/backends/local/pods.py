@@ -7,17 +7,16 @@ import socket
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from k8sjob.backends.local.conditions import stamp
 from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.labels import JOB_NAME, JOB_ROLE, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
 
 __all__ = ["End", "ended", "is_live", "last_message", "new_pod", "replica_of", "running", "waiting"]
-
-_PREFIX: Final = "training.kubeflow.org"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +55,11 @@ def new_pod(job: Json, role: Role, index: int, now: datetime) -> Json:
     first = role is Role.MASTER or Role.MASTER not in job["spec"]["pytorchReplicaSpecs"]
     labels = {
         **(template.get("metadata", {}).get("labels") or {}),
-        f"{_PREFIX}/operator-name": "pytorchjob-controller",
-        f"{_PREFIX}/job-name": meta["name"],
-        f"{_PREFIX}/replica-type": role.lower(),
-        f"{_PREFIX}/replica-index": str(index),
-        **({f"{_PREFIX}/job-role": "master"} if first and index == 0 else {}),
+        OPERATOR_NAME: "pytorchjob-controller",
+        JOB_NAME: meta["name"],
+        REPLICA_TYPE: role.lower(),
+        REPLICA_INDEX: str(index),
+        **({JOB_ROLE: "master"} if first and index == 0 else {}),
     }
     policy = spec.get("restartPolicy") or "OnFailure"
     return {
@@ -87,7 +86,7 @@ def new_pod(job: Json, role: Role, index: int, now: datetime) -> Json:
 def replica_of(pod: Json) -> str:
     """The replica that a Pod is: "worker-2"."""
     labels = pod["metadata"]["labels"]
-    return f"{labels[f'{_PREFIX}/replica-type']}-{labels[f'{_PREFIX}/replica-index']}"
+    return f"{labels[REPLICA_TYPE]}-{labels[REPLICA_INDEX]}"
 
 
 def is_live(pod: Json) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME
+from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
 from k8sjob.lifecycle.status import job_status, replica_names
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ __all__ = ["OPERATOR_INIT", "Case", "Container", "Pod", "event_time", "moment"]
 
 OPERATOR_INIT: Final = "init-pytorch"
 """The init container that the operator adds to workers: it waits for the Master's name."""
-_LABEL: Final = "training.kubeflow.org/replica-"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Case:
             meta = pod.get("metadata") or {}
             name = meta.get("name", "")
             labels = meta.get("labels") or {}
-            role, index = labels.get(f"{_LABEL}type"), labels.get(f"{_LABEL}index")
+            role, index = labels.get(REPLICA_TYPE), labels.get(REPLICA_INDEX)
             replica = f"{role}-{index}" if role else name.removeprefix(f"{self.name}-")
             events = about[name, meta.get("uid", "")]  # not those about one of the same name before
             pods.append(Pod(pod, replica, tuple(events)))

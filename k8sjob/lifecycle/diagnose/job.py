@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.labels import QUEUE
 from k8sjob.lifecycle.diagnose.case import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, lasting, who
-from k8sjob.lifecycle.status import QUEUE_LABEL, JobState
+from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def queued(case: Case) -> Iterator[Finding]:
     """Kueue has not admitted the job yet, and says why."""
     if case.status.state is not JobState.QUEUED:
         return
-    queue = case.snapshot.job["metadata"]["labels"][QUEUE_LABEL]
+    queue = case.snapshot.job["metadata"]["labels"][QUEUE]
     waits = [
         condition
         for workload in case.of_kind("Workload")

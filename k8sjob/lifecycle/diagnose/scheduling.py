@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.case import moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen
 from k8sjob.lifecycle.diagnose.volumes import unbound
@@ -215,6 +216,4 @@ def _selector(pod: Pod) -> str:
 
 
 def _look(case: Case) -> str:
-    return (
-        f"kubectl describe pods -n {case.namespace} -l training.kubeflow.org/job-name={case.name}"
-    )
+    return f"kubectl describe pods -n {case.namespace} -l {JOB_NAME}={case.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped, lasting, who
 from k8sjob.lifecycle.status import JobState
@@ -177,7 +178,7 @@ def slow(case: Case, pod: Pod) -> Seen | None:
         Cause.WAITING,
         "its containers are being made",
         f"wait; if it stays so: kubectl describe pods -n {case.namespace} -l"
-        f" training.kubeflow.org/job-name={case.name}",
+        f" {JOB_NAME}={case.name}",
         pod.replica,
         moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created,
     )

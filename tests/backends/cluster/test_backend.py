@@ -8,7 +8,7 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.rendering import DIGEST_ANNOTATION
+from k8sjob.labels import MANIFEST_DIGEST
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 ONE = f"{JOBS}/one"
@@ -21,7 +21,7 @@ def job(name="one", uid="uid-1", version=1, *, done=None, digest=None, namespace
     meta = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
     meta |= {"creationTimestamp": MADE, "managedFields": [{"manager": "x"}]}
     if digest:
-        meta["annotations"] = {DIGEST_ANNOTATION: digest}
+        meta["annotations"] = {MANIFEST_DIGEST: digest}
     status = {"conditions": [{"type": done, "status": "True"}]} if done else {}
     return {"kind": "PyTorchJob", "metadata": meta, "spec": {}, "status": status}
 

@@ -1,0 +1,42 @@
+"""Labels and annotations by which a job's objects know each other, and who sets them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "ISTIO",
+    "JOB_NAME",
+    "JOB_ROLE",
+    "MANAGED_BY",
+    "MANIFEST_DIGEST",
+    "OF_THE_OPERATOR",
+    "OPERATOR_NAME",
+    "QUEUE",
+    "REPLICA_INDEX",
+    "REPLICA_TYPE",
+]
+
+# --- set by the training operator on the pods and services that it makes
+
+OF_THE_OPERATOR: Final = "training.kubeflow.org/"
+"""How all of them begin."""
+JOB_NAME: Final = "training.kubeflow.org/job-name"
+JOB_ROLE: Final = "training.kubeflow.org/job-role"
+"""On one pod alone, with the value "master": the Master, or worker-0 where there is none."""
+OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
+REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
+"""The role in lower case: "master", "worker"."""
+REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
+"""The number within the role, from 0."""
+
+# --- set by k8sjob
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""A label with the value "k8sjob" on every job and on its pods."""
+MANIFEST_DIGEST: Final = "k8sjob/manifest-sha256"
+"""An annotation of the job, the hash of all that was rendered; equal hashes are equal jobs."""
+ISTIO: Final = "sidecar.istio.io/inject"
+"""An annotation of pods: "false" where a mesh must not put itself between the ranks."""
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""A label of the job, for Kueue: the queue in which it waits."""
