@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from k8sjob import document
-from k8sjob.backends.api import JobRef, Plan
+from k8sjob.backends.api import LOCAL, JobRef, Plan
 from k8sjob.backends.connect import connect
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import render
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plan", "plan_submission", "push_code", "remarks", "submit"]
 
-LOCAL: Final = "local"
-"""The namespace that stands for this machine."""
 _SUFFIX: Final = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes makes generated names of: letters and digits that form no words."""
 

@@ -8,7 +8,7 @@ functions over these objects, and know no back end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["Backend", "JobRef", "Json", "LogLine", "Plan", "Snapshot"]
+__all__ = ["LOCAL", "Backend", "JobRef", "Json", "LogLine", "Plan", "Snapshot"]
 
+LOCAL: Final = "local"
+"""The namespace that stands for this machine."""
 Json = dict[str, Any]
 """A Kubernetes object, as parsed from JSON."""
 
@@ -30,7 +32,7 @@ class JobRef:
 
     Attributes:
         name: the job's name.
-        namespace: its namespace; "local" on this machine.
+        namespace: its namespace; LOCAL on this machine.
         uid: distinguishes a job from one of the same name made anew; empty where not known.
     """
 

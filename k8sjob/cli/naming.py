@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.backends.connect import configured
 from k8sjob.cli.failure import warn
-from k8sjob.cli.place import LOCAL, Place, is_namespace
+from k8sjob.cli.place import Place, is_namespace
 from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.backends.api import LOCAL
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.backends.connect import Client
 
-__all__ = ["LOCAL", "Place", "is_namespace", "place_options"]
+__all__ = ["Place", "is_namespace", "place_options"]
 
-LOCAL: Final = "local"
-"""The namespace that stands for this machine."""
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.backends.local.conditions import finished, stamp
 from k8sjob.backends.local.logfiles import attempts, follow, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
@@ -75,9 +75,9 @@ class LocalBackend:
             BackendError: a package, a variable, a folder or the space for it is missing.
         """
         from k8sjob.backends.local.paths import Places  # noqa: PLC0415 - a reader needs no spec
-        from k8sjob.backends.local.prepare import NAMESPACE, prepare  # noqa: PLC0415 - the same
+        from k8sjob.backends.local.prepare import prepare  # noqa: PLC0415 - the same
 
-        ref = JobRef(plan.spec.name, NAMESPACE, str(uuid.uuid4()))
+        ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
         self._refuse_taken(ref.name)
         checkpoints = self._checkpoints(ref)
         with self._store.draft() as draft:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import document
+from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.context import copy_context
 from k8sjob.backends.local.devices import share, visible_gpus
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, Plan
 
-__all__ = ["NAMESPACE", "Prepared", "prepare"]
+__all__ = ["Prepared", "prepare"]
 
-NAMESPACE: Final = "local"
 _AGENT: Final = ["python", "-m", "k8sjob.runtime"]
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
@@ -78,7 +78,7 @@ def prepare(plan: Plan, places: Places, draft: Path, *, fresh: bool = False) -> 
     """
     spec = plan.spec
     prepared = Prepared(document.parse(plan.manifest).data)
-    prepared.job["metadata"]["namespace"] = NAMESPACE
+    prepared.job["metadata"]["namespace"] = LOCAL
     _start_at_once(plan, prepared)
     context = plan.folder / (spec.image.context if isinstance(spec.image, Image) else ".")
     check_packages(spec, context)

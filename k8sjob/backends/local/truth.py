@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.backends.local import pods
 from k8sjob.backends.local.conditions import fail, finished
 from k8sjob.backends.local.store import read_json
@@ -41,7 +41,7 @@ def read_state(folder: JobFolder) -> Snapshot:
         return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
     except FileNotFoundError:
         name, _, uid = folder.path.name.rpartition("-")
-        raise not_found(JobRef(name, "local", uid)) from None
+        raise not_found(JobRef(name, LOCAL, uid)) from None
     except (KeyError, TypeError, AttributeError) as error:
         raise BackendError(
             f"{folder.state} is damaged ({error!r}); remove the folder {folder.path}"

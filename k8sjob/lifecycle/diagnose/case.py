@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
 from k8sjob.lifecycle.status import job_status, replica_names
@@ -168,7 +169,7 @@ class Case:
     @property
     def called(self) -> str:
         """The job as a command line names it, wherever it is typed."""
-        return self.name if self.namespace == "local" else str(self.status.ref)
+        return self.name if self.namespace == LOCAL else str(self.status.ref)
 
     @property
     def world_size(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.labels import QUEUE
 from k8sjob.lifecycle.diagnose.case import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, lasting, who
@@ -147,7 +148,7 @@ def restart_limit(case: Case) -> Iterator[Finding]:
 def operator_silent(case: Case) -> Iterator[Finding]:
     """Nobody works on the job: no status, no Events, no Pods."""
     state = case.status.state
-    if state.finished or state in _STILL or not case.missing or case.namespace == "local":
+    if state.finished or state in _STILL or not case.missing or case.namespace == LOCAL:
         return
     manager = case.policy.get("managedBy") or _OPERATOR
     if manager != _OPERATOR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped, lasting, who
@@ -26,7 +27,7 @@ _SETTLED: Final = timedelta(seconds=10)
 def left_over(case: Case) -> Iterator[Finding]:
     """Pods that go on, and hold what they have, though the job has ended."""
     ended = case.status.finished
-    if not case.status.state.finished or case.namespace == "local" or ended is None:
+    if not case.status.state.finished or case.namespace == LOCAL or ended is None:
         return
     keeps = (case.policy.get("cleanPodPolicy") or "None") == "None"
     if not keeps and case.now - ended < _CLEANED_IN:
@@ -133,7 +134,7 @@ def pods_to_come(case: Case) -> Iterator[Finding]:
     if case.pods or case.status.state is not JobState.CREATED:
         return
     begun = case.status.created
-    if case.namespace != "local" and begun:
+    if case.namespace != LOCAL and begun:
         yield Finding(
             Cause.WAITING,
             f"the job has no pods yet, {lasting(begun, case.now)} after it was made",
