@@ -20,6 +20,7 @@ from k8sjob.view.show import console_for
 from k8sjob.view.story import finding
 
 if TYPE_CHECKING:
+    from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.lifecycle.diagnose import Finding
 
 __all__ = ["show_finding", "why_command"]
@@ -27,15 +28,21 @@ __all__ = ["show_finding", "why_command"]
 
 @click.command("why")
 @job_argument()
+@click.option("--timing", is_flag=True, help="Where the time to the first training step went.")
 @format_option("table", "json", "yaml")
 @place_options()
-def why_command(job: str, output: str, place: Place) -> None:
+def why_command(job: str, timing: bool, output: str, place: Place) -> None:
     """Say why a job failed, hangs or does not start, and what to do about it.
 
-    The first cause comes first. Works for any PyTorchJob, whoever made it.
+    The first cause comes first. Works for any PyTorchJob, whoever made it. With --timing it says
+    what took the time from the submission to the first training step, as far as the cluster and the
+    job's output tell.
     """
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
+    if timing:
+        _show_timing(backend, snapshot, output)
+        return
     found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
     if output != "table":
         document([one.as_dict() for one in found], output)
@@ -46,6 +53,17 @@ def why_command(job: str, output: str, place: Place) -> None:
         status = job_status(snapshot)
         what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
         click.echo(f"{ref} {what}; there is nothing to explain")
+
+
+def _show_timing(backend: Backend, snapshot: Snapshot, output: str) -> None:
+    from k8sjob.cli.timing import show_timing  # noqa: PLC0415 - few ask for it
+    from k8sjob.lifecycle.timing import hear, timing  # noqa: PLC0415 - the same
+
+    found = timing(snapshot, hear(backend, snapshot))
+    if output == "table":
+        show_timing(found)
+    else:
+        document(found.as_dict(), output)
 
 
 def show_finding(found: Finding) -> None:

@@ -108,6 +108,22 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert gone.err.startswith("error: no job 'tiny' on this machine")
 
 
+def test_the_time_to_the_first_step_is_split(job, k8sjob):
+    assert k8sjob("run", job("end", "replicas: {workers: 1}")).code == 0
+    done = k8sjob("why", "--timing", "tiny")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("local/tiny: about ")
+    table, others = done.out.split("\n\n")[1:3]
+    first, *_, last = table.splitlines()
+    assert first.split() == ["UNTIL", "TOOK", "AT", "REPLICA", "DETAIL"]
+    assert "first step" in last  # with what a program without a session does not tell
+    assert {line.split()[0] for line in others.splitlines()[1:]} == {"master-0", "worker-0"}
+    told = json.loads(k8sjob("why", "--timing", "tiny", "-o", "json").out)
+    assert (told["name"], told["namespace"]) == ("tiny", "local")
+    assert told["phases"][-1]["phase"].endswith("step")
+    assert told["seconds"] == pytest.approx(told["phases"][-1]["at"], abs=0.01)
+
+
 def test_many_jobs_are_watched_in_a_cluster_alone(job, k8sjob):
     done = k8sjob("watch", "--local")
     assert (done.code, done.out) == (2, "")

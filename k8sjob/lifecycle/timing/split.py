@@ -242,10 +242,10 @@ def _notes(last: Start, heard: Mapping[str, Heard], speaker: str, told: Heard) -
                 f" {waited:.1f} s for the others; {last.replica} was started last"
             )
     if last.again:
-        yield f"{last.replica} had {last.again} other Pods before this one"
+        yield f"this is Pod number {last.again + 1} of {last.replica}"
     for name in dict.fromkeys([speaker, last.replica]):
         if name in heard and heard[name].attempt:
-            yield f"{name}'s container had been started {heard[name].attempt} times before"
+            yield f"this is start number {heard[name].attempt + 1} of {name}'s container"
 
 
 def _clocks(behind: float) -> Iterator[str]:

@@ -1,0 +1,47 @@
+"""Where the time to the first step went, of a job that trains in a real cluster."""
+
+import json
+
+MAIN = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from k8sjob import runtime
+data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
+with runtime.session() as job:
+    optimizer = (torch.optim.SGD, {"lr": 0.1})
+    run = job.prepare(lambda: nn.Linear(2, 2), loss=F.cross_entropy, optimizer=optimizer)
+    for epoch in run.epochs(1):
+        for x, y in run.batches(data, batch_size=4):
+            run.step(x, y)
+"""
+
+
+def test_a_job_that_trains_says_where_the_time_went(desk):
+    (desk.folder / "main.py").write_text(MAIN)
+    job = desk.file(
+        image={
+            "repository": f"{desk.cluster.registry}/pushed/timing",
+            "base": desk.cluster.base_image,
+        },
+        run={"script": "main.py", "env": {"OMP_NUM_THREADS": "1"}},
+        resources={"cpu": "2", "memory": "500Mi", "requests": {"cpu": "50m", "memory": "500Mi"}},
+    )
+    desk.call("submit", job, "--watch")
+    told = json.loads(desk.call("why", "--timing", "tiny", "-n", desk.namespace, "-o", "json")[0])
+    phases = [phase["phase"] for phase in told["phases"]]
+    whole = {part for phase in phases for part in phase.split("+")}
+    assert whole >= {"pod", "scheduling", "image", "container", "meeting", "step"}, told
+    assert phases[-1] == "step"
+    assert all(phase["seconds"] >= 0 for phase in told["phases"])
+    assert told["seconds"] == told["phases"][-1]["at"] > 0
+    rows = {row["name"]: row for row in told["replicas"]}
+    assert rows["worker-0"]["init"] is not None  # its Pod may be gone, its Events are not
+    master = rows["master-0"]
+    assert master["pod"] <= master["first_line"] <= master["imported"] <= master["met"]
+
+    shown, err = desk.call("why", "--timing", "tiny", "-n", desk.namespace)
+    assert err == ""
+    assert shown.startswith(f"{desk.namespace}/tiny: about ")
+    assert "init container" in shown
