@@ -10,9 +10,9 @@ import copy
 import itertools
 import json
 import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
+
+from serving import served
 
 from k8sjob.backends.transport import ApiError, refusal
 
@@ -139,19 +139,9 @@ class Apiserver:
         job["spec"]["runPolicy"] |= body["spec"]["runPolicy"]
         return 200, job
 
-    @contextmanager
     def served(self):
-        """Over HTTP on the loopback interface; its URL."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        """Over HTTP on the loopback interface; its URL, as a context."""
+        return served(self.handle)
 
 
 class InMemory:
@@ -213,27 +203,3 @@ def kubeconfig(folder, url, *, context="fake", namespace="blue"):
 
 def _missing(name):
     return status(404, "NotFound", f'pytorchjobs.kubeflow.org "{name}" not found')
-
-
-def _handler(api):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def answer(self):
-            url = urlsplit(self.path)
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
-            code, answer = api.handle(self.command, url.path, dict(parse_qsl(url.query)), body)
-            content = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_DELETE = do_PATCH = answer  # noqa: N815 - http.server's names
-
-        def log_message(self, *_):
-            """Tests say what they saw by themselves."""
-
-    return Handler

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl, urlsplit
+
+from serving import served
 
 from k8sjob.backends.transport import ApiError
 
@@ -123,53 +120,13 @@ class HealthyCluster:
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         raise AssertionError("the doctor follows nothing")
 
-    @contextmanager
     def served(self):
-        """Over HTTP on the loopback interface; its URL."""
-        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+        """Over HTTP on the loopback interface; its URL, as a context."""
+        return served(self._answer)
+
+    def _answer(self, method, path, query, body):
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
-
-def _handler(cluster):
-    class Handler(BaseHTTPRequestHandler):
-        def _answer(self):
-            url = urlsplit(self.path)
-            sent = self._body()
-            body = json.loads(sent) if sent else None
-            query = dict(parse_qsl(url.query))
-            try:
-                code, answer = 200, cluster.request(self.command, url.path, query=query, body=body)
-            except ApiError as error:
-                code = error.code or 500
-                answer = {"kind": "Status", "message": error.said, "reason": error.reason}
-            sent = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def _body(self):
-            if self.headers.get("Transfer-Encoding") != "chunked":  # as kubectl sends it
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return body
-
-        do_GET = do_POST = _answer  # noqa: N815 - http.server calls them so
-
-        def log_message(self, *_):
-            """Nothing on stderr."""
-
-    return Handler
+            return 200, self.request(method, path, query=query, body=body)
+        except ApiError as error:
+            said = {"kind": "Status", "message": error.said, "reason": error.reason}
+            return error.code or 500, said
