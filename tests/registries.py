@@ -111,11 +111,16 @@ class Registry:
 
 
 def tar_of(files):
+    """An archive of files by their names; a text instead of bytes is where a link leads."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            if isinstance(data, str):
+                member.type, member.linkname = tarfile.SYMTYPE, data
+                archive.addfile(member)
+                continue
+            member.size, member.mode = len(data), 0o755
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -152,7 +157,7 @@ class Layout:
             "mediaType": f"{oci}.manifest.v1+json",
             "config": self.blob(json.dumps(content).encode(), f"{oci}.config.v1+json"),
             "layers": [
-                self.blob(gzip.compress(a, mtime=0), f"{oci}.layer.v1.tar+gzip") for a in archives
+                self.blob(gzip.compress(a, 1, mtime=0), f"{oci}.layer.v1.tar+gzip") for a in archives
             ],
         }
         return self.blob(json.dumps(manifest).encode(), f"{oci}.manifest.v1+json")

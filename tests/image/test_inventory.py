@@ -1,0 +1,211 @@
+"""What a base's Python is and what it has, told from its layers alone."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+import wheelhouse
+from registries import tar_of
+
+from k8sjob.errors import ImageError
+from k8sjob.image import zstd
+from k8sjob.image.append import Base
+from k8sjob.image.content import SmallContent
+from k8sjob.image.inventory import take_inventory
+from k8sjob.image.manifest import Descriptor, Manifest
+from k8sjob.image.reference import Reference
+from k8sjob.image.traces import read_traces
+
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Where it is kept what a layer has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/k8sjob/layers"
+
+
+def content(data):
+    return SmallContent(f"sha256:{hashlib.sha256(data).hexdigest()}", data)
+
+
+def image(environment=(), architecture="amd64"):
+    manifest = Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), ())
+    config = {"architecture": architecture, "os": "linux", "config": {"Env": list(environment)}}
+    return Base(Reference.parse("reg.example/base:1"), manifest, config)
+
+
+def inventory(*layers, **of):
+    found = [read_traces(content(tar_of(files)), "base", lambda _size: None) for files in layers]
+    return take_inventory(image(**of), found)
+
+
+def test_a_debian_base():
+    system, packages = wheelhouse.base("3.13")
+    found = inventory(system, packages)
+    assert (found.python, found.version, found.architecture) == ("/usr/bin/python", "3.13", "amd64")
+    assert (found.glibc, found.site) == ((2, 36), "usr/lib/python3/dist-packages")
+    assert found.distributions == {
+        "numpy": "Name: numpy\nVersion: 2.2.4",
+        "torch": "Name: torch\nVersion: 2.6.0+cpu",
+    }
+
+
+def conda(name="opt/conda"):
+    site = f"{name}/lib/python3.12/site-packages"
+    return {
+        f"{name}/bin/python": "python3.12",
+        f"{name}/bin/python3.12": b"elf",
+        **wheelhouse.installed("Torch_Vision", "1.0", site=site),
+    }
+
+
+def test_the_path_decides_which_python():
+    path = ["PATH=/opt/conda/bin:/usr/bin"]
+    found = inventory(*wheelhouse.base(), conda(), environment=path)
+    assert (found.python, found.version) == ("/opt/conda/bin/python", "3.12")
+    assert found.site == "opt/conda/lib/python3.12/site-packages"
+    assert list(found.distributions) == ["torch-vision"]
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_virtual_environment(system):
+    config = f"home = /usr/bin\ninclude-system-site-packages = {str(system).lower()}\n"
+    environment = {
+        "venv/bin/python": "/usr/bin/python3",
+        "venv/pyvenv.cfg": config.encode(),
+        **wheelhouse.installed("mine", "1.0", site="venv/lib/python3.11/site-packages"),
+    }
+    path = ["PATH=/venv/bin:/usr/bin"]
+    found = inventory(*wheelhouse.base(), environment, environment=path)
+    assert (found.python, found.version) == ("/venv/bin/python", "3.11")
+    assert set(found.distributions) == {"mine"} | ({"numpy", "torch"} if system else set())
+    last = "usr/lib/python3/dist-packages" if system else "venv/lib/python3.11/site-packages"
+    assert found.site == last
+
+
+def test_an_environment_with_a_copy_of_its_interpreter():
+    environment = {
+        "venv/bin/python": b"elf",
+        "venv/pyvenv.cfg": b"version = 3.12.4\n",
+        **wheelhouse.installed("mine", "1.0", site="venv/lib/python3.12/site-packages"),
+    }
+    found = inventory(*wheelhouse.base(), environment, environment=["PATH=/venv/bin"])
+    assert (found.version, set(found.distributions)) == ("3.12", {"mine"})
+
+
+def test_what_upper_layers_replace_and_take_away():
+    changed = {
+        f"{wheelhouse.SITE}/.wh.numpy-2.2.4.dist-info": b"",
+        **wheelhouse.installed("numpy", "2.3.0"),
+        f"{wheelhouse.SITE}/apt-1.0.egg-info": b"Metadata-Version: 1.0\nName: apt\nVersion: 1.0\n",
+    }
+    assert set(inventory(*wheelhouse.base(), changed).distributions) == {"numpy", "torch", "apt"}
+    text = inventory(*wheelhouse.base(), changed).distributions["numpy"]
+    assert "Version: 2.3.0" in text
+    emptied = {f"{wheelhouse.SITE}/.wh..wh..opq": b"", **wheelhouse.installed("einops", "1")}
+    assert set(inventory(*wheelhouse.base(), emptied).distributions) == {"einops"}
+
+
+def test_vendored_packages_are_none_and_those_on_pythonpath_are():
+    more = {
+        **wheelhouse.installed("inner", "1", site=f"{wheelhouse.SITE}/pip/_vendor"),
+        **wheelhouse.installed("extra", "1", site="opt/extra"),
+    }
+    found = inventory(*wheelhouse.base(more=more), environment=["PYTHONPATH=/opt/extra"])
+    assert set(found.distributions) == {"numpy", "torch", "extra"}
+
+
+def test_musl():
+    system, packages = wheelhouse.base()
+    del system["usr/lib/x86_64-linux-gnu/libc.so.6"]
+    system["lib/ld-musl-x86_64.so.1"] = b"elf"
+    assert inventory(system, packages).glibc is None
+
+
+NO_PYTHON = r"reg.example/base:1 has no Python on its PATH, for which packages could be installed"
+BROKEN = {
+    "nothing": (lambda _: [{"etc/x": b""}], NO_PYTHON),
+    "a circle": (
+        lambda layers: [*layers, {"usr/bin/python": "python3", "usr/bin/python3": "python"}],
+        NO_PYTHON,
+    ),
+    "no version": (
+        lambda layers: [*layers, {"usr/bin/python": b"elf"}],
+        r"/usr/bin/python is a Python whose version cannot be told",
+    ),
+    "no packages": (
+        lambda layers: [*layers, {"usr/lib/.wh.python3": b""}],
+        r"/usr/bin/python has no folder for packages \(looked for: usr/local/lib/python3.11/",
+    ),
+    "no libc": (
+        lambda layers: [*layers, {"usr/lib/.wh.x86_64-linux-gnu": b""}],
+        r"its C library is none that packages are made for",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_base_that_cannot_be_understood(what):
+    change, message = BROKEN[what]
+    with pytest.raises(ImageError, match=message):
+        inventory(*change(wheelhouse.base()))
+
+
+def packed_by_zstd(data):
+    compressor = zstd.compressor()
+    return compressor.compress(data) + compressor.flush()
+
+
+FORMS = {
+    "as it is": lambda data: data,
+    "gzip": gzip.compress,
+    "gzip in two parts": lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]),
+    "zstd": packed_by_zstd,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_are_read_in_any_form_once(form, cache):
+    data = FORMS[form](tar_of(wheelhouse.base()[0]))
+    first = read_traces(content(data), "base", lambda _size: None)
+    assert first.links["usr/bin/python3"] == "python3.11"
+
+    class Gone(SmallContent):
+        def blocks(self, start):
+            raise AssertionError("read twice")
+
+    seen = []
+    again = read_traces(Gone(content(data).digest, data), "base", seen.append)
+    assert (again, seen) == (first, [len(data)])
+    kept = next(cache.iterdir())
+    for spoilt in ("{", "[]", json.dumps({"form": 0})):
+        kept.write_text(spoilt)
+        assert read_traces(content(data), "base", lambda _size: None) == first
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    data = tar_of({"usr/bin/python3.11": b""})
+    assert read_traces(content(data), "base", lambda _size: None).marks == {
+        "usr/bin/python3.11": ""
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(tar_of({"a": b"x" * 2000}))[:-30],
+        b"\x1f\x8b" + b"nonsense" * 99,
+        b"nonsense" * 999,
+        zstd.MAGIC + b"nonsense" * 99,
+        b"",
+    ],
+)
+def test_a_layer_that_is_no_archive(data, cache):
+    with pytest.raises(ImageError, match=r"base, layer sha256:\w{12}: not an archive \(.+\); the"):
+        read_traces(content(data), "base", lambda _size: None)
+    assert not cache.exists()
