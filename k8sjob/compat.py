@@ -214,6 +214,10 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="every rank has the whole model, gradients are averaged",
             options={**_STEP, **_LAYERS},
         ),
+        "keras": Strategy(
+            summary="every rank has the whole Keras model, which computes with torch",
+            options=_STEP,
+        ),
         "fsdp": Strategy(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
             options={**_STEP, **_LAYERS, "reshard": _ON},

@@ -85,7 +85,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
         await_master(node, settings.rendezvous_timeout, inbox, say)
         if node.master_port == 0:
             node = replace(node, master_port=_reserve_port(stack))
-        environ = _with_threads(environ, node)
+        environ = _with_keras(_with_threads(environ, node), settings)
         ranks = Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
         reason, code = _end(keep(ranks, settings, inbox))
         # It would start again, for as long as the operator lives: the pod's next agent knows of no
@@ -135,6 +135,19 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
         return environ
     say("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
     return {**environ, "OMP_NUM_THREADS": "1"}
+
+
+def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
+    """What Keras computes with: it must know before a script imports it."""
+    if settings.strategy != "keras":
+        return environ
+    chosen = environ.get("KERAS_BACKEND", "torch")
+    if chosen != "torch":
+        raise EnvError(
+            f"KERAS_BACKEND is {chosen}, and strategy.kind: keras trains with torch; take it out of"
+            " run.env and of the image"
+        )
+    return {**environ, "KERAS_BACKEND": "torch"}
 
 
 def _parents_lifeline() -> int | None:

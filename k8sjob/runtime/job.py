@@ -13,7 +13,7 @@ import torch
 from k8sjob import compat
 from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime import config as settings
-from k8sjob.runtime import rng
+from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.last_words import leave_reason
@@ -107,6 +107,8 @@ class Job:
             ValueError: the model has nothing to train.
         """
         model = build if isinstance(build, torch.nn.Module) else build()
+        if problem := keras_model.refuse(model):
+            raise ValueError(problem)
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -114,8 +116,9 @@ class Job:
                 f"{type(model).__name__} has no parameters to train: check that its layers are "
                 "attributes of the module (lists need nn.ModuleList) and require gradients"
             )
-        options = compat.STRATEGIES[self.config.strategy].settings(self.config.options)
-        prepared = strategy(self.config.strategy, model.to(self.device), loss, self.group, options)
+        kind = self._kind_for(model)
+        options = compat.STRATEGIES[kind].settings(self.config.options)
+        prepared = strategy(kind, model.to(self.device), loss, self.group, options)
         parameters = prepared.model.parameters()
         made = _made(optimizer, parameters)
         prepared.ready(made)
@@ -131,6 +134,24 @@ class Job:
             schedule_by=schedule_by,
             options=options,
         )
+
+    def _kind_for(self, model: nn.Module) -> str:
+        """The job's strategy; a Keras model is trained as one under ddp too.
+
+        Raises:
+            ValueError: the two do not go together.
+        """
+        kind, name = self.config.strategy, type(model).__name__
+        if not keras_model.is_keras(model):
+            if kind == "keras":
+                raise ValueError(f"strategy.kind: keras, but {name} is no Keras model; use ddp")
+            return kind
+        if kind not in {"ddp", "keras"}:
+            raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+        alien = self.config.options.keys() - compat.STRATEGIES["keras"].options.keys()
+        if alien:
+            raise ValueError(f"strategy.{min(alien)}: not for a Keras model ({name}); leave it out")
+        return "keras"
 
     def sampler(
         self,

@@ -52,13 +52,15 @@ class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
-        Literal["ddp", "fsdp", "mesh", "pipeline"],
+        Literal["ddp", "keras", "fsdp", "mesh", "pipeline"],
         doc(
-            "ddp: every rank has the whole model, gradients are averaged. fsdp: every rank has a"
+            "ddp: every rank has the whole model, gradients are averaged. keras: every"
+            " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
             " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
             " divide each batch, ranks along model divide what layout says. pipeline: every rank"
             " has some of the layers, batches pass through in parts.",
             "ddp",
+            "keras",
             "fsdp",
             "mesh",
             "pipeline",

@@ -168,3 +168,21 @@ class TestExec:
     def test_a_broken_pipe_ends_it_as_usual(self, run):
         """Python ignores SIGPIPE, and a program that it becomes must not."""
         assert run(argv=["--exec", "sh", "-c", "kill -PIPE $$; echo alive"]).code == 141
+
+
+class TestKeras:
+    SCRIPT = "import os; print(os.environ.get('KERAS_BACKEND'))"
+
+    @pytest.mark.parametrize("given", [None, "torch"])
+    def test_it_computes_with_torch_from_the_first_import(self, run, given):
+        result = run(self.SCRIPT, strategy="keras", environ={"KERAS_BACKEND": given})
+        assert result.out.split() == ["torch"]
+
+    def test_another_strategy_leaves_it_alone(self, run):
+        result = run(self.SCRIPT, strategy="ddp", environ={"KERAS_BACKEND": None})
+        assert result.out.split() == ["None"]
+
+    def test_another_choice_is_refused(self, run):
+        result = run(self.SCRIPT, strategy="keras", environ={"KERAS_BACKEND": "jax"})
+        assert result.code == ExitCode.CONFIG
+        assert "KERAS_BACKEND is jax, and strategy.kind: keras trains with torch" in result.err

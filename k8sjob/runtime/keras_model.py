@@ -1,0 +1,157 @@
+"""Keras models on torch: what differs from a torch model, and would go wrong without a word.
+
+A Keras layer is a torch module, and yet train() does not switch its dropout and batch normalisation
+on, its running statistics are no buffers, its seeds are variables that all ranks would share, and
+its regularisers are not in the loss. Keras itself is imported by nobody here: a model that exists
+has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["AsTorch", "Moved", "Seeds", "is_keras", "penalised", "refuse"]
+
+_RANK_STRIDE: Final = 0x9E3779B1
+_SEEDS: Final = 2**31 - 1
+"""Keras keeps a seed in 32 bits with a sign."""
+
+
+def is_keras(model: Any) -> bool:
+    """Whether this is a Keras layer or model, whatever Keras computes with."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.layers.Layer)
+
+
+def refuse(model: Any) -> str | None:
+    """Why a Keras model cannot be trained as it is; None where it can.
+
+    A torch module with Keras layers in it is one of those that cannot.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return None
+    name = type(model).__name__
+    if is_keras(model):
+        if keras.backend.backend() != "torch":
+            return (
+                f"Keras computes with {keras.backend.backend()}, and {name} must be a torch module:"
+                " set KERAS_BACKEND=torch before `import keras` (strategy.kind: keras does)"
+            )
+        if not model.built or not model.trainable_variables:
+            return (
+                f"{name} has no weights to train yet: begin it with keras.Input(shape), or call it"
+                " once on a batch inside build()"
+            )
+        return None
+    if isinstance(model, nn.Module) and any(map(is_keras, model.modules())):
+        return (
+            f"{name} is a torch module with Keras layers inside, which would not learn of train()"
+            " and eval(); make it a keras.Model (which takes torch modules as layers)"
+        )
+    return None
+
+
+class AsTorch(nn.Module):
+    """A Keras model that is called as a torch model is.
+
+    Its mode follows train() and eval() of the Keras model, and Keras computes on the model's device
+    instead of the first GPU that it finds.
+
+    Attributes:
+        keras: the model.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        super().__init__()
+        self.keras = model
+        self._device = str(device)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The output for a tensor, several of them, or a dict by the names of the inputs."""
+        given = named or (inputs[0] if len(inputs) == 1 else list(inputs))
+        with sys.modules["keras"].device(self._device):
+            return self.keras(given, training=self.keras.training)
+
+
+def penalised(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss with what the layers added to it in their last call: regularisers, add_loss()."""
+
+    def whole(output: Any, *targets: Any) -> Tensor:
+        return sum(model.losses, start=loss(output, *targets))
+
+    return whole
+
+
+class Moved:
+    """Variables that training moves without gradients, as the statistics of batch normalisation.
+
+    Which ones they are a forward pass shows; what stays as it is, as frozen weights, is not sent.
+    """
+
+    def __init__(self, model: Any, group: Group) -> None:
+        self._group = group
+        self._values = [variable.value for variable in model.non_trainable_weights]
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here: what they are now is the same on all ranks."""
+        self._seen = self._versions()
+
+    def average(self) -> None:
+        """The mean over the ranks for all that moved since the last call, the same on all."""
+        now = self._versions()
+        moved = [
+            value
+            for value, before, after in zip(self._values, self._seen, now, strict=True)
+            if before != after and value.is_floating_point()
+        ]
+        if moved and self._group.world_size > 1:
+            _average(moved, self._group)
+        self.begin()
+
+    def _versions(self) -> list[int]:
+        return [value._version for value in self._values]  # noqa: SLF001 - torch's count of changes
+
+
+def _average(values: list[Tensor], group: Group) -> None:
+    flat = torch.cat([value.detach().flatten() for value in values])
+    mean = group.all_reduce(flat) / group.world_size
+    parts = torch.split(mean, [value.numel() for value in values])
+    with torch.no_grad():
+        for value, part in zip(values, parts, strict=True):
+            value.copy_(part.view_as(value))
+
+
+class Seeds:
+    """The states of a model's seed generators, a sequence of its own on each rank.
+
+    A state is (seed, count); the counts are the same on all ranks.
+    """
+
+    def __init__(self, model: Any) -> None:
+        kept = [*model.weights, *getattr(model, "metrics_variables", ())]
+        known = {id(variable) for variable in kept}
+        self._states = [variable.value for variable in model.variables if id(variable) not in known]
+        self._first = [int(state[0]) for state in self._states]
+
+    def part(self, stream: int) -> None:
+        """Take this rank's sequences; a count stays as it is.
+
+        Args:
+            stream: ranks with the same number draw the same.
+        """
+        with torch.no_grad():
+            for state, seed in zip(self._states, self._first, strict=True):
+                state[0] = (seed + (stream + 1) * _RANK_STRIDE) % _SEEDS

@@ -1,0 +1,133 @@
+"""A Keras model under the strategy keras has the curve of one process, and equal ranks."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from k8sjob.spec import load
+
+pytestmark = pytest.mark.dist
+TOLERANCE = 1e-5
+TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85)}
+
+ALIKE = {
+    "plain": {},
+    "under ddp": {"kind": "ddp"},
+    "penalised": {"penalty": "l2"},
+    "clipped": {"options": {"clip_norm": 0.5}},
+    "accumulated": {"batch": 8, "options": {"accumulate": 4}},
+    "uneven": {"batch": 30, "samples": 101, "tail": "short"},
+    "by name": {"model": "named"},
+}
+OWN = {
+    "bf16": {"options": {"bf16": True}},
+    "normalised": {"model": "conv"},
+    "dropped": {"model": "conv", "dropout": 0.3, "steps": 5, "twice": True},
+    "dropped by a seed": {"dropout": 0.3, "steps": 5, "twice": True},
+}
+WRONG = {
+    "fsdp": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model; use keras"),
+    "compile": ({"kind": "ddp", "options": {"compile": True}}, "strategy.compile: not for a Keras"),
+    "torch": ({"model": "plain"}, "strategy.kind: keras, but Sequential is no Keras model"),
+    "inside": ({"model": "inside"}, "a torch module with Keras layers inside"),
+    "unbuilt": ({"model": "unbuilt"}, "has no weights to train yet: begin it with keras.Input"),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(run_once):
+    cases = {**ALIKE, **OWN}
+    return run_once(cases, program="keras_curves.py", world=1, env=TORCH).result
+
+
+@pytest.fixture(scope="module")
+def three(run_once):
+    cases = {**ALIKE, **OWN, **{name: case for name, (case, _) in WRONG.items()}}
+    return run_once(cases, program="keras_curves.py", world=3, env=TORCH).result
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_three_ranks_have_the_curve_of_one(name, three, alone):
+    found, wanted = three[name], alone[name]
+    assert "error" not in found, found
+    assert wanted["losses"][-1] < wanted["losses"][0]
+    if name != "accumulated":  # there each batch of 8 stands for itself
+        assert len(found["losses"]) == 20
+    assert found["losses"] == pytest.approx(wanted["losses"], abs=TOLERANCE)
+    assert found["weights"] == pytest.approx(wanted["weights"], rel=1e-4)
+    for metric, value in wanted["evaluation"].items():
+        assert found["evaluation"][metric] == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [*ALIKE, *OWN])
+def test_ranks_are_equal_bit_by_bit(name, three):
+    assert len(set(three[name]["marks"])) == 1
+
+
+def test_a_regulariser_is_in_the_loss(alone):
+    assert alone["penalised"]["losses"][0] > alone["plain"]["losses"][0] + 0.1
+    assert alone["penalised"]["weights"] != pytest.approx(alone["plain"]["weights"], rel=1e-3)
+
+
+def test_running_statistics_are_those_of_all_ranks(three, alone):
+    found, wanted = three["normalised"], alone["normalised"]
+    assert set(wanted["statistics"]) == {"moving_mean", "moving_variance"}
+    # The mean of thirds is the whole's; variances of thirds lack what lies between their means.
+    close = {name: pytest.approx(value, rel=0.05) for name, value in wanted["statistics"].items()}
+    assert found["statistics"] == close
+    assert wanted["statistics"]["moving_variance"] != pytest.approx(2.0, abs=0.1)  # 4 ones
+    assert found["losses"][-1] < 0.7 * found["losses"][0]
+
+
+@pytest.mark.parametrize("name", ["dropped", "dropped by a seed"])
+def test_dropout_differs_between_ranks_and_not_between_runs(name, three):
+    first, again = three[name], three[f"{name} again"]
+    assert len(set(first["drawn"])) == 3
+    assert again == first
+
+
+def test_dropout_is_on_in_training_alone(alone):
+    assert alone["dropped"]["drawn"] != alone["normalised"]["drawn"]
+    assert alone["dropped"]["losses"][0] != pytest.approx(alone["normalised"]["losses"][0], abs=0.1)
+
+
+def test_bfloat16_comes_close(three, alone):
+    found, exact = three["bf16"]["losses"], alone["plain"]["losses"]
+    assert found == pytest.approx(exact, abs=0.05)
+    assert found != pytest.approx(exact, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_one_error(name, three):
+    assert WRONG[name][1] in three[name]["error"]
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run_ranks, tmp_path):
+    def train(folder, epochs):
+        sizes = {"samples": 192, "batch": 64, "steps": None, "epochs": epochs}
+        case = {"model": "conv", "dropout": 0.3, **sizes}
+        folder = str(tmp_path / folder)
+        started = {"program": "keras_curves.py", "env": TORCH, "checkpoint_dir": folder}
+        return run_ranks({"case": case}, **started)
+
+    whole = train("whole", 4).result["case"]
+    train("parts", 2)
+    rest = train("parts", 4)
+    assert rest.told("resumed")[0]["epoch"] == 2
+    assert rest.result["case"]["losses"] == whole["losses"][6:]
+    for what in ("marks", "drawn", "evaluation"):
+        assert rest.result["case"][what] == whole[what]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_and_is_short(run_ranks, tmp_path, name):
+    program = MANIFESTS / name / "main.py"
+    assert len(program.read_text().splitlines()) <= 60
+    spec = load(MANIFESTS / name / "job.yaml")
+    settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
+    outcome = run_ranks(program=program, limit=400, world=spec.world_size, env=TORCH, **settings)
+    metric, least = EXAMPLES[name]
+    assert outcome.told("metrics")[-1][metric] > least, outcome.told("metrics")
