@@ -120,7 +120,8 @@ def tar_of(files):
                 member.type, member.linkname = tarfile.SYMTYPE, data
                 archive.addfile(member)
                 continue
-            member.size, member.mode = len(data), 0o755
+            member.size = len(data)
+            member.mode = 0o755 if data[:4] == b"\x7fELF" else 0o644
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -157,7 +158,8 @@ class Layout:
             "mediaType": f"{oci}.manifest.v1+json",
             "config": self.blob(json.dumps(content).encode(), f"{oci}.config.v1+json"),
             "layers": [
-                self.blob(gzip.compress(a, 1, mtime=0), f"{oci}.layer.v1.tar+gzip") for a in archives
+                self.blob(gzip.compress(a, 1, mtime=0), f"{oci}.layer.v1.tar+gzip")
+                for a in archives
             ],
         }
         return self.blob(json.dumps(manifest).encode(), f"{oci}.manifest.v1+json")
