@@ -18,7 +18,10 @@ from k8sjob.sending import send
 from k8sjob.spec import JobSpec, load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.image.build import Built
     from k8sjob.image.push import Pushed
 
 __all__ = ["plan", "plan_submission", "push_code", "remarks", "submit"]
@@ -50,6 +53,7 @@ def submit(
     context: str | None = None,
     replace: bool = False,
     generate_name: bool = False,
+    build: bool = False,
     dry_run: Literal["server"] | None = None,
     backend: ClusterBackend | None = None,
 ) -> JobRef:
@@ -65,6 +69,7 @@ def submit(
         context: of the kubeconfig; None: the current one.
         replace: delete a job of that name that is there and make it anew.
         generate_name: add five random characters to the name.
+        build: make the image with what the job installs first, where it is not there yet.
         dry_run: "server": ask the cluster whether it would take the job, and make none.
         backend: the cluster, where it is connected already; then `namespace` and `context` are its.
 
@@ -89,7 +94,7 @@ def submit(
     cluster = backend or connect(context=context, namespace=made.spec.namespace or namespace)
     dry = dry_run == "server"
     if spec.builds_image and image is None:
-        made, _ = push_code(spec, made, cluster, dry_run=dry)
+        made, _ = push_code(spec, made, cluster, dry_run=dry, build=_build if build else None)
     return send(made, cluster, replace=replace, dry_run=dry).ref
 
 
@@ -121,8 +126,20 @@ def plan_submission(
     return plan(spec, folder, image=image)
 
 
+def _build(spec: JobSpec, folder: Path) -> Built:
+    from k8sjob.image import build  # noqa: PLC0415 - see push_code
+
+    return build.build(spec, folder)
+
+
 def push_code(
-    spec: JobSpec, made: Plan, backend: ClusterBackend, *, dry_run: bool = False, **options: Any
+    spec: JobSpec,
+    made: Plan,
+    backend: ClusterBackend,
+    *,
+    dry_run: bool = False,
+    build: Callable[[JobSpec, Path], object] | None = None,
+    **options: Any,
 ) -> tuple[Plan, Pushed]:
     """Put the job's code into the registry, for a spec whose image is to be made of it.
 
@@ -133,6 +150,7 @@ def push_code(
         made: its plan, see plan_submission.
         backend: the cluster.
         dry_run: send nothing; the digest is known all the same.
+        build: makes the image that the code is put on, before the code is packed.
         options: see k8sjob.image.push.push.
 
     Returns:
@@ -145,6 +163,8 @@ def push_code(
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
 
     backend.dry_run(document.parse(made.manifest).data, name_free=True)
+    if build is not None and not dry_run:
+        build(spec, made.folder)
     pushed = push(spec, made.folder, dry_run=dry_run, **options)
     return plan(made.spec, made.folder, image=pushed.reference), pushed
 

@@ -1,4 +1,4 @@
-"""`k8sjob push`: the code of a job into the registry."""
+"""`k8sjob build` and `k8sjob push`: what a job installs, and its code, into the registry."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.documents import FILE, folder_of, onto_option, plain_http_option
+from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.output import document
+from k8sjob.image.build import build
+from k8sjob.image.builders.table import AUTO, BUILDERS
 from k8sjob.image.context import shown_size
 from k8sjob.image.push import push
 from k8sjob.image.upload import Sent
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from k8sjob.image.build import Built
     from k8sjob.image.push import Pushed
+    from k8sjob.spec import JobSpec
 
-__all__ = ["progress_line", "push_command", "tell"]
+__all__ = ["build_and_tell", "build_command", "progress_line", "push_command", "tell"]
 
 _FIRST: Final = 1.0
 """Seconds before there is a line about what is being sent: most pushes are over by then."""
@@ -36,9 +40,88 @@ _SHOWN: Final = 10
 """Left-out files, and contents that look like credentials, that are named at most."""
 
 
+@click.command("build")
+@FILE
+@click.option(
+    "--builder",
+    type=click.Choice([AUTO, *BUILDERS]),
+    default=AUTO,
+    show_default=True,
+    help="What builds; auto is the first of these that can.",
+)
+@click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    metavar="OS/ARCH",
+    help="Instead of image.platform; may be given more than once: each gets an image.",
+)
+@click.option("--no-cache", is_flag=True, help="Build anew, whatever there is already.")
+@click.option("--dry-run", is_flag=True, help="Say what would be built, and build nothing.")
+@plain_http_option
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    type=click.Choice(["name", "json"]),
+    default="name",
+    show_default=True,
+    help="Print the image's reference, or all about it.",
+)
+def build_command(  # noqa: PLR0917 - click hands them over by name
+    file: Path,
+    builder: str,
+    platforms: tuple[str, ...],
+    no_cache: bool,
+    dry_run: bool,
+    plain_http: tuple[str, ...],
+    output: str,
+) -> None:
+    """Build the image with what FILE (default: job.yaml) installs: apt, pip and requirements.
+
+    It is pushed to the job's repository under a tag that follows from the base and from what is
+    installed. While those are the same nothing is built again, and k8sjob push and submit put the
+    code on it. Prints the image by its digest; where nothing is installed, the base.
+    """
+    spec, images = load(file), []
+    how = {"builder": builder, "cached": not no_cache, "dry_run": dry_run}
+    for platform in platforms or (None,):
+        with progress_line() as progress:
+            wire = Wire(plain_http=plain_http)
+            built = build_and_tell(
+                spec, folder_of(file), wire=wire, progress=progress, platform=platform, **how
+            )
+        images.append(built)
+        if output == "name" and built.reference:
+            click.echo(built.reference)
+    if output == "json":
+        document([asdict(built) for built in images], output)
+
+
+def build_and_tell(spec: JobSpec, folder: Path, **options: Any) -> Built:
+    """Build what a job installs; see k8sjob.image.build.build for the options."""
+    built = build(spec, folder, say=say, **options)
+    _tell_built(built)
+    return built
+
+
+def _tell_built(built: Built) -> None:
+    """Say on stderr what has become of it."""
+    if built.tag is None:
+        say("nothing to install: the code goes on the base as it is")
+    elif built.builder is None:
+        say(f"unchanged: {built.tag} is there already, for {built.platform}: {built.wanted}")
+    elif built.reference is None:
+        place = f"{built.tag} on {built.base} for {built.platform}"
+        say(f"would build {place} by {built.builder}: {built.wanted}")
+    else:
+        say(f"built by {built.builder}: {built.tag} for {built.platform}")
+
+
 @click.command("push")
 @FILE
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@build_option
 @onto_option
 @click.option("--strict", is_flag=True, help="Refuse code that looks as if it held credentials.")
 @plain_http_option
@@ -54,6 +137,7 @@ _SHOWN: Final = 10
 def push_command(  # noqa: PLR0917 - click hands them over by name
     file: Path,
     dry_run: bool,
+    builds: bool,
     onto: str | None,
     strict: bool,
     plain_http: tuple[str, ...],
@@ -64,10 +148,15 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     Prints the image by its digest. Code that has not changed gives the same one, and nothing is
     sent. Logins are those of docker and podman.
     """
+    if builds and (dry_run or onto):
+        raise click.UsageError("--build makes an image first; leave --dry-run and --onto out")
+    spec, folder = load(file), folder_of(file)
     with progress_line() as progress:
+        if builds:
+            build_and_tell(spec, folder, wire=Wire(plain_http=plain_http), progress=progress)
         pushed = push(
-            load(file),
-            folder_of(file),
+            spec,
+            folder,
             onto=onto,
             strict=strict,
             dry_run=dry_run,

@@ -16,6 +16,7 @@ from k8sjob.spec import Image, JobSpec, load, schema
 
 __all__ = [
     "FILE",
+    "build_option",
     "folder_of",
     "onto_option",
     "plain_http_option",
@@ -30,6 +31,12 @@ onto_option = click.option(
     "--onto",
     metavar="REF",
     help="Put the code on this image, which has what the job installs, and not on the base.",
+)
+build_option = click.option(
+    "--build",
+    "builds",
+    is_flag=True,
+    help="Build what the job installs first, where it is not built yet.",
 )
 plain_http_option = click.option(
     "--plain-http",

@@ -46,6 +46,7 @@ COMMANDS: Final = {
         Command("Check", "lint", "checking", "Find what will hang, be rejected or go wrong"),
         Command("Check", "doctor", "examining", "Say whether jobs can be submitted here"),
         Command("Run", "run", "running", "Run a job on this machine and follow it"),
+        Command("Run", "build", "building", "Build the image with what a job installs"),
         Command("Run", "push", "building", "Put a job's code on its base, in the registry"),
         Command("Run", "submit", "submitting", "Make a job in a cluster"),
         Command("Run", "diff", "submitting", "Show what submitting again would change"),

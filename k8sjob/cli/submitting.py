@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.cli.documents import FILE, folder_of, onto_option, plain_http_option
+from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document
 from k8sjob.cli.place import Place, place_options
@@ -50,6 +51,7 @@ image_option = click.option(
 @click.command("submit")
 @FILE
 @image_option
+@build_option
 @onto_option
 @plain_http_option
 @click.option("--watch", is_flag=True, help="Follow the job to its end, as k8sjob watch does.")
@@ -71,6 +73,7 @@ image_option = click.option(
 def submit_command(  # noqa: PLR0917 - click hands them over by name
     file: Path,
     image: str | None,
+    builds: bool,
     onto: str | None,
     plain_http: tuple[str, ...],
     watch: bool,
@@ -83,7 +86,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     """Make the job in FILE (default: job.yaml) in a cluster, after the cluster has checked it.
 
     Where the image has a base, the job's code is put on that in the registry first, as k8sjob push
-    does it.
+    does it; where the job installs something, on the image of k8sjob build.
 
     Where the same job is there and has not ended, it is attached to. Another one of that name, or
     one that has ended, is never touched without --replace: the difference is shown, and the exit
@@ -94,6 +97,10 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError("--watch shows the job as it goes; leave --dry-run and -o out")
     if image and onto:
         raise click.UsageError("--onto makes the image, and --image names one; say one only")
+    if builds and (image or onto or dry_run):
+        raise click.UsageError(
+            "--build makes an image first; leave --image, --onto and --dry-run out"
+        )
     if replace and generate_name:
         raise click.UsageError(
             "--generate-name takes a free name, so there is nothing to --replace"
@@ -110,7 +117,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     backend = place.connect(made.spec.namespace)
     if spec.builds_image and image is None:
         options = {"onto": onto, "wire": _wire(plain_http), "dry_run": dry_run is not None}
-        made = _with_image(spec, made, backend, options)
+        made = _with_image(spec, made, backend, options, builds=builds)
     try:
         done = send(made, backend, replace=replace, dry_run=dry_run == "server", tell=say)
     except JobExists as error:
@@ -124,13 +131,16 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
 
 def _with_image(
-    spec: JobSpec, made: Plan, backend: ClusterBackend, options: dict[str, Any]
+    spec: JobSpec, made: Plan, backend: ClusterBackend, options: dict[str, Any], *, builds: bool
 ) -> Plan:
     """The plan with the image that was made of the job's code."""
-    from k8sjob.cli.building import progress_line, tell  # noqa: PLC0415 - see push_code
+    from k8sjob.cli.building import build_and_tell, progress_line, tell  # noqa: PLC0415 - see push_code
 
     with progress_line() as progress:
-        made, pushed = push_code(spec, made, backend, progress=progress, **options)
+        build = partial(build_and_tell, wire=options["wire"], progress=progress)
+        made, pushed = push_code(
+            spec, made, backend, build=build if builds else None, progress=progress, **options
+        )
     tell(pushed, dry_run=options["dry_run"])
     return made
 

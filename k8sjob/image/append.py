@@ -17,14 +17,14 @@ from k8sjob.rendering.dockerfile import HOME
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping, Sequence
 
     from k8sjob.image.archive import Layer
     from k8sjob.image.manifest import Manifest
     from k8sjob.image.reference import Reference
     from k8sjob.spec import JobSpec
 
-__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "Base", "append"]
+__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "Base", "append", "install"]
 
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 """Label, and in OCI manifests annotation, with the base as the spec names it."""
@@ -53,6 +53,23 @@ class Base:
         """What it is for: os/architecture."""
         return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
 
+    @property
+    def diff_ids(self) -> list[str]:
+        """The digests of its layers as archives, the lowest first.
+
+        Raises:
+            ImageError: the config does not fit the manifest.
+        """
+        rootfs = self.config.get("rootfs")
+        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+        layers = len(self.manifest.layers)
+        if not isinstance(diff_ids, list) or len(diff_ids) != layers:
+            raise ImageError(
+                f"{self.reference}: its config does not name its {layers} layers; the image is"
+                " broken"
+            )
+        return diff_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -75,7 +92,7 @@ class Appended:
 
 
 def append(base: Base, layer: Layer, spec: JobSpec) -> Appended:
-    """Put a layer on a base.
+    """Put the code on a base.
 
     Args:
         base: what is below.
@@ -85,17 +102,39 @@ def append(base: Base, layer: Layer, spec: JobSpec) -> Appended:
     Raises:
         ImageError: the base's config does not fit its manifest.
     """
-    config = encode(_config(base, layer, spec))
+    return _stacked(base, [layer], _running(base, spec), "k8sjob push")
+
+
+def install(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
+    """Put on a base what the code needs; nothing else about the base changes.
+
+    Args:
+        base: what is below.
+        layers: what is installed, the lowest first.
+        variables: of the environment, in place of the base's of those names.
+
+    Raises:
+        ImageError: the base's config does not fit its manifest.
+    """
+    below = _run(base)
+    environment = {**_variables(below), **variables}
+    run = {**below, "Env": _lines(environment), "Labels": _labels(base)}
+    return _stacked(base, layers, run, "k8sjob build")
+
+
+def _stacked(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> Appended:
+    config = encode(_config(base, layers, run, by))
     content = copy.deepcopy(base.manifest.content)
     content["config"] |= {"digest": digest_of(config), "size": len(config)}
     content["config"].pop("data", None)  # the base's config itself, which some put in
-    content["layers"].append(
+    content["layers"] += [
         {
             "mediaType": base.manifest.layer_type,
             "digest": layer.content.digest,
             "size": layer.content.size,
         }
-    )
+        for layer in layers
+    ]
     if base.manifest.is_oci:
         annotations = content.get("annotations")
         kept = annotations if isinstance(annotations, dict) else {}
@@ -103,51 +142,57 @@ def append(base: Base, layer: Layer, spec: JobSpec) -> Appended:
     return Appended(encode(content), base.manifest.media_type, config)
 
 
-def _config(base: Base, layer: Layer, spec: JobSpec) -> dict[str, Any]:
+def _config(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> dict[str, Any]:
     config = copy.deepcopy(base.config)
-    rootfs = config.get("rootfs")
-    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    layers = len(base.manifest.layers)
-    if not isinstance(diff_ids, list) or len(diff_ids) != layers:
-        raise ImageError(
-            f"{base.reference}: its config does not name its {layers} layers; the image is broken"
-        )
-    diff_ids.append(layer.diff_id)
+    config["rootfs"]["diff_ids"] = [*base.diff_ids, *(layer.diff_id for layer in layers)]
     config["created"] = _CREATED
     config.pop("container", None)
     config.pop("container_config", None)  # how an old docker has built the base
     if isinstance(config.get("history"), list):
-        config["history"].append({"created": _CREATED, "created_by": "k8sjob push"})
-    run = config.get("config")
-    config["config"] = _running(run if isinstance(run, dict) else {}, base, spec)
+        config["history"] += [{"created": _CREATED, "created_by": by} for _ in layers]
+    config["config"] = run
     return config
 
 
-def _running(below: dict[str, Any], base: Base, spec: JobSpec) -> dict[str, Any]:
-    """What a container of the image is started with."""
-    command, args = container_argv(spec)
-    labels = below.get("Labels")
-    return {
-        **below,
-        "Env": _environment(below.get("Env") or []),
-        "WorkingDir": WORKDIR,
-        "User": f"{IMAGE_UID}:{IMAGE_UID}",
-        "Cmd": [*command, *args],
-        "Labels": {**(labels if isinstance(labels, dict) else {}), **_origin(base)},
-    }
+def _run(base: Base) -> dict[str, Any]:
+    """What a container of the base is started with."""
+    run = base.config.get("config")
+    return run if isinstance(run, dict) else {}
 
 
-def _environment(below: Iterable[str]) -> list[str]:
-    """The base's variables and ours.
+def _running(base: Base, spec: JobSpec) -> dict[str, Any]:
+    """What a container of the job is started with.
 
     A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
     that torch looks up is in a variable.
     """
-    variables = dict(item.partition("=")[::2] for item in below)
+    command, args = container_argv(spec)
+    below = _run(base)
+    variables = _variables(below)
     paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
     variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
     variables |= {"HOME": HOME, "USER": _USER_NAME}
+    return {
+        **below,
+        "Env": _lines(variables),
+        "WorkingDir": WORKDIR,
+        "User": f"{IMAGE_UID}:{IMAGE_UID}",
+        "Cmd": [*command, *args],
+        "Labels": _labels(base),
+    }
+
+
+def _variables(run: dict[str, Any]) -> dict[str, str]:
+    return dict(item.partition("=")[::2] for item in run.get("Env") or [])
+
+
+def _lines(variables: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in variables.items()]
+
+
+def _labels(base: Base) -> dict[str, str]:
+    labels = _run(base).get("Labels")
+    return {**(labels if isinstance(labels, dict) else {}), **_origin(base)}
 
 
 def _origin(base: Base) -> dict[str, str]:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.image.append import install
+from k8sjob.image.delivery import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from k8sjob.image.append import Base
+    from k8sjob.image.archive import Layer
     from k8sjob.image.reference import Reference
     from k8sjob.image.registries import Registries
     from k8sjob.image.repository import Repository
@@ -122,6 +125,21 @@ class Order:
     def tag(self) -> str:
         """The tag under which the image is to be."""
         return self.target.reference.version
+
+    def deliver(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
+        """Push the base with what has been made upon it; the tag is written last.
+
+        Args:
+            layers: what is installed, the lowest first.
+            variables: of the environment, that are others than in the base.
+
+        Raises:
+            ImageError: a registry refuses, or cannot be reached.
+        """
+        made = install(self.base, layers, variables or {})
+        delivery = Delivery(self.target, self.below, self.progress, dry_run=False)
+        delivery.blobs(self.base, [layer.content for layer in layers], made.config)
+        self.target.put(made.manifest, made.media_type, self.tag)
 
 
 def _requirements(path: Path) -> str:

@@ -49,6 +49,11 @@ class Session:
         """How often a caller should try what `send` does once."""
         return self._wire.patience
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the registry is spoken to without TLS."""
+        return urlsplit(self.url("")).scheme == "http"
+
     def will(self, reference: Reference, actions: str) -> None:
         """Say beforehand what is to be done, so that one token is enough for all of it.
 

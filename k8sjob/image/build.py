@@ -1,0 +1,145 @@
+"""The image with a job's dependencies: found by what is in it, or built and pushed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.image.builders.table import AUTO, choose
+from k8sjob.image.content import SmallContent
+from k8sjob.image.credentials import Keyring
+from k8sjob.image.dependencies import Dependencies, Order
+from k8sjob.image.manifest import digest_of
+from k8sjob.image.reference import Reference
+from k8sjob.image.registries import Registries, read_base
+from k8sjob.image.repository import Repository
+from k8sjob.image.upload import Upload
+from k8sjob.image.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.image.append import Base
+    from k8sjob.spec import Image, JobSpec
+
+__all__ = ["Built", "build"]
+
+_NOTHING: Final = b"{}"
+"""A blob that OCI itself calls empty; many registries have it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The image that the job's code is put on.
+
+    Attributes:
+        reference: by its digest, for good; None after a dry run, where there is no such image yet.
+        tag: under which it is found; None where nothing is installed, so that it is the base.
+        base: the image below, by its digest.
+        platform: os/architecture.
+        wanted: what is installed.
+        builder: what has built it, or would; None: it was there already.
+    """
+
+    reference: str | None
+    tag: str | None
+    base: str
+    platform: str
+    wanted: str
+    builder: str | None
+
+
+def build(
+    spec: JobSpec,
+    folder: str | Path = ".",
+    *,
+    builder: str = AUTO,
+    platform: str | None = None,
+    cached: bool = True,
+    dry_run: bool = False,
+    say: Callable[[str], object] = lambda _line: None,
+    progress: Callable[[int, int], object] = lambda _sent, _total: None,
+    wire: Wire | None = None,
+    keyring: Keyring | None = None,
+) -> Built:
+    """Make sure that the image with what the job installs is in the registry.
+
+    One that is there is not built again: its tag follows from the base's digest and from what is
+    installed. `push` finds it by that, too.
+
+    Args:
+        spec: the job; its image has a base.
+        folder: what relative paths of the spec start from.
+        builder: one of BUILDERS by its name; AUTO: the first that can.
+        platform: os/architecture; None: the spec's, else what the base is for.
+        cached: False: build even where the image is there, and use no step of an earlier build.
+        dry_run: look, and neither build nor write.
+        say: is called with what is done, and with each line that the builder writes.
+        progress: is called with the bytes sent, and how many there are to send.
+        wire: how registries are spoken to; None: with the ordinary patience.
+        keyring: the user's credentials; None: those of docker and podman.
+
+    Raises:
+        ImageError: there is no builder, it fails, or a registry refuses, or cannot be reached.
+            There is no new tag then.
+    """
+    image = _buildable(spec)
+    wanted = Dependencies.of(image, Path(folder))
+    with closing(wire or Wire()) as connections:
+        registries = Registries(connections, keyring or Keyring.load())
+        repository = Reference.parse(image.repository)
+        target = registries.repository(repository, "pull" if dry_run else "pull,push")
+        below = registries.repository(Reference.parse(image.base or ""), "pull")
+        base = read_base(below, platform or image.platform)
+        if not wanted:
+            return _told(base, base, wanted, None)
+        place = Repository(target.session, wanted.place(repository, base.manifest.digest))
+        if cached and place.is_there():
+            return _told(base, read_base(place, base.platform), wanted, None)
+        chosen = choose(builder, wanted)
+        if dry_run:
+            return _told(base, None, wanted, chosen.name, place.reference.tag)
+        _refuse_unwritable(place)
+        say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
+        order = Order(image, wanted, base, below, place, registries, cached, say, progress)
+        chosen.make(order)
+        made = read_base(place, base.platform)
+    if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:
+        raise ImageError(
+            f"{place.reference} is not the image that was built on {base.reference}: somebody else"
+            " writes to the repository; build again with --no-cache"
+        )
+    return _told(base, made, wanted, chosen.name)
+
+
+def _buildable(spec: JobSpec) -> Image:
+    image = spec.image
+    if isinstance(image, str) or image.base is None:
+        raise ImageError(
+            f"image: {spec.image_reference!r} is used as it is, so there is nothing to build; write"
+            " `image: {repository: ..., base: ...}` to build on a base"
+        )
+    return image
+
+
+def _told(
+    base: Base, made: Base | None, wanted: Dependencies, by: str | None, tag: str | None = None
+) -> Built:
+    return Built(
+        reference=made.reference.at(made.manifest.digest) if made else None,
+        tag=made.reference.tag if made and wanted else tag,
+        base=base.reference.at(base.manifest.digest),
+        platform=base.platform,
+        wanted=str(wanted),
+        builder=by,
+    )
+
+
+def _refuse_unwritable(place: Repository) -> None:
+    """Write as little as can be, since a build takes minutes until the registry refuses it."""
+    content = SmallContent(digest_of(_NOTHING), _NOTHING)
+    upload = Upload(place.session, place.reference, content, lambda _size: None)
+    upload.run(None)

@@ -1,0 +1,1 @@
+"""What makes a dependency image: builders of Dockerfiles, whichever is there."""

@@ -1,0 +1,195 @@
+"""Wheels for the Python of a base, chosen and unpacked by uv on this machine.
+
+The base's own packages take part in the choice as they are: each is pinned to an empty wheel of its
+name and version. So whatever is chosen fits them, or uv says what does not, and none is installed a
+second time. Extras of theirs can be asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.image.builders import child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from k8sjob.image.dependencies import Dependencies
+    from k8sjob.image.inventory import Inventory
+
+__all__ = ["find_uv", "unpack"]
+
+_MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_GLIBCS: Final = (17, 28, *range(31, 41))
+"""Minor versions of glibc 2 that uv knows platforms of; a newer one runs what is for an older."""
+_PUBLIC: Final = re.compile(
+    r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9.]+)?"
+)
+"""Versions that a wheel may have. Those that a distribution made up itself are left out."""
+_DECORATION: Final = re.compile(r"^\W*(?:error:|cause:|hint:)?\s*")
+_FULL: Final = "No space left on device"
+
+
+def find_uv() -> str | None:
+    """The program, of the package or on PATH; None: it is not here."""
+    try:
+        from uv import find_uv_bin  # noqa: PLC0415 - an extra
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv")
+
+
+def unpack(
+    inventory: Inventory,
+    wanted: Dependencies,
+    folder: Path,
+    say: Callable[[str], object],
+) -> None:
+    """Choose what is wanted and all that it needs, and unpack it.
+
+    Args:
+        inventory: of the base.
+        wanted: no Debian packages.
+        folder: where to; must be empty or not there.
+        say: is called with a line on each step.
+
+    Raises:
+        ImageError: something cannot be had as a wheel for that Python, or does not fit the base.
+    """
+    platform = _platform(inventory)
+    common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
+    common += [inventory.version, "--python-platform", platform, "--only-binary", ":all:"]
+    common += ["--default-index", wanted.index_url] if wanted.index_url else []
+    with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
+        desk = Path(name)
+        try:
+            pinned, unknown = _write_stubs(inventory, desk)
+            (desk / "wanted.txt").write_text(_wanted_text(wanted), encoding="utf-8")
+            (desk / "unknown.txt").write_text("\n".join(unknown), encoding="utf-8")
+        except OSError as error:
+            raise ImageError(f"{desk}: cannot be written: {error.strerror}; make space") from None
+        say(
+            f"choosing packages for Python {inventory.version} on {platform}, to fit the"
+            f" {len(inventory.distributions)} of {inventory.image}"
+        )
+        quiet = [*_no_more(pinned), "--no-header", "--no-annotate", "--generate-hashes"]
+        quiet += ["--emit-index-url", "--emit-find-links"]
+        files = ["--constraints", "base.txt", "--excludes", "unknown.txt", "-o", "chosen.txt"]
+        _uv(desk, ["pip", "compile", "wanted.txt", *files, *quiet, *common], inventory)
+        chosen = _names((desk / "chosen.txt").read_text(encoding="utf-8"))
+        say(f"unpacking {len(chosen)} package{'' if len(chosen) == 1 else 's'}")
+        if chosen:
+            how = ["--no-deps", "--target", str(folder.absolute())]
+            _uv(desk, ["pip", "install", "-r", "chosen.txt", *how, *common], inventory)
+    folder.mkdir(exist_ok=True)
+    say(", ".join(chosen) or f"{inventory.image} has all of it already")
+
+
+def _platform(inventory: Inventory) -> str:
+    machine = _MACHINES.get(inventory.architecture)
+    if machine is None:
+        raise ImageError(
+            f"{inventory.image} is for {inventory.architecture}; --builder uv knows"
+            f" {' and '.join(_MACHINES)}: take --builder buildah"
+        )
+    if inventory.glibc is None:
+        return f"{machine}-unknown-linux-musl"
+    known = [minor for minor in _GLIBCS if (2, minor) <= inventory.glibc]
+    if not known:
+        raise ImageError(
+            f"{inventory.image} has glibc {'.'.join(map(str, inventory.glibc))}, which is too old"
+            " for wheels; take a newer base"
+        )
+    return f"{machine}-manylinux_2_{known[-1]}"
+
+
+def _wanted_text(wanted: Dependencies) -> str:
+    return "\n".join([*wanted.pip, wanted.requirements or "", ""])
+
+
+def _write_stubs(inventory: Inventory, desk: Path) -> tuple[list[str], list[str]]:
+    """Pin the base's packages; the names that are, and those whose version says nothing."""
+    pinned, unknown, lines = [], [], []
+    for name, headers in sorted(inventory.distributions.items()):
+        version = _header(headers, "Version")
+        if not _PUBLIC.fullmatch(version):
+            unknown.append(name)
+            continue
+        pinned.append(name)
+        path = _write_stub(desk, name, version, headers)
+        lines.append(f"{name} @ {path.as_uri()}\n")
+    (desk / "base.txt").write_text("".join(lines), encoding="utf-8")
+    return pinned, unknown
+
+
+def _write_stub(desk: Path, name: str, version: str, headers: str) -> Path:
+    """A wheel with nothing in it, that needs nothing unless an extra is asked for."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = desk / f"{stem}-py3-none-any.whl"
+    metadata = "\n".join(["Metadata-Version: 2.1", *_of_extras(headers), ""])
+    wheel = "Wheel-Version: 1.0\nGenerator: k8sjob\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{stem}.dist-info/METADATA", metadata)
+        archive.writestr(f"{stem}.dist-info/WHEEL", wheel)
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
+
+
+def _of_extras(headers: str) -> Iterator[str]:
+    for line in headers.splitlines():
+        field, _, value = line.partition(":")
+        if field.lower() != "requires-dist" or re.search(r"\bextra\s*==", value):
+            yield line
+
+
+def _header(headers: str, name: str) -> str:
+    found = re.search(rf"^{name}: *(.*?) *$", headers, re.MULTILINE | re.IGNORECASE)
+    return found[1].lower() if found else ""
+
+
+def _no_more(names: Iterable[str]) -> list[str]:
+    return [word for name in names for word in ("--no-emit-package", name)]
+
+
+def _names(chosen: str) -> list[str]:
+    """`name==version` of each line that begins one."""
+    return re.findall(r"^([A-Za-z0-9][^\s\\;]*(?: @ \S+)?)", chosen, re.MULTILINE)
+
+
+def _uv(desk: Path, arguments: list[str], inventory: Inventory) -> None:
+    """Run uv where no project of the user's has a say."""
+    program = find_uv()
+    assert program is not None  # noqa: S101 - the builder has looked for it
+    argv = [program, "--directory", str(desk), "--quiet", "--color", "never", *arguments]
+    try:
+        child.run(argv, lambda _line: None)
+    except child.Failed as failed:
+        raise ImageError(_in_words(failed.words, inventory)) from None
+
+
+def _in_words(words: Iterable[str], inventory: Inventory) -> str:
+    """What uv could not do, and what the base has of all that it names."""
+    lines = [_DECORATION.sub("", line.strip()) for line in words]
+    text = "\n  ".join(lines)
+    if _FULL in text:
+        return f"uv: {text}; make space, or name another folder by TMPDIR and UV_CACHE_DIR"
+    there = [
+        f"{name} {_header(headers, 'Version')}"
+        for name, headers in sorted(inventory.distributions.items())
+        if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE)
+    ]
+    base = f"\n{inventory.image} has {', '.join(there)}, which stays as it is" if there else ""
+    return (
+        f"what is to be installed cannot be had for {inventory.image}"
+        f" (Python {inventory.version}, {_platform(inventory)}):\n  {text}{base}\n"
+        "ask for another version, or take --builder buildah, which can compile packages and replace"
+        " those of the base"
+    )
