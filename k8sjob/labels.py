@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "IMAGE_ORIGIN",
     "ISTIO",
     "JOB_NAME",
     "JOB_ROLE",
@@ -36,6 +37,8 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """A label with the value "k8sjob" on every job and on its pods."""
 MANIFEST_DIGEST: Final = "k8sjob/manifest-sha256"
 """An annotation of the job, the hash of all that was rendered; equal hashes are equal jobs."""
+IMAGE_ORIGIN: Final = "k8sjob/image-origin"
+"""An annotation of the job: what its image was made of, see k8sjob.origin."""
 ISTIO: Final = "sidecar.istio.io/inject"
 """An annotation of pods: "false" where a mesh must not put itself between the ranks."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"

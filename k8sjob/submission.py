@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.image.build import Built
     from k8sjob.image.push import Pushed
+    from k8sjob.origin import Origin
 
 __all__ = ["plan", "plan_submission", "push_code", "remarks", "submit"]
 
@@ -30,19 +31,27 @@ _SUFFIX: Final = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes makes generated names of: letters and digits that form no words."""
 
 
-def plan(spec: JobSpec, folder: str | Path = ".", *, image: str | None = None) -> Plan:
+def plan(
+    spec: JobSpec,
+    folder: str | Path = ".",
+    *,
+    image: str | None = None,
+    origin: Origin | None = None,
+) -> Plan:
     """All that is about to happen, before anything does.
 
     Args:
         spec: the job.
         folder: what relative paths of the spec (context, volumes[].local) start from.
         image: what the replicas run, with its digest; None: as the spec names it.
+        origin: what that image was made of, where that is known.
 
     Raises:
         SpecError: the overlay does not fit the manifest.
     """
     reference = spec.image_reference if image is None else image
-    return Plan(spec, render(spec, reference), reference, Path(folder).absolute())
+    manifest = render(spec, reference, origin=origin)
+    return Plan(spec, manifest, reference, Path(folder).absolute())
 
 
 def submit(
@@ -166,7 +175,7 @@ def push_code(
     if build is not None and not dry_run:
         build(spec, made.folder)
     pushed = push(spec, made.folder, dry_run=dry_run, **options)
-    return plan(made.spec, made.folder, image=pushed.reference), pushed
+    return plan(made.spec, made.folder, image=pushed.reference, origin=pushed.origin), pushed
 
 
 def remarks(made: Plan) -> list[str]:

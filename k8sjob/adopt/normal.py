@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
-from k8sjob.labels import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.spec.quantity import parse
 
 if TYPE_CHECKING:
@@ -110,7 +110,11 @@ def _metadata(holder: Json) -> None:
     metadata = holder.get("metadata")
     if not isinstance(metadata, dict):
         return
-    marks = {("labels", MANAGED_BY, "k8sjob"), ("annotations", MANIFEST_DIGEST, None)}
+    marks = {
+        ("labels", MANAGED_BY, "k8sjob"),
+        ("annotations", MANIFEST_DIGEST, None),
+        ("annotations", IMAGE_ORIGIN, None),
+    }
     for group, key, value in marks:
         entries = metadata.get(group)
         if isinstance(entries, dict) and key in entries and value in (None, entries[key]):

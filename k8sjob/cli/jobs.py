@@ -17,8 +17,10 @@ from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
+from k8sjob.labels import IMAGE_ORIGIN
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.status import job_status
+from k8sjob.origin import Origin
 from k8sjob.view.lines import duration, last_words
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def record(snapshot: Snapshot) -> dict[str, Any]:
         "started": _stamp(status.started),
         "finished": _stamp(status.finished),
         "image": _image(snapshot.job),
+        "origin": origin.as_dict() if (origin := _origin(snapshot.job)) else None,
         "counts": dict(status.counts),
         "replicas": [
             {
@@ -152,7 +155,8 @@ def _show(status: JobStatus, snapshot: Snapshot) -> None:
     click.echo()
     digests = sorted({digest for pod in snapshot.pods if (digest := _digest(pod))})
     image = _image(snapshot.job) or ""
-    table(["IMAGE"], [[image], *([f"  runs as {d}"] for d in digests if d not in image)])
+    runs = [f"  runs as {digest}" for digest in digests if digest not in image]
+    table(["IMAGE"], [[line] for line in (image, *runs, *_made_of(snapshot.job))])
     if status.replicas:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
@@ -185,6 +189,32 @@ def _image(job: Json) -> str | None:
     for _, _, spec in pod_specs(job):
         return _of_training(spec.get("containers")).get("image")
     return None
+
+
+def _origin(job: Json) -> Origin | None:
+    """What the image was made of, where the job carries it, and still runs that image."""
+    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    found = Origin.decode(annotations.get(IMAGE_ORIGIN))
+    return found if found and found.image == _image(job) else None
+
+
+def _made_of(job: Json) -> list[str]:
+    """The layers of the image, the highest first, and what they lie on."""
+    from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use for a list
+
+    origin = _origin(job)
+    if origin is None:
+        return []
+    lines = []
+    for layer in reversed(origin.layers):
+        files = f", {origin.files} file{'' if origin.files == 1 else 's'}"
+        size = shown_size(layer.size) + (files if layer.kind == "code" else "")
+        lines.append(f"  {layer.kind:12}  {layer.digest}  {size}")
+    if origin.installed:
+        lines.append(f"  {'installed':12}  {origin.installed}")
+    if origin.onto != origin.base:
+        lines.append(f"  {'on':12}  {origin.onto}")
+    return [*lines, f"  {'base':12}  {origin.base or 'not known'}"]
 
 
 def _digest(pod: Json) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import append
+from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.delivery import Delivery
@@ -23,12 +23,14 @@ from k8sjob.image.reference import Reference
 from k8sjob.image.registries import Registries, read_base
 from k8sjob.image.repository import Repository
 from k8sjob.image.wire import Wire
+from k8sjob.origin import Origin, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from k8sjob.image.append import Base
     from k8sjob.image.delivery import Blob
+    from k8sjob.image.manifest import Manifest
     from k8sjob.image.secrets import Finding
     from k8sjob.spec import Image, JobSpec
 
@@ -52,6 +54,7 @@ class Pushed:
         unchanged: the image was there already.
         private: files left out, since their names say that they hold credentials.
         findings: contents that look like credentials and are in the image all the same.
+        origin: what the image is made of, for the job to carry.
     """
 
     reference: str
@@ -66,6 +69,7 @@ class Pushed:
     unchanged: bool
     private: tuple[str, ...]
     findings: tuple[Finding, ...]
+    origin: Origin
 
 
 def push(
@@ -111,13 +115,13 @@ def push(
             lambda: (
                 _installed(below, target, image, wanted)
                 if wanted
-                else read_base(below, image.platform)
+                else (read_base(below, image.platform), None)
             )
         )
         layer = opened.enter_context(closing(pack(context, alone=onto is not None)))
         if strict and layer.findings:
             raise ImageError(_refused(layer.findings))
-        base: Base = fetched()
+        base, bare = fetched()
         made = append(base, layer, spec)
         tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
         unchanged = target.has(made.manifest, made.media_type)
@@ -138,6 +142,15 @@ def push(
         unchanged=unchanged,
         private=context.private,
         findings=layer.findings,
+        origin=Origin(
+            image=target.reference.at(made.digest),
+            base=_bottom(base, onto) if bare is None else below.reference.at(bare.digest),
+            onto=base.reference.at(base.manifest.digest),
+            platform=base.platform,
+            layers=(*_added(base, bare), Part("code", layer.content.digest, layer.content.size)),
+            installed=str(wanted),
+            files=context.files,
+        ),
     )
 
 
@@ -152,17 +165,43 @@ def _built(spec: JobSpec) -> Image:
     return image
 
 
-def _installed(below: Repository, target: Repository, image: Image, wanted: Dependencies) -> Base:
-    """The image in the job's repository that has what is to be installed on the base."""
-    base = below.image(image.platform).digest
-    place = wanted.place(target.reference, base)
+def _installed(
+    below: Repository, target: Repository, image: Image, wanted: Dependencies
+) -> tuple[Base, Manifest]:
+    """The image in the job's repository that has what is to be installed, and the bare base's."""
+    bare = below.image(image.platform)
+    place = wanted.place(target.reference, bare.digest)
     found = Repository(target.session, place)
     if not found.is_there():
         raise ImageError(
             f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
             " it with `k8sjob build`, or name one that has it by --onto"
         )
-    return read_base(found, image.platform)
+    return read_base(found, image.platform), bare
+
+
+def _bottom(base: Base, onto: str | None) -> str:
+    """The base by its digest: the spec's, or the one that the named image is labelled with."""
+    if onto is None:
+        return base.reference.at(base.manifest.digest)
+    run = base.config.get("config")
+    labels = run.get("Labels") if isinstance(run, dict) else None
+    known = labels if isinstance(labels, dict) else {}
+    name, digest = str(known.get(BASE_NAME, "")), str(known.get(BASE_DIGEST, ""))
+    try:
+        return Reference.parse(name).at(digest) if name and digest else ""
+    except ImageError:
+        return ""
+
+
+def _added(base: Base, bare: Manifest | None) -> list[Part]:
+    """The layers that were installed on the base; none where a builder has made that one's anew."""
+    under = {layer.digest for layer in bare.layers} if bare else set()
+    over = {layer.digest for layer in base.manifest.layers}
+    if not under or not under <= over:
+        return []
+    added = [layer for layer in base.manifest.layers if layer.digest not in under]
+    return [Part("dependencies", layer.digest, layer.size) for layer in added]
 
 
 def _refused(findings: Iterable[Finding]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob import document
 from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import field_path
-from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ __all__ = ["Difference", "difference"]
 _Json = dict[str, Any]
 _Path = tuple[str | int, ...]
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, _KUBECTL})
+_BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
 """Annotations that repeat what stands elsewhere in the object."""
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 """All of an object's metadata that its author writes."""

@@ -22,13 +22,14 @@ from k8sjob.contract import (
     Role,
 )
 from k8sjob.errors import Problem, SpecError
-from k8sjob.labels import ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
+from k8sjob.labels import IMAGE_ORIGIN, ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from k8sjob.origin import Origin
     from k8sjob.spec import JobSpec, Resources, Volume
 
 __all__ = [
@@ -51,13 +52,15 @@ _SHM_VOLUME: Final = "dshm"
 _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 
 
-def render(spec: JobSpec, image: str | None = None) -> str:
+def render(spec: JobSpec, image: str | None = None, *, origin: Origin | None = None) -> str:
     """The job as a PyTorchJob manifest, YAML.
 
     Args:
         spec: the job.
         image: what the containers run, normally with the digest of a build; None: the image of the
             spec, and for one that is to be built its repository without a tag.
+        origin: what that image was made of, for the job to carry; the same job without it is still
+            the same job.
 
     Raises:
         SpecError: the overlay does not fit, see k8sjob.rendering.overlay; or `image` names none.
@@ -66,7 +69,10 @@ def render(spec: JobSpec, image: str | None = None) -> str:
     text = fill(_TEMPLATE, **values, job_annotations={})
     overlay = document.dump(spec.overlay) if spec.overlay else ""
     digest = hashlib.sha256((text + overlay).encode()).hexdigest()
-    text = fill(_TEMPLATE, **values, job_annotations={MANIFEST_DIGEST: digest})
+    annotations = {MANIFEST_DIGEST: digest}
+    if origin is not None:
+        annotations[IMAGE_ORIGIN] = origin.encode()
+    text = fill(_TEMPLATE, **values, job_annotations=annotations)
     if not spec.overlay:
         return text
     rendered = document.parse(text).data

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from apiserver import Apiserver, kubeconfig, status
 
 from k8sjob.cli.selecting import selector
 from k8sjob.contract import CONTAINER_NAME
+from k8sjob.labels import IMAGE_ORIGIN
+from k8sjob.origin import Origin, Part
 
 
 @pytest.fixture
@@ -56,6 +59,31 @@ def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
         assert k8sjob("status", *place, "-o", "name").out == "local/tiny\n"
     for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["tiny", "--context", "fake"]):
         assert k8sjob("status", *place, "-o", "name").out == "blue/tiny\n"
+
+
+def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
+    job = there()
+    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["origin"] is None
+    image = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0][
+        "image"
+    ]
+    layers = (Part("dependencies", "sha256:d", 68_000_000), Part("code", "sha256:c", 118_028))
+    origin = Origin(image, "base@sha256:b", "on@sha256:o", "linux/amd64", layers, "pip: tqdm", 3)
+    annotations = job["metadata"]["annotations"]
+    annotations[IMAGE_ORIGIN] = origin.encode()
+    shown = k8sjob("status", "tiny").out.split("\n\n")
+    assert next(part for part in shown if part.startswith("IMAGE")).splitlines() == [
+        "IMAGE",
+        image,
+        "  code          sha256:c  118 kB, 3 files",
+        "  dependencies  sha256:d  68 MB",
+        "  installed     pip: tqdm",
+        "  on            on@sha256:o",
+        "  base          base@sha256:b",
+    ]
+    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["origin"] == origin.as_dict()
+    annotations[IMAGE_ORIGIN] = replace(origin, image="another@sha256:a").encode()
+    assert "sha256:c" not in k8sjob("status", "tiny").out
 
 
 def test_another_namespace(there, k8sjob):

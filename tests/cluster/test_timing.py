@@ -41,6 +41,11 @@ def test_a_job_that_trains_says_where_the_time_went(desk):
     master = rows["master-0"]
     assert master["pod"] <= master["first_line"] <= master["imported"] <= master["met"]
 
+    status = json.loads(desk.call("status", "tiny", "-n", desk.namespace, "-o", "json")[0])
+    assert status["origin"]["image"] == status["image"]
+    assert [layer["kind"] for layer in status["origin"]["layers"]] == ["code"]
+    assert status["replicas"][0]["digest"] == status["image"].partition("@")[2]
+
     shown, err = desk.call("why", "--timing", "tiny", "-n", desk.namespace)
     assert err == ""
     assert shown.startswith(f"{desk.namespace}/tiny: about ")

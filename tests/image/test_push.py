@@ -1,12 +1,16 @@
 """From code to an image in a real registry, read there by other tools."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
-from registries import Layout, read_image, skopeo
+from registries import LAYERS, Layout, read_image, skopeo
 
 from k8sjob.errors import ImageError
+from k8sjob.image.dependencies import Dependencies
+from k8sjob.image.reference import Reference
 from k8sjob.image.upload import Sent
+from k8sjob.origin import Part
 
 pytestmark = pytest.mark.system
 
@@ -31,6 +35,40 @@ def test_an_image_is_its_base_and_one_layer(registry, base_image, pushed, code, 
     assert labels["org.opencontainers.image.base.name"] == base
     assert labels["org.opencontainers.image.base.digest"] == done.base.partition("@")[2]
     assert ("annotations" in manifest) == (form == "oci")
+
+
+def test_it_says_what_the_image_is_made_of(registry, base_image, pushed, code):
+    base = base_image(registry)
+    plain = pushed(f"{registry.host}/team/origin", base, code).origin
+    manifest, _, _ = read_image(plain.image)
+    top = manifest["layers"][-1]
+    assert plain.layers == (Part("code", top["digest"], top["size"]),)
+    assert (plain.base, plain.installed, plain.files) == (plain.onto, "", 2)
+    assert plain.base.startswith(f"{registry.host}/team/base@sha256:")
+
+    onto = pushed(f"{registry.host}/team/origin", "never/asked:1", code, onto=plain.image).origin
+    assert (onto.onto, onto.base) == (plain.image, plain.base)  # as that one was labelled
+    unlabelled = pushed(f"{registry.host}/team/origin", "never/asked:1", code, onto=base).origin
+    assert (unlabelled.onto, unlabelled.base) == (plain.base, "")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_layers_that_were_installed_are_told_from_the_bases(
+    registry, base_image, pushed, code, same
+):
+    base = base_image(registry)
+    digest = pushed(f"{registry.host}/team/deps", base, code).origin.base
+    wanted = Dependencies(pip=("tqdm",))
+    place = wanted.place(Reference.parse(f"{registry.host}/team/deps"), digest.partition("@")[2])
+    below = LAYERS if same else ({"other": b"made anew by a builder"},)
+    base_image(registry, str(place).partition("/")[2], layers=(*below, {"tqdm": b"x" * 1000}))
+    origin = pushed(f"{registry.host}/team/deps", base, code, image={"pip": ["tqdm"]}).origin
+    manifest, _, _ = read_image(origin.image)
+    *_, installed, top = (Part("", one["digest"], one["size"]) for one in manifest["layers"])
+    expected = [replace(installed, kind="dependencies")] if same else []
+    assert origin.layers == (*expected, replace(top, kind="code"))
+    assert (origin.base, origin.installed) == (digest, "pip: tqdm")
+    assert origin.onto != origin.base
 
 
 def test_unchanged_code_is_not_sent_again(registry, base_image, pushed, code):

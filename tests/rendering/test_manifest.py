@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from k8sjob.contract import RuntimeConfig
-from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
+from k8sjob.origin import Origin
 from k8sjob.rendering import container_argv, container_env, manifest, render
 from k8sjob.rendering.manifest import backoff_limit, literal
 from k8sjob.spec import JobSpec
@@ -78,6 +79,16 @@ def test_equal_specs_are_equal_text_and_the_hash_tells_others(job):
     hashes = [yaml.safe_load(t)["metadata"]["annotations"][MANIFEST_DIGEST] for t in (one, two)]
     assert hashes[0] != hashes[1]
     assert all(len(text) == 64 and int(text, 16) for text in hashes)
+
+
+def test_what_the_image_was_made_of_is_carried_and_makes_no_other_job(job):
+    origin = Origin("i@sha256:1", "b@sha256:2", "b@sha256:2", "linux/amd64", ())
+    with_it, without = (
+        yaml.safe_load(render(job(), origin=one))["metadata"]["annotations"]
+        for one in (origin, None)
+    )
+    assert Origin.decode(with_it.pop(IMAGE_ORIGIN)) == origin
+    assert with_it == without
 
 
 def test_the_image_of_a_build(built):
