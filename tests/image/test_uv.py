@@ -1,0 +1,231 @@
+"""Dependencies without a builder: real wheels by uv, on bases with a Python, in a real registry."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import wheelhouse
+from registries import QUICK, job, read_image, skopeo
+from wheelhouse import SITE, wheel
+
+from k8sjob.errors import ImageError
+from k8sjob.image.build import build
+from k8sjob.image.credentials import Keyring
+from k8sjob.image.wire import Wire
+
+pytestmark = pytest.mark.system
+
+COMMAND = "[console_scripts]\nskl = skl:main\n"
+NATIVE = "cp311-cp311-{}"
+
+
+@pytest.fixture(scope="module")
+def links(tmp_path_factory):
+    """All the wheels that there are in these tests."""
+    folder = tmp_path_factory.mktemp("links")
+    wheel(
+        folder,
+        "skl",
+        "1.0",
+        requires=["numpy>=2", "tiny"],
+        entry_points=COMMAND,
+        files={"skl/__init__.py": "import numpy, tiny\ndef main(): print('skl', numpy.version)\n"},
+    )
+    wheel(folder, "skl", "2.0", requires=["numpy>=2.3"])
+    wheel(folder, "tiny", "0.1")
+    wheel(folder, "numpy", "2.5.5")
+    wheel(folder, "torch", "2.12.0", requires=["numpy"])
+    wheel(folder, "fast", "3.0", tag=NATIVE.format("manylinux_2_28_x86_64"))
+    wheel(folder, "fast", "4.0", tag=NATIVE.format("manylinux_2_39_x86_64"))
+    wheel(folder, "slow", "1.0", tag=NATIVE.format("win_amd64"))
+    with tarfile.open(folder / "source-1.0.tar.gz", "w:gz") as archive:
+        (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: source\nVersion: 1.0\n")
+        archive.add(folder / "PKG-INFO", "source-1.0/PKG-INFO")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(links, tmp_path, monkeypatch):
+    """No index, and caches that nobody else has."""
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(links))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def built(code):
+    """Builds what is asked for by uv; the lines that were said are in `.said`."""
+
+    def call(repository, base, *pip, folder=code, builder="uv", image=None, **options):
+        call.said = []
+        spec = job(repository, base, pip=pip, **(image or {}))
+        how = {"wire": Wire(patience=QUICK), "keyring": Keyring({}), "say": call.said.append}
+        return build(spec, folder, builder=builder, **how, **options)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def debian(registry, base_image):
+    """A base with Python 3.11, numpy 2.2.4 and torch 2.6.0+cpu."""
+    return base_image(registry, "uv/debian:1", layers=wheelhouse.base(more=EXTRA))
+
+
+EXTRA = wheelhouse.installed(
+    "ray",
+    "2.0",
+    "Provides-Extra: tune",
+    'Requires-Dist: tiny ; extra == "tune"',
+    "Requires-Dist: skl",
+)
+
+
+def test_what_fits_the_base_is_installed_beside_it(registry, debian, built, code):
+    (code / "requirements.txt").write_text("fast  # compiled\n")
+    image = {"requirements": "requirements.txt"}
+    done = built(f"{registry.host}/uv/app", debian, "skl", "torch>=2", image=image)
+    manifest, config, layers = read_image(done.reference)
+    below, base_config, _ = read_image(debian)
+    assert manifest["layers"][:-1] == below["layers"]
+    names = {name for name in layers[-1] if name.endswith(".dist-info")}
+    # the newest that this numpy and this C library do, and neither of the base's own again
+    assert names == {f"opt/deps/{n}.dist-info" for n in ("skl-1.0", "tiny-0.1", "fast-3.0")}
+    assert f"{SITE}/zz-k8sjob-deps.pth" in layers[-1]
+    environment = dict(item.split("=", 1) for item in config["config"]["Env"])
+    assert environment["PATH"] == "/usr/bin:/bin:/opt/deps/bin"
+    assert environment["PYTHONPATH"] == "/base/lib"
+    assert config["config"]["Entrypoint"] == base_config["config"]["Entrypoint"]
+    assert built.said[-1] == "fast==3.0, skl==1.0, tiny==0.1"
+    again = built(f"{registry.host}/uv/app", debian, "skl", "torch>=2", image=image)
+    assert (again.reference, again.builder) == (done.reference, None)
+
+
+def test_the_same_wishes_give_the_same_digest(registry, debian, built, tmp_path, monkeypatch):
+    first = built(f"{registry.host}/uv/first", debian, "skl")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "other/uv"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setenv("UV_COMPILE_BYTECODE", "1")
+    previous = os.umask(0o077)
+    try:
+        second = built(f"{registry.host}/uv/second", debian, "skl")
+    finally:
+        os.umask(previous)
+    assert first.reference.rpartition("@")[2] == second.reference.rpartition("@")[2]
+
+
+def test_extras_of_what_the_base_has(registry, debian, built):
+    done = built(f"{registry.host}/uv/extras", debian, "ray[tune]")
+    assert "opt/deps/tiny/__init__.py" in read_image(done.reference)[2][-1]
+    assert built.said[-1] == "tiny==0.1"
+
+
+def test_where_the_base_has_all_of_it(registry, debian, built):
+    done = built(f"{registry.host}/uv/nothing", debian, "numpy>=2", "torch")
+    assert list(read_image(done.reference)[2][-1]) == [
+        "opt",
+        "opt/deps",
+        f"{SITE}/zz-k8sjob-deps.pth",
+    ]
+    assert built.said[-1] == f"{debian} has all of it already"
+
+
+def test_a_version_that_is_none_is_not_pinned(registry, base_image, built):
+    more = wheelhouse.installed("tiny", "1.0-of-ours")
+    base = base_image(registry, "uv/odd:1", layers=wheelhouse.base(more=more))
+    done = built(f"{registry.host}/uv/odd-app", base, "skl")
+    assert built.said[-1] == "skl==1.0"
+    assert not any("tiny" in name for name in read_image(done.reference)[2][-1])
+
+
+REFUSED = {
+    "skl>=2": r"(?s)skl>=2\.0 depends on numpy>=2\.3.*has numpy 2\.2\.4, which stays as it is\nask",
+    "numpy==1.26": r"(?s)numpy==1\.26.*has numpy 2\.2\.4, which stays as it is",
+    "torch>=2.12": r"(?s)torch>=2\.12.*has torch 2\.6\.0\+cpu, which stays",
+    "source": r"(?s)source.*no usable wheels.*or take --builder buildah, which can compile",
+    "slow": r"(?s)slow.*no wheels with a matching .*platform tag",
+    "fast>=4": r"(?s)fast.*no wheels with a matching platform tag .*manylinux_2_36_x86_64",
+    "not-there": r"(?s)not-there was not found.*ask for another version",
+    "x @ file:///no/such.whl": r"(?s)no/such\.whl",
+}
+
+
+@pytest.mark.parametrize("wish", REFUSED)
+def test_what_cannot_be_had_is_told_and_nothing_is_pushed(registry, debian, built, wish):
+    name = "uv/refused"
+    with pytest.raises(ImageError, match=REFUSED[wish]) as caught:
+        built(f"{registry.host}/{name}", debian, wish)
+    assert str(caught.value).startswith(
+        f"what is to be installed cannot be had for {debian} (Python"
+    )
+    assert registry.tags(name) == []
+
+
+def test_two_wishes_that_do_not_go_together(registry, debian, built):
+    with pytest.raises(ImageError, match=r"(?s)you require tiny<0\.1 and tiny>=0\.1"):
+        built(f"{registry.host}/uv/refused", debian, "tiny<0.1", "tiny>=0.1")
+
+
+def test_a_base_without_python(registry, base_image, built):
+    base = base_image(registry, "uv/empty:1")
+    with pytest.raises(ImageError, match=r"has no Python on its PATH"):
+        built(f"{registry.host}/uv/refused", base, "tiny")
+
+
+def test_debian_packages_need_a_builder(registry, debian, built):
+    with pytest.raises(
+        ImageError, match=r"--builder uv: Debian packages \(git\) .* take --builder bu"
+    ):
+        built(f"{registry.host}/uv/refused", debian, "tiny", image={"apt": ["git"]})
+
+
+def test_without_uv(registry, debian, code):
+    """In an interpreter that finds neither the package nor the program."""
+    image = f"{{repository: {registry.host}/uv/none, base: '{debian}', pip: [tiny]}}"
+    (code / "job.yaml").write_text(f"name: tiny\nimage: {image}\nrun: {{script: main.py}}\n")
+    program = "import sys; sys.modules['uv'] = None; from k8sjob.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "build", "--builder", "uv", str(code)],
+        env=os.environ | {"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: --builder uv: uv is not here; pip install 'k8sjob[deps]'\n"
+
+
+def test_python_finds_them_behind_what_the_base_has(registry, base_image, built, links, tmp_path):
+    """The image's files in one folder, and its own Python run in it."""
+    layers = wheelhouse.running()
+    if layers is None or os.geteuid() != 0:
+        pytest.skip("needs root and the system's own python3, as on Debian")
+    wheel(links, "clash", "1.0", files={"numpy/__init__.py": "version = 'of clash'\n"})
+    path = ["PATH=/usr/bin:/bin"]
+    base = base_image(registry, "uv/runs:1", layers=layers, config={"Env": path})
+    done = built(f"{registry.host}/uv/runs-app", base, "skl", "clash")
+    image, root = tmp_path / "image", tmp_path / "root"
+    skopeo("copy", "-q", "--src-tls-verify=false", f"docker://{done.reference}", f"dir:{image}")
+    root.mkdir()
+    for layer in json.loads((image / "manifest.json").read_text())["layers"]:
+        blob = image / layer["digest"].removeprefix("sha256:")
+        subprocess.run(["tar", "-xzf", blob, "-C", root], check=True)
+    ask = "import skl, numpy, clash; print(numpy.version, skl.__file__)"
+    for argv, said in (
+        (["/usr/bin/python", "-c", ask], "2.2.4 /opt/deps/skl/__init__.py"),
+        (["skl"], "skl 2.2.4"),
+    ):
+        ran = subprocess.run(
+            [shutil.which("chroot", path="/usr/sbin:/usr/bin"), str(root), *argv],
+            env={"PATH": "/usr/bin:/bin:/opt/deps/bin"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ran.stdout.strip() == said, ran.stderr
