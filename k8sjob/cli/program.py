@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import gc
 import os
@@ -161,6 +162,8 @@ def main(args: list[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
     # What is loaded stays: to look it over for garbage again and again takes a tenth of a command.
     gc.set_threshold(_GARBAGE)
+    # Nor at the end, when all goes at once: that would take half a second with the Python client.
+    atexit.register(gc.freeze)
     args = sys.argv[1:] if args is None else args
     failures = Failures()
     with failures.told():

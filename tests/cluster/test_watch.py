@@ -143,7 +143,7 @@ def test_a_watch_outlives_its_connections(make, cluster, tmp_path):
     assert any("is back" in message for message in said)
 
 
-@pytest.mark.parametrize("stops", ["apiserver", "operator"])
+@pytest.mark.parametrize("stops", ["apiserver", "operator", "kubelet"])
 def test_a_part_of_the_cluster_that_goes_away_for_a_while(collected, bed, make, stops):
     backend, ref = make("outage", PROGRESS.format(then="sleep 5"), workers=1)
     events = []

@@ -474,6 +474,23 @@ def test_an_operator_that_is_gone(bed, namespace, eventually):
     eventually(lambda: not first() and backend.snapshot(ref).pods, "the pod made anew")
 
 
+def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):
+    backend = connect(kubeconfig=bed.kubeconfig, namespace=namespace)
+    bed.stop("registry")
+    asks = job("pulls", replicas(container(FOR_EVER, imagePullPolicy="Always")))
+    ref = backend.create_manifest(json.loads(json.dumps(asks).replace("{base}", bed.base_image)))
+
+    def first():
+        found = diagnose(backend.snapshot(ref), {})
+        return found and found[0]
+
+    finding = eventually(lambda: first() and first().cause == Cause.REGISTRY and first(), "why")
+    assert f"the image {bed.base_image} cannot be reached" in finding.message
+    bed.start("registry")
+    eventually(lambda: job_status(backend.snapshot(ref)).state == JobState.RUNNING, "its start")
+    assert not first()
+
+
 def test_the_command_and_hostile_words(cluster, namespace, eventually):
     backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
     script = r"printf 'ValueError: \033]0;evil\007<b>no</b>\n' > /dev/termination-log; exit 3"
