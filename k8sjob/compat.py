@@ -27,6 +27,7 @@ __all__ = [
     "Strategy",
     "conflicts",
     "default_backend",
+    "serving",
 ]
 
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType({"nccl": "GPUs", "gloo": "CPUs"})
@@ -191,6 +192,22 @@ def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict
         )
 
 
+def _of_parameter_server(_settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    if shape.nnodes < 2:
+        yield Conflict(
+            "replicas.workers",
+            "nobody would train: the Master coordinates and serves, and there are 0 Workers; set it"
+            " to at least 1",
+        )
+    held = shape.gpus if shape.master_gpus is None else shape.master_gpus
+    if held:
+        yield Conflict(
+            "resources.master.gpus",
+            f"the Master coordinates and serves on its CPU, and would hold {held} GPUs; set it"
+            " to 0",
+        )
+
+
 _OFF: Final = Option(default=False, wanted="true or false", takes=_flag)
 _ON: Final = Option(default=True, wanted="true or false", takes=_flag)
 _NAMES: Final = Option(default=(), wanted="a list of names", takes=_texts)
@@ -199,7 +216,7 @@ _STEP: Final[Mapping[str, Option]] = {
     "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
     "bf16": _OFF,
 }
-"""What every strategy can do in its step."""
+"""What a strategy can do in its step."""
 _LAYERS: Final[Mapping[str, Option]] = {
     "sync_batchnorm": _OFF,
     "blocks": _NAMES,
@@ -250,9 +267,34 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
             rule=_of_pipeline,
         ),
+        "parameter_server": Strategy(
+            summary="trainers have the model without its tables, servers the tables' columns",
+            options={
+                "accumulate": _STEP["accumulate"],
+                "bf16": _STEP["bf16"],
+                "servers": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+                "tables": _NAMES,
+            },
+            rule=_of_parameter_server,
+            uniform=False,
+        ),
     }
 )
 """All strategies, by the spec's `strategy.kind`."""
+
+
+def serving(kind: str, options: Mapping[str, Any]) -> int:
+    """Processes of the Master that serve the others and do not train; 0 under most strategies.
+
+    The first of them coordinates; the processes that train are those of the Workers.
+
+    Args:
+        kind: the strategy.
+        options: its settings; those left out have their defaults.
+    """
+    row = STRATEGIES.get(kind)
+    servers = row.settings(options).get("servers") if row else None
+    return 1 + servers if isinstance(servers, int) else 0
 
 
 def default_backend(gpus: int) -> str:

@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 import k8sjob
-from k8sjob.compat import BACKENDS, STRATEGIES, Shape, conflicts, default_backend
+from k8sjob.compat import BACKENDS, STRATEGIES, Shape, conflicts, default_backend, serving
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec, Strategy
 
@@ -101,6 +101,28 @@ def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
 def test_settings_that_ddp_does_not_take(given, said):
     (found,) = conflicts("ddp", given, Shape(1, 1))
     assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "field", "said"),
+    [
+        ({}, Shape(1, 4), "replicas.workers", "nobody would train"),
+        ({}, Shape(3, 1, 1), "resources.master.gpus", "would hold 1 GPUs; set it to 0"),
+        ({"servers": 0}, Shape(3, 1), "strategy.servers", "0 is less than 1"),
+        ({"clip_norm": 1.0}, Shape(3, 1), "strategy.clip_norm", "has no such setting, but ddp"),
+    ],
+)
+def test_parameter_servers_that_cannot_be(given, shape, field, said):
+    (found,) = conflicts("parameter_server", given, shape)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
+    assert conflicts("parameter_server", {}, Shape(3, 2, gpus=2, master_gpus=0)) == []
+    assert serving("parameter_server", {"servers": 3}) == 4
+    assert serving("ddp", {}) == serving("nothing", {}) == 0
+    assert serving("parameter_server", {"servers": "many"}) == 0
 
 
 DIVIDED = {"fc.weight": ["model", None]}

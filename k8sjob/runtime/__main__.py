@@ -18,7 +18,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from k8sjob import __version__
+from k8sjob import __version__, compat
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
 from k8sjob.runtime import config, strays
 from k8sjob.runtime.agent import describe, keep, retryable, say
@@ -79,6 +79,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             settings = replace(settings, max_restarts=0, hang_timeout=0)
             return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
         node = node_env(environ)
+        node = replace(node, serving=compat.serving(settings.strategy, settings.options))
         say(_banner(node, settings))
         _check_program(argv)
         _check_torch()
@@ -95,7 +96,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
 
 
 def _banner(node: NodeEnv, settings: RuntimeConfig) -> str:
-    processes = "1 process" if node.nproc_per_node == 1 else f"{node.nproc_per_node} processes"
+    processes = "1 process" if node.processes == 1 else f"{node.processes} processes"
     where = f", master {node.master_addr}:{node.master_port}" if node.nnodes > 1 else ""
     return (
         f"{__version__}, job {settings.job or '(no name)'}, "
@@ -131,7 +132,7 @@ def _check_torch() -> None:
 
 def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str]:
     """One thread a process where several share a node, as torchrun does; said aloud."""
-    if node.nproc_per_node == 1 or "OMP_NUM_THREADS" in environ:
+    if node.processes == 1 or "OMP_NUM_THREADS" in environ:
         return environ
     say("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
     return {**environ, "OMP_NUM_THREADS": "1"}

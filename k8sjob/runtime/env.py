@@ -10,7 +10,7 @@ master.go and elastic.go; of torchrun's: torch/distributed/run.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
@@ -42,6 +42,8 @@ class NodeEnv:
         nproc_per_node: number of processes on each node.
         master_addr: name or address of node 0.
         master_port: port of the rendezvous; 0 means any free one (a single node alone).
+        serving: processes of node 0 where they only serve the others (see compat.serving); 0: it
+            is like all nodes.
     """
 
     node_rank: int
@@ -49,24 +51,30 @@ class NodeEnv:
     nproc_per_node: int
     master_addr: str
     master_port: int
+    serving: int = 0
+
+    @property
+    def processes(self) -> int:
+        """Number of processes on this node."""
+        return self.serving if self.serving and self.node_rank == 0 else self.nproc_per_node
 
     @property
     def world_size(self) -> int:
         """Number of processes in the whole group."""
-        return self.nnodes * self.nproc_per_node
+        return self._before(self.nnodes)
 
     def process(self, local_rank: int, restart: int = 0) -> dict[str, str]:
         """The variables of one process of this node, under torchrun's names.
 
         Args:
-            local_rank: 0 to nproc_per_node - 1.
+            local_rank: 0 to processes - 1.
             restart: how often this node's processes have been started anew.
         """
         values = {
-            "RANK": self.node_rank * self.nproc_per_node + local_rank,
+            "RANK": self._before(self.node_rank) + local_rank,
             "LOCAL_RANK": local_rank,
             "WORLD_SIZE": self.world_size,
-            "LOCAL_WORLD_SIZE": self.nproc_per_node,
+            "LOCAL_WORLD_SIZE": self.processes,
             "GROUP_RANK": self.node_rank,
             "GROUP_WORLD_SIZE": self.nnodes,
             "MASTER_ADDR": self.master_addr,
@@ -74,6 +82,12 @@ class NodeEnv:
             _RESTART: restart,
         }
         return {name: str(value) for name, value in values.items()}
+
+    def _before(self, node: int) -> int:
+        """Number of processes on the nodes before one."""
+        if self.serving and node:
+            return self.serving + (node - 1) * self.nproc_per_node
+        return node * self.nproc_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,23 @@ class DistEnv:
     master_addr: str
     master_port: int
     restart: int = 0
+
+    def among_trainers(self, serving: int) -> DistEnv:
+        """This process's place among those that train, where node 0 only serves them.
+
+        Args:
+            serving: see compat.serving; this is none of them.
+        """
+        if not serving:
+            return self
+        several = self.nnodes > 1
+        return replace(
+            self,
+            rank=self.rank - serving,
+            world_size=self.world_size - serving,
+            node_rank=self.node_rank - several,
+            nnodes=self.nnodes - several,
+        )
 
 
 def node_env(environ: Mapping[str, str]) -> NodeEnv:

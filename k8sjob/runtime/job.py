@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -65,8 +66,8 @@ class Job:
     def __init__(
         self, env: DistEnv, config: RuntimeConfig, group: Group, reporter: Reporter, seed: int
     ) -> None:
-        self.rank, self.world_size, self.local_rank = env.rank, env.world_size, env.local_rank
-        self.device, self.is_main, self.seed = group.device, env.rank == 0, seed
+        self.rank, self.world_size, self.local_rank = group.rank, group.world_size, env.local_rank
+        self.device, self.is_main, self.seed = group.device, group.rank == 0, seed
         self.config, self.group, self.reporter = config, group, reporter
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else self.path(folder)
@@ -275,7 +276,7 @@ class Job:
         again = self.group.meeting.again if self.group.meeting else None
         self._watchdog = Watchdog(
             again() if again else None,
-            self._env,
+            replace(self._env, rank=self.rank, world_size=self.world_size),
             timeout=self.config.hang_timeout,
             agent_file=settings.heartbeat_file(),
             error_file=settings.error_file(),
@@ -297,7 +298,7 @@ class Job:
     def fail(self, why: str) -> None:
         """Leave alone: the others are told, and wait for nothing from here."""
         self.end()
-        self.lookout.warn_others(f"rank {self.rank} failed: {why}")
+        self.lookout.warn_others(f"rank {self._env.rank} failed: {why}")
         self.lookout.close()
         if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
             self.group.destroy()
@@ -319,7 +320,7 @@ class Job:
             return
         reason = Reason(
             exit_code=ExitCode.PEER_LOST,
-            rank=self.rank,
+            rank=self._env.rank,
             type=type(lost).__name__,
             message=str(lost),
             time=time.time(),

@@ -121,6 +121,11 @@ class Lookout:
         if self._rank == 0:
             self._linger([f"left/{rank}" for rank in range(self._world)], seconds=5)
 
+    def alert(self) -> None:
+        """Raise what the watch has found so far: a peer that is gone."""
+        if self._lost is not None:
+            raise self._lost
+
     def warn_others(self, message: str) -> None:
         """Tell the others that this rank fails, so that none waits for it."""
         if self._store is not None:
@@ -147,8 +152,7 @@ class Lookout:
     def _linger(self, keys: list[str], seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not (done := self._there(*keys)) and time.monotonic() < until:
-            if self._lost is not None:
-                raise self._lost
+            self.alert()
             time.sleep(0.02)
         return done
 

@@ -42,6 +42,9 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
     ("RuntimeError", r"connectFullMesh failed"),
     # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier.
     ("RuntimeError", r"Rank \d+ (failed to pass|timed out in) monitoredBarrier"),
+    # torch/csrc/distributed/rpc/{utils,tensorpipe_agent}.cpp, tensorpipe/transport/uv.
+    ("RuntimeError", r"this error originated at tensorpipe/"),
+    ("RuntimeError", r"RPCErr:\d+:RPC ran for more than set timeout"),
     # torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp.
     ("DistBackendError", r"ncclRemoteError|remote process exit|communicator was aborted"),
     ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)"),

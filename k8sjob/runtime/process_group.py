@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -229,8 +230,11 @@ def open_group(
     rendezvous_timeout: float,
     collective_timeout: float,
     launcher_hosts: bool = False,
+    serving: int = 0,
 ) -> Group:
     """Meet the other ranks and make the process group.
+
+    A rank that serves (see compat.serving) meets too, and is a group of its own.
 
     Args:
         env: who this is and where to meet.
@@ -238,6 +242,7 @@ def open_group(
         rendezvous_timeout: seconds until all must have come.
         collective_timeout: seconds until a collective counts as failed.
         launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
+        serving: how many ranks, the first ones, serve the others and are not in their group.
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -248,8 +253,9 @@ def open_group(
             "a process group exists already: call session() instead of init_process_group, or "
             "leave k8sjob.runtime out of a script that makes its own"
         )
-    device = local_device(env)
-    proposed = backend_for(backend, device)
+    serves = env.rank < serving
+    device = torch.device("cpu") if serves else local_device(env)
+    proposed = backend_for(None if serves else backend, device)
     timeout = timedelta(seconds=collective_timeout)
     if is_loopback(env.master_addr):
         # gloo would otherwise listen on the address that the machine's name resolves to.
@@ -261,14 +267,17 @@ def open_group(
     met = meet(
         env,
         _hello(env, proposed, device),
-        choose=common_backend,
+        choose=lambda hellos: common_backend(hellos[serving:]),
         timeout=rendezvous_timeout,
         launcher_hosts=launcher_hosts,
     )
     if proposed == "nccl" and met.backend != "nccl":
         device = torch.device("cpu")
-    _init(env, met, device, timeout)
-    return Group(env, met.backend, device, met)
+    if serves:
+        return Group(replace(env, rank=0, world_size=1), met.backend, device, met)
+    trainer = env.among_trainers(serving)
+    _init(trainer, met, device, timeout)
+    return Group(trainer, met.backend, device, met)
 
 
 def _init(env: DistEnv, met: Meeting, device: torch.device, timeout: timedelta) -> None:

@@ -42,7 +42,7 @@ class Ranks:
 
     def members(self, restart: int, folder: Path) -> list[Member]:
         """One process for each local rank."""
-        return [self._member(local, restart, folder) for local in range(self.node.nproc_per_node)]
+        return [self._member(local, restart, folder) for local in range(self.node.processes)]
 
     def _member(self, local: int, restart: int, folder: Path) -> Member:
         error, heartbeat = folder / f"error-{local}.json", folder / f"heartbeat-{local}"

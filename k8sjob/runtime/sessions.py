@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.calls import Calls
     from k8sjob.runtime.env import DistEnv
 
 __all__ = ["session"]
@@ -51,28 +52,35 @@ def session(*, seed: int = 0) -> Iterator[Job]:
     import_s = _age()
     config, env = settings.runtime_config(), dist_env(os.environ)
     _check(config, env)
+    serving = compat.serving(config.strategy, config.options)
     group = open_group(
         env,
         backend=config.backend,
         rendezvous_timeout=config.rendezvous_timeout,
         collective_timeout=config.collective_timeout,
         launcher_hosts=settings.launcher_hosts_store(),
+        serving=serving,
     )
-    reporter = Reporter(active=env.rank == 0, events=settings.under_k8sjob())
+    reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
     job = Job(env, config, group, reporter, seed)
     rng.seed_all(seed)
+    calls = None
     with _handling_sigterm(job):
         try:
             _tell_start(job, env.restart, import_s, time.monotonic() - began)
             job.lookout.start()
+            if serving:
+                calls = _open_calls(job, env, serving)
+                calls.begin(job.lookout.alert)
+                _leave_if_served(job, env, serving)
             yield job
         except BaseException as error:
             if _is_orderly(error, job):
-                job.part()
+                _part(job, calls)
             else:
                 job.fail(_told(error))
             raise
-        job.part()
+        _part(job, calls)
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
 
@@ -91,6 +99,29 @@ def _tell_start(job: Job, restart: int, import_s: float, rendezvous_s: float) ->
     )
     if group.meeting and group.meeting.remark:
         job.reporter.warn(group.meeting.remark)
+
+
+def _open_calls(job: Job, env: DistEnv, serving: int) -> Calls:
+    from k8sjob.runtime.calls import Calls  # imports half of torch.distributed
+
+    met = job.group.meeting
+    if met is None:
+        raise EnvError("one process alone has no servers; start it by `k8sjob run` or in pods")
+    job.training = env.rank < serving or job.training  # whoever serves stops with the others
+    return Calls(env, met, serving=serving, timeout=job.config.collective_timeout)
+
+
+def _leave_if_served(job: Job, env: DistEnv, serving: int) -> None:
+    """End a process that has served: the program behind `with session()` is the trainers'."""
+    if env.rank < serving:
+        raise SystemExit(int(ExitCode.STOPPED) if job.lookout.reason else 0)
+
+
+def _part(job: Job, calls: Calls | None) -> None:
+    job.end()
+    if calls is not None:
+        calls.close()
+    job.part()
 
 
 def _is_orderly(error: BaseException, job: Job) -> bool:
@@ -121,6 +152,9 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
         raise EnvError(f"torch {torch.__version__} is too old; install torch >= 2.6")
     nproc = env.local_world_size if env.world_size % env.local_world_size == 0 else env.world_size
     shape = compat.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
+    serving = compat.serving(config.strategy, config.options)
+    if serving:  # its first node has other processes than the rest
+        shape = compat.Shape(nnodes=1 + max(0, env.world_size - serving), nproc_per_node=1)
     for conflict in compat.conflicts(config.strategy, config.options, shape):
         raise EnvError(f"{conflict.field}: {conflict.message}")
 

@@ -61,7 +61,7 @@ class Run:
         self._job, self._strategy, self._loss = job, strategy, loss
         self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
         self._schedule_by = schedule_by
-        self._accumulate, self._largest_norm = options["accumulate"], options["clip_norm"]
+        self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
         self._progress = Progress(job.group, job.reporter)
         self._epochs: int | None = None

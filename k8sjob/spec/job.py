@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from k8sjob import compat
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, doc
@@ -238,8 +239,10 @@ class JobSpec(Part):
 
     @property
     def world_size(self) -> int:
-        """Training processes of the whole job."""
-        return self.nnodes * self.nproc_per_node
+        """Processes of the whole job, those of a parameter server's Master included."""
+        serving = compat.serving(self.strategy.kind, self.strategy.settings)
+        training = self.nnodes - 1 if serving else self.nnodes
+        return serving + training * self.nproc_per_node
 
     @property
     def image_reference(self) -> str:

@@ -52,18 +52,20 @@ class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
-        Literal["ddp", "keras", "fsdp", "mesh", "pipeline"],
+        Literal["ddp", "keras", "fsdp", "mesh", "pipeline", "parameter_server"],
         doc(
             "ddp: every rank has the whole model, gradients are averaged. keras: every"
             " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
             " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
             " divide each batch, ranks along model divide what layout says. pipeline: every rank"
-            " has some of the layers, batches pass through in parts.",
+            " has some of the layers, batches pass through in parts. parameter_server: trainers"
+            " have the model without its tables, servers the tables' columns.",
             "ddp",
             "keras",
             "fsdp",
             "mesh",
             "pipeline",
+            "parameter_server",
         ),
     ] = "ddp"
     accumulate: Annotated[
@@ -162,6 +164,23 @@ class Strategy(Part):
             unit="micro-batches",
         ),
     ] = 4
+    servers: Annotated[
+        Count,
+        doc(
+            "parameter_server: processes of the Master that hold the tables, beside the one that"
+            " coordinates; the Workers' processes train.",
+            2,
+            unit="processes",
+        ),
+    ] = 1
+    tables: Annotated[
+        tuple[Pattern, ...],
+        doc(
+            "parameter_server: the nn.EmbeddingBag and nn.Embedding layers that lie on the servers,"
+            " by name or regular expression of the whole name; empty: every nn.EmbeddingBag.",
+            ["users", "items"],
+        ),
+    ] = ()
     backend: Annotated[
         Annotated[Literal["nccl", "gloo"] | None, BeforeValidator(_backend)],
         doc("Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo"),

@@ -29,10 +29,14 @@ class Outcome:
 
     @property
     def result(self):
-        """What the program printed after RESULT, on rank 0."""
-        found = [text for text in self.outputs[0].splitlines() if text.startswith("RESULT ")]
-        assert found, self.errors[0] or self.outputs[0]
+        """What the program printed after RESULT, on the rank that speaks."""
+        found = [text for text in self._lines if text.startswith("RESULT ")]
+        assert found, self.errors or self.outputs
         return json.loads(found[-1].removeprefix("RESULT "))
+
+    @property
+    def _lines(self):
+        return [text for output in self.outputs for text in output.splitlines()]
 
     def told(self, kind):
         return [event.data for event in self.events if event.kind == kind]
@@ -127,7 +131,7 @@ class Ranks:
             process.wait(until - time.monotonic())
         self.close()
         outputs = [process.read("out") for process in ended]
-        events = [Event.decode(line) for line in outputs[0].splitlines()]
+        events = [Event.decode(line) for output in outputs for line in output.splitlines()]
         return Outcome(
             codes=[process.code for process in ended],
             outputs=outputs,

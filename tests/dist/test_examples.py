@@ -15,6 +15,7 @@ EXAMPLES = {
     "transformer-fsdp": ("test_loss", 2.95),
     "torch-mesh": ("test_loss", 0.35),
     "pipeline": ("test_loss", 0.5),
+    "parameter-server": ("test_loss", 0.9),
 }
 
 

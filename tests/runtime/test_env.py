@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +117,23 @@ class TestNode:
             node_env(environ)
         assert seen in str(caught.value)
         assert caught.value.exit_code == ExitCode.CONFIG
+
+    @pytest.mark.parametrize(("nnodes", "nproc", "serving"), [(3, 1, 2), (3, 4, 3), (2, 1, 6)])
+    def test_a_node_that_serves_has_processes_of_its_own(self, nnodes, nproc, serving):
+        nodes = [node_env(operator(rank, nnodes, str(nproc))) for rank in range(nnodes)]
+        nodes = [replace(node, serving=serving) for node in nodes]
+        assert [node.processes for node in nodes] == [serving, *[nproc] * (nnodes - 1)]
+        found = [
+            dist_env(operator(node.node_rank, nnodes, str(nproc)) | node.process(local))
+            for node in nodes
+            for local in range(node.processes)
+        ]
+        assert [process.rank for process in found] == list(range(nodes[0].world_size))
+        trainers = [process.among_trainers(serving) for process in found[serving:]]
+        assert [trainer.rank for trainer in trainers] == list(range((nnodes - 1) * nproc))
+        assert {trainer.world_size for trainer in trainers} == {(nnodes - 1) * nproc}
+        assert {trainer.nnodes for trainer in trainers} == {nnodes - 1}
+        assert trainers[-1].node_rank == nnodes - 2
 
     @given(
         nnodes=st.integers(1, 50),

@@ -34,6 +34,12 @@ def test_processes_follow_the_gpus(gpus, given, expected):
     assert spec.world_size == 3 * expected
 
 
+def test_a_parameter_server_s_processes_are_counted():
+    strategy = {"kind": "parameter_server", "servers": 2}
+    spec = job(replicas={"workers": 3, "nproc_per_node": 2}, strategy=strategy)
+    assert spec.world_size == 3 + 3 * 2
+
+
 @pytest.mark.parametrize(
     ("replicas", "limit"),
     [

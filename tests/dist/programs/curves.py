@@ -30,6 +30,7 @@ OPTIONS = {
     "tail": "pad",
     "twice": False,  # train it again, to compare
     "tied": False,
+    "schedule": None,  # steps between two halvings of the learning rate
 }
 SIZE, HEADS, LENGTH = 32, 8, 16
 
@@ -102,8 +103,29 @@ def digits(case):
     return model
 
 
+class Bags(nn.Module):
+    """Each pixel in each of 5 shades has a row of one table, each shade one of another."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.bags = nn.EmbeddingBag(64 * 5, 16, mode="sum")
+        self.shades = nn.Embedding(5, 6)
+        self.dense = nn.Linear(16 + 6, 10)
+        if case["tied"]:
+            self.other = nn.Embedding(5, 6)
+            self.other.weight = self.shades.weight
+
+    def forward(self, rows):
+        bags, shades = self.bags(rows) / 8, self.shades(rows % 5).mean(dim=1)
+        return self.dense(torch.cat([bags, shades], dim=1))
+
+
 def task(case):
     """(data set, builder)"""
+    if case["model"] == "bags":
+        found = load_digits()
+        rows = torch.arange(64) * 5 + torch.tensor(found.data).long() // 4
+        return TensorDataset(rows, torch.tensor(found.target)), lambda: Bags(case)
     if case["model"] == "digits":
         found = load_digits()
         data = TensorDataset(torch.tensor(found.data / 16).float(), torch.tensor(found.target))
@@ -124,7 +146,16 @@ def train(job, case):
     torch.manual_seed(3)
     name, settings = case["optimizer"]
     optimizer = (getattr(torch.optim, name), settings)
-    run = job.prepare(build, loss=functional.cross_entropy, optimizer=optimizer)
+    schedule = None
+    if case["schedule"]:
+        schedule = torch.optim.lr_scheduler.StepLR, {"step_size": case["schedule"], "gamma": 0.5}
+    run = job.prepare(
+        build,
+        loss=functional.cross_entropy,
+        optimizer=optimizer,
+        scheduler=schedule,
+        schedule_by="step",
+    )
     strategy, losses = run._strategy, []
     for _ in run.epochs(99):
         for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):

@@ -29,6 +29,7 @@ OPTIONS = {
     "slow_leave": None,  # [rank, seconds]: that rank stays in the session after training
     "count": False,  # count the reductions of gradients
     "linger": 0.0,  # seconds that rank 0 stays in the session after training
+    "model": "dense",  # or "bags"
 }
 
 
@@ -39,7 +40,18 @@ def samples(count):
     return torch.utils.data.TensorDataset(inputs, targets)
 
 
+class Bags(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags, self.dense = nn.EmbeddingBag(20, 8, mode="mean"), nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.dense(self.bags((inputs * 4).long().clamp(-10, 9) + 10))
+
+
 def build(options):
+    if options["model"] != "dense":
+        return {"bags": Bags}[options["model"]]().double()
     norm = nn.BatchNorm1d(16) if options["norm"] else nn.Identity()
     dropout = nn.Dropout(options["dropout"])
     return nn.Sequential(nn.Linear(6, 16), norm, nn.Tanh(), dropout, nn.Linear(16, 3)).double()

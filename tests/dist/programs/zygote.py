@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed
+import torch.distributed.optim
+import torch.distributed.rpc
 import torch.nn.parallel
 import torch.optim
 

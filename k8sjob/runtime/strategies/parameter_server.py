@@ -1,0 +1,163 @@
+"""Parameter server: trainers have the model but for its tables, whose columns lie on servers.
+
+What the trainers have is trained as data parallel. Gradients of the tables go to the servers, which
+apply them as they come: with several trainers the order differs from run to run.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.autograd as dist_autograd
+from torch.distributed.optim import DistributedOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from k8sjob.runtime import full_state, stage_state, tables
+from k8sjob.runtime.mesh import Mesh, equalise_buffers
+from k8sjob.runtime.remote_tables import RemoteTables, choose
+from k8sjob.runtime.step import autocast, call, mean_loss
+from k8sjob.runtime.strategies import Strategy, assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+) -> Strategy:
+    """The row of the table: DistributedDataParallel here, RemoteModules on the servers."""
+    names = choose(model, options["tables"], options["servers"])
+    whole = stage_state.names(model)
+    remote = RemoteTables(model, names, options["servers"], group)
+    on_gpu = [group.device] if group.device.type == "cuda" else None
+    wrapped = DistributedDataParallel(model, device_ids=on_gpu)
+    steps = _Steps(model, remote, group)
+    state = _State(model, remote, whole, group)
+
+    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
+        group.on_phase("sync")
+        with dist_autograd.context() as context:
+            with autocast(group.device, bf16=options["bf16"]):
+                value = mean_loss(loss, call(wrapped, inputs), targets)
+            dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
+            steps.take(context, closes=sync)
+        group.on_phase("compute")
+        return value.detach()
+
+    def settle() -> None:
+        group.barrier()  # each trainer's last step is on the servers
+        equalise_buffers(model, group)
+
+    return assemble(
+        model,
+        Mesh(group),
+        backward,
+        bf16=options["bf16"],
+        wrapped=wrapped,
+        settle=settle,
+        capture=state.capture,
+        restore=state.restore,
+        ready=steps.prepare,
+    )
+
+
+class _Steps:
+    """What becomes of gradients: those of tables on the servers, the others here."""
+
+    def __init__(self, model: nn.Module, remote: RemoteTables, group: Group) -> None:
+        self._model, self._remote, self._group = model, remote, group
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """Make the servers' optimizers, which are like the trainers'."""
+        if len(optimizer.param_groups) > 1:
+            raise ValueError(
+                f"the optimizer has {len(optimizer.param_groups)} groups of parameters, and the"
+                " servers' can have one; give optimizer=(class, arguments)"
+            )
+        self._optimizer, self._rates = optimizer, _rates(optimizer)
+        if self._group.rank == 0:
+            pickled = {"defaults": optimizer.defaults, "param_groups": [self._rates]}
+            self._remote.make_optimizer(type(optimizer), pickled)
+        self._group.barrier()
+        # It warns of the interpreter's lock, for every optimizer that it does not know.
+        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
+        own = self._remote.parameters()
+        self._tables: Any = DistributedOptimizer(tables.Stepper, own, self._group.rank)  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def take(self, context: int, *, closes: bool) -> None:
+        """Take a batch's gradients from its context; step the tables at the window's end."""
+        gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
+        for parameter in self._model.parameters():
+            new = gradients.get(parameter)
+            if new is not None:
+                parameter.grad = new if parameter.grad is None else parameter.grad + new
+        if not closes:
+            self._remote.accumulate(self._group.rank, context)
+            return
+        rates = _rates(self._optimizer)
+        if self._group.rank == 0 and rates != self._rates:
+            self._remote.set_rates(rates)
+        self._rates = rates
+        self._tables.step(context)
+
+
+def _rates(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer goes by, its parameters aside."""
+    (group,) = optimizer.param_groups
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+class _State:
+    """The state of a model and its tables, as one process would have it."""
+
+    def __init__(
+        self, model: nn.Module, remote: RemoteTables, whole: stage_state.Names, group: Group
+    ) -> None:
+        self._model, self._remote, self._whole, self._group = model, remote, whole, group
+
+    def capture(self, optimizer: Optimizer) -> dict[str, Any]:
+        """See Strategy.capture."""
+        self._group.barrier()  # each trainer's last step is on the servers
+        found = self._joined(optimizer) if self._group.rank == 0 else {}
+        self._group.barrier()
+        return found
+
+    def restore(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """See Strategy.restore; rank 0 gives the servers their parts."""
+        stage_state.restore(self._model, self._whole, optimizer, state)
+        if self._group.rank == 0:
+            found = state["optimizer"]["state"]
+            keys = {name: f"{name}.weight" for name in self._remote.names}
+            numbers = {name: self._whole.parameters.index(key) for name, key in keys.items()}
+            of_tables = {
+                name: (state["model"][key], found.get(numbers[name], {}))
+                for name, key in keys.items()
+            }
+            self._remote.set_rates(_rates(optimizer))
+            self._remote.take_state(of_tables)
+        self._group.barrier()
+
+    def _joined(self, optimizer: Optimizer) -> dict[str, Any]:
+        of_tables = {f"{name}.weight": own for name, own in self._remote.state().items()}
+        dense = full_state.capture(self._model, optimizer, keep=True)
+        weights = dense["model"] | {key: weight for key, (weight, _) in of_tables.items()}
+        names = [name for name, _ in self._model.named_parameters()]
+        state = {names[at]: found for at, found in dense["optimizer"]["state"].items()}
+        state |= {key: found for key, (_, found) in of_tables.items()}
+        order = list(enumerate(self._whole.parameters))
+        group = {**_rates(optimizer), "params": [at for at, _ in order]}
+        return {
+            "model": {name: weights[name] for name in self._whole.state},
+            "optimizer": {
+                "state": {at: state[name] for at, name in order if state.get(name)},
+                "param_groups": [group],
+            },
+        }
