@@ -1,0 +1,326 @@
+"""Dependency images by a real builder, into a real registry.
+
+The base is a shell and a `python` that notes what pip was asked for; real packages are installed in
+tests/system.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from registries import QUICK, Layout, job, read_image, skopeo
+
+from k8sjob.errors import ImageError
+from k8sjob.image.build import build
+from k8sjob.image.credentials import Keyring
+from k8sjob.image.wire import Wire
+
+pytestmark = pytest.mark.system
+
+PROGRAMS = ("sh", "grep", "mkdir", "chown", "cat", "sleep")
+PIP = """#!/bin/sh
+# Notes what it is asked for, and fails or waits for names that say so.
+for last; do :; done
+case "$*" in
+  *no-such-package*) echo "ERROR: No matching distribution found for no-such-package"; exit 1;;
+  *slow-package*) echo "waiting"; exec sleep 600;;
+esac
+[ -f "$last" ] && cat "$last" >> /installed
+echo "$*" >> /installed
+[ -s /run/k8sjob/pip.conf ] && echo "a pip.conf is there"
+echo "the certificates are at $PIP_CERT"
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    """Where buildah keeps its images, away from the machine's."""
+    if os.geteuid() != 0 or shutil.which("buildah") is None:
+        pytest.skip("building images needs root, and on Debian: apt install buildah")
+    folder = tmp_path_factory.mktemp("storage")
+    conf = folder / "storage.conf"
+    where = f'graphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    conf.write_text(f'[storage]\ndriver = "vfs"\n{where}')
+    return conf
+
+
+@pytest.fixture
+def storage_of(storage, monkeypatch):
+    """Builders started by a test use that storage."""
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(storage))
+
+
+def buildah(storage, *args):
+    env = os.environ | {"CONTAINERS_STORAGE_CONF": str(storage)}
+    argv = ["buildah", *map(str, args)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{argv}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def base(registry, storage, tmp_path_factory):
+    """A root file system that is just large enough for a build, in the registry."""
+    root = tmp_path_factory.mktemp("root")
+    for folder in ("bin", "etc", "tmp", "root"):
+        (root / folder).mkdir()
+    for program in PROGRAMS:
+        file = Path(shutil.which(program)).resolve()
+        needed = subprocess.run(["ldd", file], capture_output=True, text=True, check=False).stdout
+        for library in [word for word in needed.split() if word.startswith("/")]:
+            target = root / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
+        shutil.copy(file, root / "bin" / program)
+    (root / "bin/python").write_text(PIP)
+    (root / "bin/python").chmod(0o755)
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    name, reference = buildah(storage, "from", "scratch"), f"{registry.host}/build/base:1"
+    buildah(storage, "copy", name, root, "/")
+    buildah(storage, "config", "--env", "PATH=/bin", "--env", "PYTHONPATH=/base", name)
+    buildah(storage, "commit", "--rm", "-q", name, "localhost/tiny")
+    buildah(storage, "push", "-q", "--tls-verify=false", "localhost/tiny", f"docker://{reference}")
+    return reference
+
+
+@pytest.fixture
+def built(registry, base, code, storage_of):
+    """Builds, and gives what was made and what was said."""
+
+    def call(repository, *, builder="buildah", onto=base, at=registry, image=None, **options):
+        said = []
+        spec = job(f"{at.host}/{repository}", onto, **(image or {"pip": ["tqdm"]}))
+        options |= {"keyring": Keyring({}), "wire": Wire(patience=QUICK), "say": said.append}
+        return build(spec, code, builder=builder, **options), "\n".join(said)
+
+    return call
+
+
+def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
+    (code / "requirements.txt").write_text("einops\n")
+    image = {"pip": ["tqdm"], "requirements": "requirements.txt"}
+    first, said = built("build/once", image=image)
+    assert "STEP 1" in said
+    assert "the certificates are at /run/k8sjob/ca.crt" in said
+    assert registry.tags("build/once") == [first.tag]
+    manifest, config, layers = read_image(first.reference)
+    below, base_config, _ = read_image(base)
+    assert manifest["layers"][: len(below["layers"])] == below["layers"]
+    assert config["config"]["Env"] == base_config["config"]["Env"]
+    installed = [layer["installed"].decode() for layer in layers if "installed" in layer]
+    assert "tqdm" in installed[0]
+    assert "einops" in installed[-1]
+    again, said = built("build/once", image=image)
+    assert (again.reference, again.builder, said) == (first.reference, None, "")
+    done = pushed(f"{registry.host}/build/once", base, code, image=image)
+    assert done.base == first.reference
+    _, config, layers = read_image(done.reference)
+    assert [layer["app/main.py"] for layer in layers if "app/main.py" in layer] != []
+    assert "PYTHONPATH=/opt/k8sjob:/app:/base" in config["config"]["Env"]
+    (code / "requirements.txt").write_text("einops\nrich\n")
+    with pytest.raises(ImageError, match=r"2 lines has to be installed, .*build it with `k8sjob b"):
+        pushed(f"{registry.host}/build/once", base, code, image=image)
+    other, _ = built("build/once", image=image)
+    assert other.tag != first.tag
+    assert pushed(f"{registry.host}/build/once", base, code, image=image).base == other.reference
+
+
+def test_no_cache_builds_what_is_there(registry, built):
+    first, _ = built("build/anew")
+    again, said = built("build/anew", cached=False)
+    assert (again.builder, again.tag) == ("buildah", first.tag)
+    assert "Using cache" not in said
+    assert registry.tags("build/anew") == [first.tag]
+
+
+def test_a_base_in_another_registry(start_registry, built):
+    other = start_registry()
+    done, _ = built("build/elsewhere", at=other)
+    assert other.tags("build/elsewhere") == [done.tag]
+    assert len(read_image(done.reference)[2]) > 1
+
+
+def test_nothing_to_install_is_the_base(registry, base, built):
+    done, said = built("build/nothing", image={"index_url": "https://packages.internal/simple"})
+    assert (done.tag, done.builder, said) == (None, None, "")
+    assert done.reference == done.base == f"{base.rpartition(':')[0]}@{done.base.split('@')[1]}"
+    assert registry.tags("build/nothing") == []
+
+
+def test_a_build_that_fails_tags_nothing(registry, storage, built):
+    with pytest.raises(ImageError) as failed:
+        built("build/fails", image={"pip": ["no-such-package"]})
+    assert "buildah failed (exit code 1), and nothing was pushed:" in str(failed.value)
+    assert "No matching distribution found for no-such-package" in str(failed.value)
+    assert registry.tags("build/fails") == []
+    assert buildah(storage, "containers", "-q") == ""
+
+
+def test_a_registry_that_refuses_does_so_before_the_build(start_registry, base, built):
+    maintenance = {"readonly": {"enabled": True}}
+    readonly = start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+    said = []
+    with pytest.raises(ImageError, match="answers 405; it takes no uploads"):
+        built("build/refused", at=readonly, progress=lambda *_: said.append(_))
+    assert said == []
+
+
+def test_credentials_of_an_index_are_in_no_layer(built, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://somebody:very-secret@packages.internal/simple")
+    done, said = built("build/secret", image={"pip": ["secret-index"]})
+    assert "a pip.conf is there" in said
+    manifest, config, layers = read_image(done.reference)
+    contents = [content for layer in layers for content in layer.values() if content]
+    assert not any(b"very-secret" in content for content in contents)
+    assert "very-secret" not in f"{manifest} {config}"
+    assert not [name for layer in layers for name in layer if "run/k8sjob/" in name and layer[name]]
+
+
+def test_docker_pushes_itself(registry, base, built, tmp_path, monkeypatch):
+    """Not docker: a program that notes how it is called, and pushes the base as it is."""
+    fake, log = tmp_path / "bin/docker", tmp_path / "log"
+    fake.parent.mkdir()
+    copy = "skopeo copy -q --src-tls-verify=false --dest-tls-verify=false"
+    fake.write_text(f"""#!/bin/sh
+echo "$@" >> {log}
+[ "$2" = build ] || exit 0
+for word; do case "$word" in --output=*) name=${{word#*name=}};; esac; done
+exec {copy} "docker://{base}" "docker://${{name%%,*}}"
+""")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    done, _ = built("build/docker", builder="buildx")
+    assert registry.tags("build/docker") == [done.tag]
+    assert done.reference.partition("@")[2] == done.base.partition("@")[2]
+    words = log.read_text().splitlines()[-1].split()
+    assert words[:2] == ["buildx", "build"]
+    output = f"type=image,name={registry.host}/build/docker:{done.tag},push=true"
+    assert f"--output={output},registry.insecure=true" in words
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(ImageError, match="--builder buildx: docker has no buildx; on Debian"):
+        built("build/other", builder="buildx")
+
+
+@pytest.fixture
+def nobody_builds(monkeypatch, tmp_path):
+    """A PATH on which no builder is."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_no_builder_is_there(built, nobody_builds):
+    with pytest.raises(ImageError) as failed:
+        built("build/none", builder="auto", image={"apt": ["git"]})
+    assert str(failed.value).startswith("nothing on this machine can build an image:\n")
+    for reason in ("buildx: docker is not on PATH", "buildah: buildah is not on PATH; on Debian"):
+        assert f"  {reason}" in str(failed.value)
+    with pytest.raises(ImageError, match="builder podman: podman is not on PATH"):
+        built("build/none", builder="podman")
+    with pytest.raises(ImageError, match="builder: 'kaniko' is none; there are auto, "):
+        built("build/none", builder="kaniko")
+
+
+def k8sjob(*args, **options):
+    argv = [sys.executable, "-m", "k8sjob", *map(str, args)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(argv, **pipes, **options)
+
+
+@pytest.fixture
+def write_job(code, registry, base):
+    def write(repository, more="pip: [tqdm]", onto=base):
+        image = f"image: {{repository: {registry.host}/{repository}, base: '{onto}', {more}}}"
+        (code / "job.yaml").write_text(f"name: tiny\n{image}\nrun: {{script: main.py}}\n")
+        return code / "job.yaml"
+
+    return write
+
+
+def test_the_command(registry, write_job, storage_of):
+    file = write_job("build/command")
+    would = k8sjob("build", file, "--builder", "buildah", "--dry-run")
+    out, err = would.communicate(timeout=120)
+    assert (would.returncode, out) == (0, "")
+    assert "by buildah: pip: tqdm" in err
+    assert registry.tags("build/command") == []
+    refused = k8sjob("push", file)
+    assert "build it with `k8sjob build`" in refused.communicate(timeout=120)[1]
+    done = k8sjob("build", file, "--builder", "buildah")
+    out, err = done.communicate(timeout=300)
+    assert done.returncode == 0, err
+    assert out.startswith(f"{registry.host}/build/command@sha256:")
+    assert "built by buildah: deps-" in err
+    again = k8sjob("build", file)  # whichever would build it
+    said = again.communicate(timeout=120)
+    assert said[0] == out
+    assert "is there already, for linux/amd64: pip: tqdm" in said[1]
+    code = k8sjob("push", file, "--build")
+    said = code.communicate(timeout=120)
+    assert (code.returncode, "is there already" in said[1], "on " + out.strip() in said[1]) == (
+        0,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_path, number):
+    file = write_job("build/stopped", "pip: [slow-package]")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"CONTAINERS_STORAGE_CONF": str(storage), "TMPDIR": str(temporary)}
+    process = k8sjob("build", file, "--builder", "buildah", env=os.environ | env)
+    for line in process.stderr:
+        if line.strip() == "waiting":
+            break
+    assert sleeping()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (128 + number, ""), err
+    assert registry.tags("build/stopped") == []
+    assert buildah(storage, "containers", "-q") == ""
+    assert list(temporary.iterdir()) == []
+    deadline = time.monotonic() + 30
+    while sleeping() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not sleeping()
+    assert str(storage.parent) not in Path("/proc/mounts").read_text()
+
+
+def sleeping():
+    """Whether the base's `pip` waits."""
+    lines = (path.read_bytes() for path in processes())
+    return [line for line in lines if line == b"sleep\x00600\x00"]
+
+
+def processes():
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            path.read_bytes()
+        except OSError:
+            continue
+        yield path
+
+
+def test_each_platform_has_an_image_of_its_own(registry, write_job, tmp_path):
+    layout = Layout(tmp_path / "several")
+    entries = []
+    for architecture in ("amd64", "arm64"):
+        entry = layout.image([{"who": architecture.encode()}], platform=f"linux/{architecture}")
+        entries.append({**entry, "platform": {"os": "linux", "architecture": architecture}})
+    layout.index(entries)
+    onto = f"{registry.host}/build/several:1"
+    how = ["--all", "--dest-tls-verify=false"]
+    skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{onto}")
+    flags = [f"--platform=linux/{name}" for name in ("amd64", "arm64")]
+    file = write_job("build/platforms", onto=onto)
+    process = k8sjob("build", file, "--builder=buildah", "--dry-run", *flags)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "")
+    lines = [line for line in err.splitlines() if line.startswith("would build deps-")]
+    assert ["linux/arm64" in line for line in lines] == [False, True]
+    assert len({line.split()[2] for line in lines}) == 2
