@@ -27,6 +27,7 @@ __all__ = [
     "Strategy",
     "conflicts",
     "default_backend",
+    "processes_per_node",
     "serving",
 ]
 
@@ -109,6 +110,10 @@ class Strategy:
         options: its settings.
         rule: what its settings and the job's processes must hold together.
         uniform: whether every node must have the same number of GPUs.
+        whole_node: whether one process drives all GPUs of its node, instead of one a GPU.
+        places: whether the strategy puts the model on its devices, part by part; else the model
+            comes to it on the process's device.
+        warning: what whoever chooses it should know; empty: nothing.
     """
 
     summary: str
@@ -117,6 +122,9 @@ class Strategy:
         ()
     )
     uniform: bool = True
+    whole_node: bool = False
+    places: bool = False
+    warning: str = ""
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All settings: those that are given, and the defaults of the others."""
@@ -189,6 +197,35 @@ def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict
             "strategy.micro_batches",
             f"{settings['micro_batches']} micro-batches leave some of {stages} stages without work"
             f" at any time; set it to at least {stages}, or use schedule: gpipe",
+        )
+
+
+def _of_model_split(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    stages = len(settings["splits"]) + 1
+    yield from _of_one_process("model_split", shape, "pipeline, whose stages lie on ranks")
+    if not settings["splits"]:
+        yield Conflict(
+            "strategy.splits",
+            "no splits leave one stage; write the layers that begin the others, as [block2]",
+        )
+    elif shape.gpus and shape.gpus != stages:
+        yield Conflict(
+            "resources.gpus",
+            f"{shape.gpus} GPUs for {len(settings['splits'])} splits + 1 = {stages} stages, one on"
+            f" each; set it to {stages}, or split elsewhere",
+        )
+
+
+def _of_data_parallel(_settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    yield from _of_one_process("data_parallel", shape, "ddp")
+
+
+def _of_one_process(kind: str, shape: Shape, instead: str) -> Iterator[Conflict]:
+    if shape.world_size > 1:
+        yield Conflict(
+            "replicas.workers" if shape.nnodes > 1 else "replicas.nproc_per_node",
+            f"{kind} is one process with all GPUs of its node, not {shape}; leave both out, or use"
+            f" kind: {instead}",
         )
 
 
@@ -267,6 +304,21 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
             rule=_of_pipeline,
         ),
+        "model_split": Strategy(
+            summary="one process has some of the layers on each of its GPUs, which take turns",
+            options={**_STEP, "splits": _NAMES},
+            rule=_of_model_split,
+            whole_node=True,
+            places=True,
+        ),
+        "data_parallel": Strategy(
+            summary="one process has a copy of the model on each of its GPUs, made anew each step",
+            options=_STEP,
+            rule=_of_data_parallel,
+            whole_node=True,
+            warning="nn.DataParallel copies the model to every GPU in each step, and its threads"
+            " share one interpreter; kind: ddp does the same, faster, and on several nodes",
+        ),
         "parameter_server": Strategy(
             summary="trainers have the model without its tables, servers the tables' columns",
             options={
@@ -277,6 +329,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
             rule=_of_parameter_server,
             uniform=False,
+            places=True,
         ),
     }
 )
@@ -295,6 +348,17 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
     row = STRATEGIES.get(kind)
     servers = row.settings(options).get("servers") if row else None
     return 1 + servers if isinstance(servers, int) else 0
+
+
+def processes_per_node(kind: str, gpus: int) -> int:
+    """Processes of a node where their number is not given.
+
+    Args:
+        kind: the strategy.
+        gpus: of the node.
+    """
+    row = STRATEGIES.get(kind)
+    return 1 if row and row.whole_node else max(1, gpus)
 
 
 def default_backend(gpus: int) -> str:
@@ -350,7 +414,12 @@ def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:
     nproc, gpus, master = shape.nproc_per_node, shape.gpus, shape.master_gpus
     if shape.world_size < 1:
         yield Conflict("replicas", f"{shape}: no process would train; set both to at least 1")
-    if gpus and nproc != gpus:
+    if gpus and row.whole_node and nproc != 1:
+        yield Conflict(
+            "replicas.nproc_per_node",
+            f"{nproc} processes in a pod whose {gpus} GPUs one process drives; leave it out",
+        )
+    elif gpus and not row.whole_node and nproc != gpus:
         yield Conflict(
             "replicas.nproc_per_node",
             f"{nproc} processes in a pod of {gpus} GPUs: one process drives one GPU; set it to"

@@ -4,7 +4,15 @@ from typing import get_args
 import pytest
 
 import k8sjob
-from k8sjob.compat import BACKENDS, STRATEGIES, Shape, conflicts, default_backend, serving
+from k8sjob.compat import (
+    BACKENDS,
+    STRATEGIES,
+    Shape,
+    conflicts,
+    default_backend,
+    processes_per_node,
+    serving,
+)
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec, Strategy
 
@@ -101,6 +109,33 @@ def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
 def test_settings_that_ddp_does_not_take(given, said):
     (found,) = conflicts("ddp", given, Shape(1, 1))
     assert said in found.message
+
+
+SPLIT = {"splits": ["fc2"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "shape", "field", "said"),
+    [
+        ("model_split", {}, Shape(1, 1, 1), "strategy.splits", "no splits leave one stage"),
+        ("model_split", SPLIT, Shape(1, 1, 3), "resources.gpus", "3 GPUs for 1 splits + 1 = 2"),
+        ("model_split", SPLIT, Shape(1, 2, 2), "replicas.nproc_per_node", "2 GPUs one process"),
+        ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 nodes x 2 processes"),
+        ("data_parallel", {}, Shape(2, 1, 4), "replicas.workers", "or use kind: ddp"),
+        ("data_parallel", {"sync_batchnorm": True}, Shape(1, 1), "strategy.sync_batchnorm", "but"),
+    ],
+)
+def test_what_one_process_cannot_be(kind, given, shape, field, said):
+    (found,) = conflicts(kind, given, shape)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_one_process_drives_all_gpus_of_its_node():
+    assert conflicts("model_split", SPLIT, Shape(1, 1, 2)) == []
+    assert conflicts("data_parallel", {}, Shape(1, 1, 8)) == []
+    assert [processes_per_node(kind, 8) for kind in ("ddp", "model_split")] == [8, 1]
+    assert processes_per_node("ddp", 0) == 1
 
 
 @pytest.mark.parametrize(

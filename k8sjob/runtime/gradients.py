@@ -86,7 +86,7 @@ def clip(
     norm = (square + shared.to(device).square()).sqrt()
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s
     for part in parts:
-        part.mul_(factor)
+        part.mul_(factor.to(part.device))
     return norm
 
 

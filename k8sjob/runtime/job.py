@@ -119,7 +119,9 @@ class Job:
             )
         kind = self._kind_for(model)
         options = compat.STRATEGIES[kind].settings(self.config.options)
-        prepared = strategy(kind, model.to(self.device), loss, self.group, options)
+        if warning := compat.STRATEGIES[kind].warning:
+            self.reporter.warn(f"strategy.kind: {kind}: {warning}")
+        prepared = strategy(kind, model, loss, self.group, options)
         parameters = prepared.model.parameters()
         made = _made(optimizer, parameters)
         prepared.ready(made)

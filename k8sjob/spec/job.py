@@ -234,8 +234,9 @@ class JobSpec(Part):
 
     @property
     def nproc_per_node(self) -> int:
-        """Training processes in each pod: as given, or one for each GPU, or one."""
-        return self.replicas.nproc_per_node or max(1, self.resources.gpus)
+        """Training processes in each pod: as given, or as many as the strategy takes GPUs for."""
+        derived = compat.processes_per_node(self.strategy.kind, self.resources.gpus)
+        return self.replicas.nproc_per_node or derived
 
     @property
     def world_size(self) -> int:

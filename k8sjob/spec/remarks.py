@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from k8sjob.compat import STRATEGIES
 from k8sjob.spec.base import Broken
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
             "the operator gives the nodes of an elastic job no RANK, so k8sjob's agent ends each"
             f" with exit code 2; let torchrun start them, as run.command: [torchrun, {started}]",
         )
+    if warning := STRATEGIES[spec.strategy.kind].warning:
+        yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
     checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
     if checkpoint and (volume is None or volume.empty_dir is not None):
         where = "no volume" if volume is None else f"{volume.name!r}, an empty_dir"

@@ -52,19 +52,32 @@ class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
-        Literal["ddp", "keras", "fsdp", "mesh", "pipeline", "parameter_server"],
-        doc(
-            "ddp: every rank has the whole model, gradients are averaged. keras: every"
-            " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
-            " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-            " divide each batch, ranks along model divide what layout says. pipeline: every rank"
-            " has some of the layers, batches pass through in parts. parameter_server: trainers"
-            " have the model without its tables, servers the tables' columns.",
+        Literal[
             "ddp",
             "keras",
             "fsdp",
             "mesh",
             "pipeline",
+            "model_split",
+            "data_parallel",
+            "parameter_server",
+        ],
+        doc(
+            "ddp: every rank has the whole model, gradients are averaged. keras: every"
+            " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
+            " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
+            " divide each batch, ranks along model divide what layout says. pipeline: every rank"
+            " has some of the layers, batches pass through in parts. model_split: one process has"
+            " some of the layers on each of its GPUs, which take turns. data_parallel: one process"
+            " has a copy of the model on each of its GPUs, made anew each step. parameter_server:"
+            " trainers have the model without its tables, servers the tables' columns.",
+            "ddp",
+            "keras",
+            "fsdp",
+            "mesh",
+            "pipeline",
+            "model_split",
+            "data_parallel",
             "parameter_server",
         ),
     ] = "ddp"
@@ -142,8 +155,9 @@ class Strategy(Part):
     splits: Annotated[
         tuple[Text, ...],
         doc(
-            "pipeline: the layers of an nn.Sequential that begin a new stage, by name, in its"
-            " order; a stage a rank, and copies of the pipeline where there are more ranks.",
+            "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by name,"
+            " in its order; a stage a rank, and copies of the pipeline where there are more ranks,"
+            " or a stage a GPU.",
             ["block2", "block4"],
         ),
     ] = ()

@@ -16,6 +16,7 @@ EXAMPLES = {
     "torch-mesh": ("test_loss", 0.35),
     "pipeline": ("test_loss", 0.5),
     "parameter-server": ("test_loss", 0.9),
+    "model-split": ("test_loss", 0.5),
 }
 
 

@@ -85,6 +85,13 @@ BF16 = {
     "mesh bf16": mesh("digits", 2, bf16=True),
     "pipeline bf16": pipeline("digits", ["fc2"], bf16=True),
 }
+ONE_PROCESS = {
+    "model_split digits": case("digits", "model_split", splits=["fc2", "out"]),
+    "model_split clipped": case("clipped", "model_split", splits=["block1"]),
+    "model_split accumulated": case("accumulated", "model_split", splits=["block1"]),
+    "data_parallel digits": case("digits", "data_parallel"),
+    "data_parallel clipped": case("clipped", "data_parallel"),
+}
 WRONG = {
     "a split that is no layer": (
         pipeline("digits", ["fc3"]),
@@ -123,7 +130,8 @@ def launch(run_once, world, cases):
 
 @pytest.fixture(scope="module")
 def alone(run_once):
-    return launch(run_once, 1, {**MODELS, "tied": {**MODELS["text"], "tied": True, "steps": 5}})
+    tied = {**MODELS["text"], "tied": True, "steps": 5}
+    return launch(run_once, 1, {**MODELS, "tied": tied, **ONE_PROCESS})
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +168,14 @@ def base(name):
 @pytest.mark.parametrize("name", {**FOUR, **TIED})
 def test_four_ranks_have_the_curve_of_one(name, four, alone):
     same(four[name], alone[base(name)])
+
+
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_one_process_has_the_same_curve_however_it_uses_its_devices(name, alone):
+    found, plain = alone[name], alone[base(name)]
+    assert "error" not in found, found
+    for told in ("losses", "weights", "names", "evaluation"):
+        assert found[told] == plain[told]
 
 
 @pytest.mark.parametrize("name", EIGHT)

@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from k8sjob.compat import STRATEGIES
 from k8sjob.runtime import full_state, gradients
 from k8sjob.runtime.mesh import equalise_buffers
 from k8sjob.runtime.step import forward
@@ -121,7 +122,7 @@ def strategy(
     Args:
         kind: a key of compat.STRATEGIES, with a module of its name here; the caller has checked it
             and its options.
-        model: on the group's device, the same on all ranks.
+        model: the same on all ranks.
         loss: loss(output, *targets) -> the mean over the batch's samples, a scalar.
         group: the ranks.
         options: all of the strategy's settings.
@@ -130,5 +131,7 @@ def strategy(
         ValueError: the settings do not fit the model.
     """
     prepare = import_module(f"k8sjob.runtime.strategies.{kind}").prepare
+    if not STRATEGIES[kind].places:
+        model.to(group.device)
     prepared: Strategy = prepare(model, loss, group, options)
     return prepared

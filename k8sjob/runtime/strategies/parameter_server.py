@@ -37,6 +37,7 @@ def prepare(
     names = choose(model, options["tables"], options["servers"])
     whole = stage_state.names(model)
     remote = RemoteTables(model, names, options["servers"], group)
+    model.to(group.device)
     on_gpu = [group.device] if group.device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=on_gpu)
     steps = _Steps(model, remote, group)
