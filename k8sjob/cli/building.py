@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,7 +26,6 @@ from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from k8sjob.image.build import Built
     from k8sjob.image.push import Pushed
@@ -118,6 +119,16 @@ def _tell_built(built: Built) -> None:
         say(f"built by {built.builder}: {built.tag} for {built.platform}")
 
 
+def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | Path:
+    """What is to be printed, or the folder that the image is written to."""
+    kind, _, folder = value.partition(":")
+    if value in {"name", "json"}:
+        return value
+    if kind == "oci" and folder:
+        return Path(folder)
+    raise click.BadParameter(f"{value!r} is none of name, json and oci:DIR")
+
+
 @click.command("push")
 @FILE
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
@@ -129,10 +140,12 @@ def _tell_built(built: Built) -> None:
     "-o",
     "--output",
     "output",
-    type=click.Choice(["name", "json"]),
+    metavar="[name|json|oci:DIR]",
+    callback=_output,
     default="name",
     show_default=True,
-    help="Print the image's reference, or all about it.",
+    help="name: print the image's reference; json: all about it; oci:DIR: write the image to a"
+    " folder, as an OCI layout, and nothing to the registry.",
 )
 def push_command(  # noqa: PLR0917 - click hands them over by name
     file: Path,
@@ -141,7 +154,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     onto: str | None,
     strict: bool,
     plain_http: tuple[str, ...],
-    output: str,
+    output: str | Path,
 ) -> None:
     """Put the code of FILE (default: job.yaml) on its base, in the registry: no builder is needed.
 
@@ -151,6 +164,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     if builds and (dry_run or onto):
         raise click.UsageError("--build makes an image first; leave --dry-run and --onto out")
     spec, folder = load(file), folder_of(file)
+    layout = output if isinstance(output, Path) else None
     with progress_line() as progress:
         if builds:
             build_and_tell(spec, folder, wire=Wire(plain_http=plain_http), progress=progress)
@@ -160,18 +174,31 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             onto=onto,
             strict=strict,
             dry_run=dry_run,
+            output=layout,
             progress=progress,
             wire=Wire(plain_http=plain_http),
         )
-    tell(pushed, dry_run=dry_run)
+    tell(pushed, dry_run=dry_run, mounts=layout is None)
+    if layout and not dry_run:
+        image = f"{pushed.reference.partition('@')[0]}:{pushed.tag}"
+        say(
+            f"written to {layout}; to bring it on: skopeo copy --preserve-digests"
+            f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{image}"
+        )
     if output == "json":
         document(_fields(pushed), output)
     else:
         click.echo(pushed.reference)
 
 
-def tell(pushed: Pushed, *, dry_run: bool = False) -> None:
-    """Say on stderr what went into the image, and over the network."""
+def tell(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
+    """Say on stderr what went into the image, and over the network.
+
+    Args:
+        pushed: what was done.
+        dry_run: it would be done.
+        mounts: the parts go where layers can be mounted.
+    """
     code = f"{_count(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
     say(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:
@@ -183,19 +210,26 @@ def tell(pushed: Pushed, *, dry_run: bool = False) -> None:
         warn(f"{finding}: it goes into the image; --strict refuses it")
     if len(pushed.findings) > _SHOWN:
         warn(f"and {len(pushed.findings) - _SHOWN} more contents that look like credentials")
-    say("unchanged: the image is there already" if pushed.unchanged else _way(pushed, dry_run))
+    if pushed.unchanged:
+        say("unchanged: the image is there already")
+    else:
+        say(_way(pushed) if not dry_run else _expected(pushed, mounts=mounts))
 
 
-def _way(pushed: Pushed, dry_run: bool) -> str:
-    """How the parts of the image came to the registry."""
-    if dry_run:
-        *base, layer, config = pushed.blobs
-        own, below = (
-            sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)
-            for blobs in ([layer, config], base)
-        )
-        mounted = f", and {shown_size(below)} of the base unless the registry mounts them"
-        return f"would send {shown_size(own)}{mounted if below else ''}"
+def _expected(pushed: Pushed, *, mounts: bool) -> str:
+    """What would be sent."""
+    *base, layer, config = pushed.blobs
+    own, below = (
+        sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)
+        for blobs in ([layer, config], base)
+    )
+    unless = " unless the registry mounts them" if mounts else ""
+    more = f", and {shown_size(below)} of the base{unless}"
+    return f"would send {shown_size(own)}{more if below else ''}"
+
+
+def _way(pushed: Pushed) -> str:
+    """How the parts of the image came to where it is."""
     words = {Sent.UPLOADED: "sent", Sent.MOUNTED: "mounted", Sent.THERE: "there already"}
     parts = []
     for sent, word in words.items():

@@ -1,4 +1,4 @@
-"""The blobs of an image on their way into its repository, several at a time."""
+"""The blobs of an image on their way to where it is to be, several at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from k8sjob.errors import ImageError
 from k8sjob.image.content import RemoteContent, SmallContent
 from k8sjob.image.manifest import digest_of
 from k8sjob.image.parallel import at_once
-from k8sjob.image.upload import Sent, Upload
+from k8sjob.image.upload import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from k8sjob.image.append import Base
     from k8sjob.image.content import Content
+    from k8sjob.image.layout import Layout
     from k8sjob.image.reference import Reference
     from k8sjob.image.repository import Repository
 
@@ -42,11 +43,11 @@ class Blob:
 
 
 class Delivery:
-    """The blobs of an image on their way to its repository."""
+    """The blobs of an image on their way to a repository, or to a folder."""
 
     def __init__(
         self,
-        target: Repository,
+        target: Repository | Layout,
         below: Repository,
         progress: Callable[[int, int], object],
         *,
@@ -87,7 +88,7 @@ class Delivery:
             self._over = True  # threads that are still at it end with their next block
 
     def _bring(self, content: Content, mount: Reference | None) -> Blob:
-        upload = Upload(self._target.session, self._target.reference, content, self._note)
+        upload = self._target.upload(content, self._note)
         if upload.is_there():
             return Blob(content.digest, content.size, Sent.THERE)
         if self._dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from k8sjob.errors import ImageError
@@ -13,6 +13,8 @@ from k8sjob.errors import ImageError
 __all__ = [
     "ACCEPTED",
     "DEFAULT_PLATFORM",
+    "OCI_INDEX",
+    "OCI_MANIFEST",
     "Descriptor",
     "Index",
     "Manifest",
@@ -34,9 +36,18 @@ _LAYERS: Final = {
     OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
     DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
+_OCI_LAYERS: Final = {
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": _LAYERS[OCI_MANIFEST],
+    "application/vnd.docker.image.rootfs.diff.tar": "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": (
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
+    ),
+}
+"""OCI's names of Docker's layers."""
+_OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _CONFIGS: Final = frozenset(
     {
-        "application/vnd.oci.image.config.v1+json",
+        _OCI_CONFIG,
         "application/vnd.docker.container.image.v1+json",
     }
 )
@@ -95,6 +106,21 @@ class Manifest:
     def layer_type(self) -> str:
         """The media type of a layer to be added, compressed with gzip."""
         return _LAYERS[self.media_type]
+
+    def as_oci(self) -> Manifest:
+        """The same image with OCI's media types, and so another digest; itself where it has them.
+
+        The formats of configs and layers are the same.
+        """
+        if self.is_oci:
+            return self
+        content = {**self.content, "mediaType": OCI_MANIFEST}
+        content["config"] = {**content["config"], "mediaType": _OCI_CONFIG}
+        content["layers"] = [
+            {**layer, "mediaType": _OCI_LAYERS.get(layer.get("mediaType"), layer.get("mediaType"))}
+            for layer in content["layers"]
+        ]
+        return replace(self, media_type=OCI_MANIFEST, content=content)
 
     @property
     def is_oci(self) -> bool:

@@ -7,7 +7,7 @@ all that it stands for is there.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from k8sjob.image.credentials import Keyring
 from k8sjob.image.delivery import Delivery
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layer import pack
+from k8sjob.image.layout import Layout
 from k8sjob.image.parallel import begin
 from k8sjob.image.reference import Reference
 from k8sjob.image.registries import Registries, read_base
@@ -44,7 +45,7 @@ class Pushed:
     Attributes:
         reference: the image by its digest, for good.
         digest: of its manifest.
-        tag: under which the registry keeps it.
+        tag: under which the registry, or the folder, keeps it.
         base: the image below, by its digest.
         platform: os/architecture.
         files: number of files of the user's in the code layer.
@@ -79,6 +80,7 @@ def push(
     onto: str | None = None,
     strict: bool = False,
     dry_run: bool = False,
+    output: str | Path | None = None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
     wire: Wire | None = None,
     keyring: Keyring | None = None,
@@ -94,6 +96,8 @@ def push(
             installs. What it has at /app and /opt/k8sjob is hidden.
         strict: refuse contents that look like credentials.
         dry_run: read, and write nothing.
+        output: a folder that the whole image is written to, as an OCI layout, instead of the
+            registry.
         progress: is called with the bytes sent, and how many there are to send.
         wire: how registries are spoken to; None: with the ordinary patience.
         keyring: the user's credentials; None: those of docker and podman.
@@ -108,8 +112,11 @@ def push(
     with ExitStack() as opened:
         wire = opened.enter_context(closing(wire or Wire()))
         registries = Registries(wire, keyring or Keyring.load())
-        actions = "pull" if dry_run else "pull,push"
+        actions = "pull" if dry_run or output else "pull,push"
         target = registries.repository(Reference.parse(image.repository), actions)
+        place: Repository | Layout = target
+        if output:
+            place = opened.enter_context(closing(Layout(Path(output), target.reference)))
         below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
         fetched = begin(  # while the code is packed
             lambda: (
@@ -122,13 +129,15 @@ def push(
         if strict and layer.findings:
             raise ImageError(_refused(layer.findings))
         base, bare = fetched()
+        if output:
+            base = replace(base, manifest=base.manifest.as_oci())
         made = append(base, layer, spec)
         tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
-        unchanged = target.has(made.manifest, made.media_type)
-        delivery = Delivery(target, target if wanted else below, progress, dry_run=dry_run)
+        unchanged = place.has(made.manifest, made.media_type)
+        delivery = Delivery(place, target if wanted else below, progress, dry_run=dry_run)
         blobs = () if unchanged else delivery.blobs(base, [layer.content], made.config)
         if not unchanged and not dry_run:
-            target.put(made.manifest, made.media_type, tag)
+            place.put(made.manifest, made.media_type, tag)
     return Pushed(
         reference=target.reference.at(made.digest),
         digest=made.digest,

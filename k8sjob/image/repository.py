@@ -9,9 +9,13 @@ from k8sjob.errors import ImageError
 from k8sjob.image import manifest
 from k8sjob.image.content import RemoteContent
 from k8sjob.image.manifest import Index, digest_of
+from k8sjob.image.upload import Upload
 from k8sjob.image.wire import MAX_ANSWER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.image.content import Content
     from k8sjob.image.manifest import Descriptor, Manifest
     from k8sjob.image.reference import Reference
     from k8sjob.image.session import Session
@@ -99,6 +103,15 @@ class Repository:
             headers={"Accept": media_type},
         )
         return answer.has(digest, len(raw))
+
+    def upload(self, content: Content, sent: Callable[[int], object]) -> Upload:
+        """A blob on its way into the repository.
+
+        Args:
+            content: the blob.
+            sent: is called with each number of bytes that go out.
+        """
+        return Upload(self.session, self.reference, content, sent)
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest under a tag; all that it names must be there.

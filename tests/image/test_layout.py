@@ -1,0 +1,179 @@
+"""Images in a folder instead of a registry, read there by other tools."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from registries import read_image, skopeo
+
+from k8sjob.errors import ImageError
+from k8sjob.image.upload import Sent
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def base(registry, base_image):
+    return base_image(registry, "layout/base:1")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def written(registry, pushed, code, out):
+    """Pushes into the folder `out`."""
+
+    def call(base, **options):
+        return pushed(f"{registry.host}/layout/app", base, code, **{"output": out, **options})
+
+    return call
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_image_is_the_one_that_the_registry_gets(registry, base, written, out):
+    dry = written(base, dry_run=True)
+    assert {blob.sent for blob in dry.blobs} == {Sent.MISSING}
+    assert not out.exists()
+    done = written(base)
+    assert [blob.sent for blob in done.blobs] == [Sent.UPLOADED] * 4
+    assert registry.tags("layout/app") == []
+    there = written(base, output=None)
+    assert (done.reference, done.digest, dry.digest) == (there.reference, *[there.digest] * 2)
+    # brought on by another tool it is the same image still
+    target = f"docker://{registry.host}/layout/copied:1"
+    how = ["-q", "--preserve-digests", "--dest-tls-verify=false"]
+    skopeo("copy", *how, f"oci:{out}:{done.tag}", target)
+    manifest, _, layers = read_image(f"{registry.host}/layout/copied@{done.digest}")
+    assert manifest == read_image(there.reference)[0]
+    assert "app/main.py" in layers[-1]
+
+
+def test_several_images_lie_beside_each_other(registry, base, written, code, out):
+    first = written(base)
+    before = files(out)
+    again = written(base)
+    assert (again.unchanged, again.blobs, files(out)) == (True, (), before)
+    (code / "main.py").write_text("print('else')\n")
+    second = written(base)
+    assert [blob.sent for blob in second.blobs] == [Sent.THERE] * 2 + [Sent.UPLOADED] * 2
+    entries = json.loads((out / "index.json").read_text())["manifests"]
+    assert [entry["digest"] for entry in entries] == [first.digest, second.digest]
+    assert entries[0]["platform"] == {"os": "linux", "architecture": "amd64"}
+    assert entries[1]["annotations"] == {
+        "org.opencontainers.image.ref.name": second.tag,
+        "io.containerd.image.name": f"{registry.host}/layout/app:{second.tag}",
+    }
+    for image in (first, second):
+        raw = skopeo("inspect", "--raw", f"oci:{out}:{image.tag}")
+        assert json.loads(raw)["layers"]
+
+
+def test_a_base_with_docker_media_types_becomes_one_of_oci(
+    registry, base_image, written, out, buildah
+):
+    done = written(base_image(registry, "layout/docker:1", form="v2s2"))
+    raw = skopeo("inspect", "--raw", f"oci:{out}:{done.tag}").decode()
+    assert "vnd.docker" not in raw
+    assert raw.count("application/vnd.oci.image.layer.v1.tar+gzip") == 3
+    name = buildah("from", f"oci:{out}:{done.tag}")
+    try:
+        root = Path(buildah("mount", name))
+        assert (root / "app/main.py").read_text() == "print('hello')\n"
+    finally:
+        buildah("rm", name)
+        buildah("rmi", "--all")
+
+
+SPOILT = {
+    "mkdir out; touch out/mine": r"out: not empty, and no OCI layout; name a folder that is not",
+    "touch out": r"out: cannot be written: Not a directory; make space there, or name another",
+    "mkdir out; echo {} > out/oci-layout; echo x > out/index.json": r"index\.json: not a JSON obj",
+    "mkdir out; echo {} > out/oci-layout; echo '{\"manifests\": [1]}' > out/index.json": (
+        r"index\.json: not the index of an OCI layout; name another folder"
+    ),
+    "ln -s /proc/none out": r"out: cannot be written: ",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_folder_that_cannot_be_one(base, written, tmp_path, how):
+    subprocess.run(["bash", "-c", how], cwd=tmp_path, check=True)
+    with pytest.raises(ImageError, match=SPOILT[how]):
+        written(base)
+
+
+@pytest.mark.parametrize("fault", ["other_content", "cut_answer", "forbidden"])
+def test_what_comes_wrong_is_never_an_image(faulty, base, written, tmp_path, fault):
+    whole = 0
+    for at in range(1, 8):
+        out = tmp_path / str(at)
+        faulty.arm(fault, at)
+        try:
+            done = written(f"{faulty.host}/{base.partition('/')[2]}", output=out)
+        except ImageError:
+            assert not (out / "index.json").exists()
+        else:
+            whole += 1
+            assert skopeo("inspect", f"oci:{out}:{done.tag}")
+        finally:
+            faulty.arm(None)
+        for path in out.glob("blobs/sha256/*"):
+            assert path.name == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert whole
+
+
+@pytest.fixture
+def write_job(registry, base, code):
+    image = f"{{repository: {registry.host}/layout/cli, base: '{base}'}}"
+    (code / "job.yaml").write_text(f"name: tiny\nimage: {image}\nrun: {{script: main.py}}\n")
+    return code / "job.yaml"
+
+
+def push(*args, limit="unlimited"):
+    argv = f'ulimit -f {limit}; exec {sys.executable} -m k8sjob push "$@"'
+    return subprocess.run(
+        ["bash", "-c", argv, "push", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_says_how_to_bring_it_on(write_job, registry, out):
+    would = push(write_job, "--dry-run", "-o", f"oci:{out}")
+    sizes = r"would send [\d.]+ kB, and [\d.]+ (kB|bytes) of the base$"
+    assert re.search(sizes, would.stderr, re.MULTILINE), would.stderr
+    done = push(write_job, "--output", f"oci:{out}")
+    assert done.returncode == 0, done.stderr
+    assert would.stdout == done.stdout
+    assert done.stdout.startswith(f"{registry.host}/layout/cli@sha256:")
+    words = re.search(r"to bring it on: skopeo copy (.*)$", done.stderr, re.MULTILINE)
+    skopeo("copy", "-q", "--dest-tls-verify=false", *words[1].split())
+    assert read_image(done.stdout.strip())[0]["layers"]
+
+
+def test_the_command_takes_no_other_place(write_job):
+    done = push(write_job, "-o", "tar:x")
+    assert done.returncode == 2
+    assert "'tar:x' is none of name, json and oci:DIR" in done.stderr
+
+
+def test_a_disk_that_is_full(write_job, code, out):
+    (code / "large").write_bytes(os.urandom(3 << 20))
+    done = push(write_job, "-o", f"oci:{out}", limit=1024)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: {out}: cannot be written: File too large; make space" in done.stderr
+    assert not (out / "index.json").exists()
+    assert [name for name in files(out) if name[0] == "."] == []
