@@ -201,9 +201,15 @@ class Job:
         """The sum, maximum or minimum over the ranks, element by element; a new tensor."""
         return self.group.all_reduce(tensor, op)
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, by rank, on all ranks; the first dimension may differ."""
-        return self.group.gather(tensor)
+    def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
+        """The tensors of all ranks, by rank; the first dimension may differ.
+
+        Args:
+            tensor: of the same type on all ranks.
+            to: the rank that gets them, the list of the others is empty; None: every rank, which
+                elsewhere is called all_gather.
+        """
+        return self.group.gather(tensor, to)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One rank's tensor on all ranks; a new tensor."""

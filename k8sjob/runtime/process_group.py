@@ -146,13 +146,16 @@ class Group:
         total = torch.tensor(values, dtype=torch.float64)
         return [float(value) for value in self.all_reduce(total)]
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, by rank, on every rank.
+    def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
+        """The tensors of all ranks, by rank.
 
         Args:
             tensor: of the same type and number of dimensions on all ranks; the first dimension
                 may differ, and so may be empty.
+            to: the rank that gets them, the list of the others is empty; None: every rank.
         """
+        if to is not None and not 0 <= to < self.world_size:
+            raise ValueError(f"to={to}: there are ranks 0 to {self.world_size - 1}")
         if self.world_size == 1:
             return [tensor.detach().clone()]
         flat = tensor.detach().to(self._wire)
@@ -164,8 +167,14 @@ class Group:
         longest = max(int(length) for length in lengths)
         padded = flat.new_zeros((longest, *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
-        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
+        wanted = to in {None, self.rank}
+        parts = [torch.empty_like(padded) for _ in range(self.world_size if wanted else 0)]
+        with self._waiting():
+            if to is None:
+                dist.all_gather(parts, padded)
+            else:
+                dist.gather(padded, parts if wanted else None, dst=to)
+        lengths = lengths[: len(parts)]
         cut = [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
         return [(part[0] if tensor.ndim == 0 else part).to(tensor.device) for part in cut]
 
