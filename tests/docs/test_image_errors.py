@@ -12,11 +12,14 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
+from k8sjob.image.builders.settings import write_secrets
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
+from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layer import pack
 from k8sjob.image.manifest import Index
 from k8sjob.image.reference import Reference
+from k8sjob.spec import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors-image.md"
@@ -61,7 +64,25 @@ def read(given, folder):
         found.choose(None, "base")
 
 
-KINDS = {"code": code, "login": login, "name": name, "manifest": read}
+def requirements(given, folder):
+    (folder / "requirements.txt").write_text(given)
+    image = Image(repository="reg.example/x", base="base", requirements="requirements.txt")
+    Dependencies.of(image, folder)
+
+
+def settings(given, folder):
+    (folder / "pip.conf").write_text(given.replace("↵", "\n"))
+    write_secrets(folder, {"PIP_CONFIG_FILE": str(folder / "pip.conf"), "HOME": str(folder)})
+
+
+KINDS = {
+    "code": code,
+    "login": login,
+    "name": name,
+    "manifest": read,
+    "requirements": requirements,
+    "settings": settings,
+}
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.kind}: {row.given}"[:60])

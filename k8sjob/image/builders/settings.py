@@ -120,7 +120,7 @@ def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:
         return path.resolve() if path.is_file() else None
     if not Path(named).is_file():
         raise ImageError(
-            f"{named}: no such file; {', '.join(_CERTIFICATES)} or pip's `cert` names it as the"
-            " bundle of certificates that are trusted"
+            f"{named}: no such file; {', '.join(_CERTIFICATES)} or pip's own settings name it as"
+            " the bundle of certificates that are trusted"
         )
     return Path(named).resolve()
