@@ -7,11 +7,11 @@ from apiserver import Apiserver, InMemory, status
 
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.contract import Role
-from k8sjob.errors import BackendError, JobExists, SpecError
+from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
 from k8sjob.labels import MANIFEST_DIGEST
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan_submission, remarks, submit
+from k8sjob.submission import plan_submission, push_code, remarks, submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
@@ -256,6 +256,27 @@ def test_an_image_that_was_built_is_named():
     made = plan_submission(spec, image=DIGEST)
     assert made.image == DIGEST
     assert made.manifest.count(DIGEST) == 2
+
+
+def test_nothing_is_built_before_the_cluster_would_take_the_job(backend, api, tmp_path):
+    there = {"repository": "127.0.0.1:9/x", "base": "127.0.0.1:9/base"}
+    spec, built = SPEC.with_(image=there), []
+    (tmp_path / "main.py").write_text("")
+    made = plan_submission(spec, tmp_path)
+
+    def push(**options):
+        push_code(spec, made, backend, build=lambda *what: built.append(what), **options)
+
+    api.before = lambda _word: status(403, "Forbidden", "no")
+    with pytest.raises(BackendError, match="forbidden: no"):
+        push()
+    api.before = lambda _word: None
+    with pytest.raises(ImageError, match=r"127\.0\.0\.1:9"):
+        push(dry_run=True)
+    assert built == []
+    with pytest.raises(ImageError, match=r"127\.0\.0\.1:9"):
+        push()
+    assert built == [(spec, tmp_path)]
 
 
 def test_a_name_that_may_move_is_worth_a_remark():

@@ -130,11 +130,11 @@ def test_no_code_is_sent_before_the_cluster_would_take_the_job(k8sjob, api, job_
     built = "image: {repository: 127.0.0.1:9/tiny, base: '127.0.0.1:9/base'}"
     file.write_text(file.read_text().replace("image: team/tiny:1", built))
     (file.parent / "main.py").write_text("print()")
-    for command in ("submit", "diff"):
+    for command in (["submit"], ["diff"], ["submit", "--build"]):
         api.before = lambda _word: status(403, "Forbidden", "no")
-        assert "forbidden: no" in k8sjob(command, file).err
+        assert "forbidden: no" in k8sjob(*command, file).err
         api.before = lambda _word: None
-        assert "127.0.0.1:9" in k8sjob(command, file).err
+        assert "127.0.0.1:9" in k8sjob(*command, file).err
     assert api.jobs == {}
     assert k8sjob("submit", file, "--image", DIGEST).code == 0
     assert DIGEST in json.dumps(api.jobs["blue", "tiny"])
