@@ -23,6 +23,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     operator.operator,
     operator.dry_run,
     operator.init_image,
+    operator.init_wait,
     namespace.namespace,
     namespace.pod_security,
     quota.quotas,

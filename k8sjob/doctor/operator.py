@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -15,13 +16,24 @@ if TYPE_CHECKING:
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 
-__all__ = ["DEFAULT_INIT_IMAGE", "crd", "dry_run", "init_image", "operator", "webhook"]
+__all__ = [
+    "DEFAULT_INIT_IMAGE",
+    "crd",
+    "dry_run",
+    "init_image",
+    "init_wait",
+    "operator",
+    "webhook",
+]
 
 DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
 """What the operator puts in front of workers where its flags name nothing else."""
 INIT_CONTAINER: Final = "init-pytorch"
 _VALIDATOR: Final = "validator.pytorchjob.training-operator.kubeflow.org"
 _INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
+_SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
+_LONG_SLEEP: Final = 1.0
+"""Seconds; a Master's name is there about one second after its worker first asks for it."""
 
 
 def crd(facts: Facts) -> Iterator[Check]:
@@ -174,9 +186,7 @@ def init_image(facts: Facts) -> Iterator[Check]:
     )
     seen = [
         (container.get("image", ""), (pod.get("spec") or {}).get("nodeName", ""), status)
-        for pod in facts.items("workers") or ()
-        for container in (pod.get("spec") or {}).get("initContainers") or ()
-        if container.get("name") == INIT_CONTAINER
+        for pod, container in _init_containers(facts)
         for status in (pod.get("status") or {}).get("initContainerStatuses") or ()
         if status.get("name") == INIT_CONTAINER
     ]
@@ -194,6 +204,36 @@ def init_image(facts: Facts) -> Iterator[Check]:
         yield fine("init-image", f"{text}; pulled on {len(pulled)} nodes, as {pulled[0]}")
     else:
         yield fine("init-image", f"{text}, which each node pulls", step)
+
+
+def init_wait(facts: Facts) -> Iterator[Check]:
+    """How long that container sleeps when the Master's name is not there yet, as pods here show.
+
+    Pods of a job are made at the same time, so the first look-up nearly always comes too early.
+    """
+    waits = {
+        float(found[1])
+        for _, container in _init_containers(facts)
+        if (found := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
+    }
+    if waits and max(waits) >= _LONG_SLEEP:
+        yield fine(
+            "init-wait",
+            f"workers sleep {max(waits):g} s after each look-up of the Master's name that comes too"
+            " early, as the first one nearly always does",
+            "have the operator given a template that asks more often, and each start is that much"
+            f" shorter; {_INSTALL}",
+        )
+
+
+def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+    """Pods of workers in the namespace, each with the operator's init container."""
+    return [
+        (pod, container)
+        for pod in facts.items("workers") or ()
+        for container in (pod.get("spec") or {}).get("initContainers") or ()
+        if container.get("name") == INIT_CONTAINER
+    ]
 
 
 def flag(facts: Facts, name: str) -> str:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["await_master", "must_wait"]
 
-_RETRY: Final = 1.0
-"""Seconds between two look-ups."""
+_FIRST_RETRY, _LAST_RETRY = 0.1, 1.0
+"""Seconds between two look-ups: pods of one job come within a second or two, or much later."""
 _REPORT: Final = 10.0
 """Seconds between two lines about a name that does not resolve."""
 
@@ -85,12 +85,14 @@ class _Lookup:
         threading.Thread(target=self._ask, daemon=True, name="k8sjob-lookup").start()
 
     def _ask(self) -> None:
+        pause = _FIRST_RETRY
         while True:
             try:
                 socket.getaddrinfo(self._name, None)
             except (OSError, UnicodeError) as error:
                 self.error = getattr(error, "strerror", None) or str(error)
-                time.sleep(_RETRY)
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_RETRY)
             else:
                 self.done.set()
                 return

@@ -104,6 +104,24 @@ def bed(cluster):
 
 
 @pytest.fixture
+def with_template(bed):
+    """Starts the operator anew with an init container template."""
+    before = bed.commands["operator"]
+
+    def start(template):
+        (bed.folder / "conf/initContainer.yaml").write_text(template)
+        file = "--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml"
+        bed.stop("operator")
+        bed.commands["operator"] = [*before, file]
+        bed.start("operator")
+
+    yield start
+    bed.stop("operator")
+    bed.commands["operator"] = before
+    bed.start("operator")
+
+
+@pytest.fixture
 def namespace(cluster):
     """A namespace for one test; it and all in it is gone soon after."""
     name = f"test-{uuid.uuid4().hex[:8]}"

@@ -187,24 +187,6 @@ def test_an_apiserver_that_does_not_answer(bed, doctor):
 
 
 @pytest.fixture
-def with_template(bed):
-    """Starts the operator anew with an init container template."""
-    before = bed.commands["operator"]
-
-    def start(template):
-        (bed.folder / "conf/initContainer.yaml").write_text(template)
-        file = "--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml"
-        bed.stop("operator")
-        bed.commands["operator"] = [*before, file]
-        bed.start("operator")
-
-    yield start
-    bed.stop("operator")
-    bed.commands["operator"] = before
-    bed.start("operator")
-
-
-@pytest.fixture
 def restricted(bed, namespace, get):
     """A restricted namespace with a job whose own containers it lets in; its pods' phases."""
     bed.kubectl("label", "namespace", namespace, RESTRICTED)
@@ -238,3 +220,4 @@ def test_a_restricted_namespace_and_the_template_of_the_documentation(
     assert (checks["pod-security"][0]["verdict"], code) == ("ok", 0)
     assert checks["pod-security"][0]["seen"].endswith("init container is such, as pods here show")
     assert "pulled on 1 nodes" in checks["init-image"][0]["seen"]
+    assert "init-wait" not in checks  # that template asks at once again

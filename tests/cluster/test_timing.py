@@ -50,3 +50,36 @@ def test_a_job_that_trains_says_where_the_time_went(desk):
     assert err == ""
     assert shown.startswith(f"{desk.namespace}/tiny: about ")
     assert "init container" in shown
+
+
+MEETING = """
+import os, socket, time
+at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    with socket.create_server(("", at[1])) as server:
+        server.accept()
+    raise SystemExit
+while True:
+    try:
+        socket.create_connection(at).close()
+        break
+    except ConnectionError:  # the name is there, the Master may not listen yet
+        time.sleep(0.1)
+"""
+
+
+def test_without_an_init_container_workers_wait_by_themselves(desk, with_template):
+    """The operator may be given a template of nothing where all jobs are k8sjob's."""
+    with_template("[]\n")
+    (desk.folder / "main.py").write_text(MEETING)
+    repository = f"{desk.cluster.registry}/pushed/meeting"
+    job = desk.file(
+        image={"repository": repository, "base": desk.cluster.base_image},
+        run={"script": "main.py"},
+        resources={"cpu": "1", "memory": "200Mi", "requests": {"cpu": "50m", "memory": "50Mi"}},
+        policy={"termination_grace": "2s", "clean_pod_policy": "None"},
+    )
+    desk.call("submit", job, "--watch")
+    pods = desk.objects("pods")
+    assert set(pods) == {"tiny-master-0", "tiny-worker-0"}
+    assert not any("initContainers" in pod["spec"] for pod in pods.values())

@@ -2,7 +2,7 @@ import pytest
 
 from k8sjob.backends.transport import ApiError
 from k8sjob.doctor.check import Verdict
-from k8sjob.doctor.operator import crd, dry_run, init_image, operator, webhook
+from k8sjob.doctor.operator import crd, dry_run, init_image, init_wait, operator, webhook
 
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 API = "/apis/kubeflow.org/v1"
@@ -231,6 +231,27 @@ def test_an_image_that_a_node_cannot_pull(facts):
     check = the(init_image(facts({WORKERS: {"items": pods}})))
     assert check.verdict is Verdict.PROBLEM
     assert check.seen == "mirror.example/alpine:3.10: ImagePullBackOff on node n1"
+
+
+OPERATORS_OWN = "for i in $(seq 100); do if nslookup m; then err=0 && break; fi; sleep 2; done"
+
+
+@pytest.mark.parametrize("command", [["sh", "-c", OPERATORS_OWN], ["sh", "-c", "sleep 1.5"]])
+def test_seconds_that_workers_sleep_in_vain_are_told(command, facts):
+    pod = worker(imageID="sha256:1")
+    pod["spec"]["initContainers"][0]["command"] = command
+    check = the(init_wait(facts({WORKERS: {"items": [worker(), pod]}})))
+    assert check.verdict is Verdict.OK
+    assert check.seen.startswith(f"workers sleep {'2' if 'err' in command[-1] else '1.5'} s after")
+    assert "asks more often" in check.next_step
+
+
+@pytest.mark.parametrize("command", [None, [], ["sh", "-c", "sleep 0.2; sleep $s"], [2]])
+def test_an_init_container_that_is_quick_is_not_told(command, facts):
+    pod = worker()
+    pod["spec"]["initContainers"][0]["command"] = command
+    assert list(init_wait(facts({WORKERS: {"items": [pod]}}))) == []
+    assert list(init_wait(facts())) == []
 
 
 def test_without_an_operator_there_is_no_init_container(facts):
