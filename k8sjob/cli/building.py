@@ -58,6 +58,11 @@ _SHOWN: Final = 10
     help="Instead of image.platform; may be given more than once: each gets an image.",
 )
 @click.option("--no-cache", is_flag=True, help="Build anew, whatever there is already.")
+@click.option(
+    "--zstd",
+    is_flag=True,
+    help="Compress what uv installs by zstd: smaller; for nodes with containerd 1.5 or newer.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be built, and build nothing.")
 @plain_http_option
 @click.option(
@@ -74,6 +79,7 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     builder: str,
     platforms: tuple[str, ...],
     no_cache: bool,
+    zstd: bool,
     dry_run: bool,
     plain_http: tuple[str, ...],
     output: str,
@@ -85,7 +91,7 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     code on it. Prints the image by its digest; where nothing is installed, the base.
     """
     spec, images = load(file), []
-    how = {"builder": builder, "cached": not no_cache, "dry_run": dry_run}
+    how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
     for platform in platforms or (None,):
         with progress_line() as progress:
             wire = Wire(plain_http=plain_http)

@@ -77,7 +77,7 @@ class Appended:
 
     Attributes:
         manifest: bytes.
-        media_type: of the manifest, the base's.
+        media_type: of the manifest: the base's, but OCI's where a layer needs that.
         config: bytes.
     """
 
@@ -124,22 +124,23 @@ def install(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -
 
 def _stacked(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> Appended:
     config = encode(_config(base, layers, run, by))
-    content = copy.deepcopy(base.manifest.content)
+    below = base.manifest.as_oci() if any(layer.zstd for layer in layers) else base.manifest
+    content = copy.deepcopy(below.content)
     content["config"] |= {"digest": digest_of(config), "size": len(config)}
     content["config"].pop("data", None)  # the base's config itself, which some put in
     content["layers"] += [
         {
-            "mediaType": base.manifest.layer_type,
+            "mediaType": below.layer_type(zstd=layer.zstd),
             "digest": layer.content.digest,
             "size": layer.content.size,
         }
         for layer in layers
     ]
-    if base.manifest.is_oci:
+    if below.is_oci:
         annotations = content.get("annotations")
         kept = annotations if isinstance(annotations, dict) else {}
         content["annotations"] = {**kept, **_origin(base)}
-    return Appended(encode(content), base.manifest.media_type, config)
+    return Appended(encode(content), below.media_type, config)
 
 
 def _config(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import struct
 import tempfile
 import zlib
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.errors import ImageError
 from k8sjob.image import tar
 from k8sjob.image.content import FileContent
+from k8sjob.image.zstd import compressor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,32 +38,37 @@ class Layer:
     Attributes:
         content: compressed.
         diff_id: digest of the archive before it was compressed.
+        zstd: it is compressed by zstd, which OCI's manifests alone can say; else by gzip.
     """
 
     content: FileContent
     diff_id: str
+    zstd: bool = field(default=False, kw_only=True)
 
     def close(self) -> None:
         """Remove the temporary file."""
         self.content.file.close()
 
 
-def write_layer(members: Iterable[tuple[tar.Member, Iterable[bytes]]]) -> Layer:
+def write_layer(
+    members: Iterable[tuple[tar.Member, Iterable[bytes]]], *, zstd: bool = False
+) -> Layer:
     """Write what stands in a layer.
 
     Args:
         members: with the blocks of their contents, of as many bytes as the member says.
+        zstd: compress by it; else by gzip.
 
     Returns:
         The layer, to be closed by the caller.
 
     Raises:
-        ImageError: there is no space for it.
+        ImageError: there is no space for it, or no zstd here.
     """
     with ExitStack() as failed:
         try:
             file = failed.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
-            out = _Archive(file)
+            out = _Archive(file, compressor() if zstd else _Gzip())
             for member, blocks in members:
                 out.write(tar.header(member))
                 for block in blocks:
@@ -75,7 +81,7 @@ def write_layer(members: Iterable[tuple[tar.Member, Iterable[bytes]]]) -> Layer:
                 " space, or name another folder by TMPDIR"
             ) from None
         failed.pop_all()
-    return Layer(out.content, out.diff_id)
+    return Layer(out.content, out.diff_id, zstd=zstd)
 
 
 class _Compressor(Protocol):
@@ -105,10 +111,10 @@ class _Gzip:
 class _Archive:
     """Writes to a file what is compressed, and keeps both digests."""
 
-    def __init__(self, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+    def __init__(self, file: tempfile.SpooledTemporaryFile[bytes], compressor: _Compressor) -> None:
         self._file = file
         self._raw, self._packed = hashlib.sha256(), hashlib.sha256()
-        self._compressor: _Compressor = _Gzip()
+        self._compressor = compressor
         self._length, self._size = 0, 0
 
     def write(self, data: bytes) -> None:

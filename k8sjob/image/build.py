@@ -59,6 +59,7 @@ def build(
     builder: str = AUTO,
     platform: str | None = None,
     cached: bool = True,
+    zstd: bool = False,
     dry_run: bool = False,
     say: Callable[[str], object] = lambda _line: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
@@ -76,6 +77,7 @@ def build(
         builder: one of BUILDERS by its name; AUTO: the first that can.
         platform: os/architecture; None: the spec's, else what the base is for.
         cached: False: build even where the image is there, and use no step of an earlier build.
+        zstd: compress what is installed by it, where it is built now; else by gzip.
         dry_run: look, and neither build nor write.
         say: is called with what is done, and with each line that the builder writes.
         progress: is called with the bytes sent, and how many there are to send.
@@ -99,12 +101,12 @@ def build(
         place = Repository(target.session, wanted.place(repository, base.manifest.digest))
         if cached and place.is_there():
             return _told(base, read_base(place, base.platform), wanted, None)
-        chosen = choose(builder, wanted)
+        chosen = choose(builder, wanted, zstd=zstd)
         if dry_run:
             return _told(base, None, wanted, chosen.name, place.reference.tag)
         _refuse_unwritable(place)
         say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
-        order = Order(image, wanted, base, below, place, registries, cached, say, progress)
+        order = Order(image, wanted, base, below, place, registries, cached, say, progress, zstd)
         chosen.make(order)
         made = read_base(place, base.platform)
     if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:

@@ -109,6 +109,7 @@ class Order:
         cached: what earlier builds have left on this machine may be used.
         say: is called with each line of progress.
         progress: is called with the bytes sent, and how many there are to send.
+        zstd: what is installed is compressed by it; else by gzip.
     """
 
     image: Image
@@ -120,6 +121,7 @@ class Order:
     cached: bool
     say: Callable[[str], object]
     progress: Callable[[int, int], object]
+    zstd: bool = False
 
     @property
     def tag(self) -> str:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from k8sjob.image.repository import Repository
     from k8sjob.image.traces import Traces
 
-__all__ = ["DEFAULT_PATH", "Inventory", "environment", "read_inventory", "take_inventory"]
+__all__ = ["DEFAULT_PATH", "HOME", "Inventory", "environment", "read_inventory", "take_inventory"]
 
+HOME: Final = "/opt/deps"
+"""Where packages are that were put on a base without running it."""
 _AT_ONCE: Final = 4
 """Layers that are read at the same time."""
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -132,7 +134,11 @@ def take_inventory(base: Base, layers: Iterable[Traces]) -> Inventory:
             f"{name}: {python[0]} has no folder for packages (looked for: {', '.join(home.sites())}"
             "); take another base, or build with --builder buildah"
         )
-    folders = [*sites, *(path.strip("/") for path in environ.get("PYTHONPATH", "").split(":"))]
+    folders = [
+        *sites,
+        HOME,
+        *(path.strip("/") for path in environ.get("PYTHONPATH", "").split(":")),
+    ]
     return Inventory(
         image=name,
         python=python[0],

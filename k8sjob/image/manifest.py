@@ -44,6 +44,7 @@ _OCI_LAYERS: Final = {
     ),
 }
 """OCI's names of Docker's layers."""
+_OCI_ZSTD: Final = "application/vnd.oci.image.layer.v1.tar+zstd"
 _OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _CONFIGS: Final = frozenset(
     {
@@ -102,10 +103,9 @@ class Manifest:
     config: Descriptor
     layers: tuple[Descriptor, ...]
 
-    @property
-    def layer_type(self) -> str:
-        """The media type of a layer to be added, compressed with gzip."""
-        return _LAYERS[self.media_type]
+    def layer_type(self, *, zstd: bool) -> str:
+        """The media type of a layer to be added, compressed by zstd (OCI alone) or gzip."""
+        return _OCI_ZSTD if zstd else _LAYERS[self.media_type]
 
     def as_oci(self) -> Manifest:
         """The same image with OCI's media types, and so another digest; itself where it has them.

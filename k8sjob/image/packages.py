@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.archive import write_layer
 from k8sjob.image.content import BLOCK
+from k8sjob.image.inventory import HOME
 from k8sjob.image.tar import Member
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from k8sjob.image.archive import Layer
     from k8sjob.image.inventory import Inventory
 
-__all__ = ["BIN", "HOME", "pack_packages"]
+__all__ = ["BIN", "pack_packages"]
 
-HOME: Final = "/opt/deps"
-"""Where the packages are in the image."""
 BIN: Final = f"{HOME}/bin"
 """Where their commands are."""
 _LINK: Final = "zz-k8sjob-deps.pth"
@@ -40,12 +39,13 @@ _FOREIGN: Final = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec' [^\n]
 """How a command names the Python that it was unpacked by."""
 
 
-def pack_packages(folder: Path, inventory: Inventory) -> Layer:
+def pack_packages(folder: Path, inventory: Inventory, *, zstd: bool = False) -> Layer:
     """Make the layer.
 
     Args:
         folder: in which packages are unpacked, as `pip install --target` does.
         inventory: of the base.
+        zstd: compress by it; else by gzip.
 
     Returns:
         The layer, to be closed by the caller.
@@ -53,7 +53,7 @@ def pack_packages(folder: Path, inventory: Inventory) -> Layer:
     Raises:
         ImageError: there is no space for it, or a file cannot be read.
     """
-    return write_layer(_members(folder, inventory))
+    return write_layer(_members(folder, inventory), zstd=zstd)
 
 
 def _members(folder: Path, inventory: Inventory) -> Iterator[tuple[Member, Iterable[bytes]]]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 import wheelhouse
@@ -142,6 +143,50 @@ def test_a_version_that_is_none_is_not_pinned(registry, base_image, built):
     assert not any("tiny" in name for name in read_image(done.reference)[2][-1])
 
 
+@pytest.fixture(params=["oci", "v2s2"])
+def either(registry, base_image, request):
+    """A base in either form."""
+    name = f"uv/{request.param}:1"
+    return base_image(registry, name, layers=wheelhouse.base(), form=request.param)
+
+
+def test_a_layer_compressed_by_zstd(either, built, pushed, code, buildah):
+    name = f"{either.rpartition(':')[0]}-app"
+    done = built(name, either, "skl", zstd=True)
+    raw = json.loads(skopeo("inspect", "--raw", "--tls-verify=false", f"docker://{done.reference}"))
+    layer = "application/vnd.oci.image.layer.v1.tar"
+    assert [each["mediaType"] for each in raw["layers"]] == [
+        *[f"{layer}+gzip"] * 2,
+        f"{layer}+zstd",
+    ]
+    # the same again is there already, whatever it would be compressed by
+    assert built(name, either, "skl").reference == done.reference
+    app = pushed(name, either, code, image={"pip": ["skl"]})
+    container = buildah("from", "--tls-verify=false", app.reference)
+    try:
+        root = Path(buildah("mount", container))
+        assert (root / "opt/deps/skl/__init__.py").is_file()
+        assert (root / "app/main.py").is_file()
+    finally:
+        buildah("rm", container)
+        buildah("rmi", app.reference)
+    # and can be built upon itself: what lies in such a layer is read
+    built(f"{name}-more", done.reference, "skl", "fast")
+    assert built.said[-1] == "fast==3.0"
+
+
+def test_what_is_at_opt_deps_belongs_to_the_base(registry, debian, built):
+    below = built(f"{registry.host}/uv/below", debian, "tiny").reference
+    above = built(f"{registry.host}/uv/above", below, "skl").reference
+    assert built.said[-1] == "skl==1.0"
+    assert "PATH=/usr/bin:/bin:/opt/deps/bin" in read_image(above)[1]["config"]["Env"]
+
+
+def test_others_compress_by_gzip_alone(registry, debian, built):
+    with pytest.raises(ImageError, match=r"--builder buildah: it compresses by gzip alone; leave"):
+        built(f"{registry.host}/uv/refused", debian, "tiny", builder="buildah", zstd=True)
+
+
 REFUSED = {
     "skl>=2": r"(?s)skl>=2\.0 depends on numpy>=2\.3.*has numpy 2\.2\.4, which stays as it is\nask",
     "numpy==1.26": r"(?s)numpy==1\.26.*has numpy 2\.2\.4, which stays as it is",
@@ -183,13 +228,23 @@ def test_debian_packages_need_a_builder(registry, debian, built):
         built(f"{registry.host}/uv/refused", debian, "tiny", image={"apt": ["git"]})
 
 
-def test_without_uv(registry, debian, code):
+WITHOUT = {
+    "sys.modules['uv'] = None": "--builder uv: uv is not here; pip install 'k8sjob[deps]'",
+    "sys.modules['compression'] = sys.modules['backports'] = None": (
+        "a layer compressed by zstd cannot be written: Python's module for it is missing;"
+        " pip install 'k8sjob[deps]'"
+    ),
+}
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+def test_without_the_extra(registry, debian, code, missing):
     """In an interpreter that finds neither the package nor the program."""
     image = f"{{repository: {registry.host}/uv/none, base: '{debian}', pip: [tiny]}}"
     (code / "job.yaml").write_text(f"name: tiny\nimage: {image}\nrun: {{script: main.py}}\n")
-    program = "import sys; sys.modules['uv'] = None; from k8sjob.cli import main; main()"
+    program = f"import sys; {missing}; from k8sjob.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "build", "--builder", "uv", str(code)],
+        [sys.executable, "-c", program, "build", "--builder", "uv", "--zstd", str(code)],
         env=os.environ | {"PATH": "/nowhere"},
         capture_output=True,
         text=True,
@@ -197,7 +252,7 @@ def test_without_uv(registry, debian, code):
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: --builder uv: uv is not here; pip install 'k8sjob[deps]'\n"
+    assert done.stderr.splitlines()[-1] == f"error: {WITHOUT[missing]}"
 
 
 def test_python_finds_them_behind_what_the_base_has(registry, base_image, built, links, tmp_path):

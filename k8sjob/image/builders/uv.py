@@ -50,8 +50,8 @@ def make(order: Order) -> None:
     inventory = read_inventory(order.base, order.below, _Reading(order.say))
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as folder:
         target = Path(folder, "deps")
-        unpack(inventory, order.wanted, target, order.say)
-        layer = pack_packages(target, inventory)
+        unpack(inventory, order.wanted, target, order.say, cached=order.cached)
+        layer = pack_packages(target, inventory, zstd=order.zstd)
     with closing(layer):
         order.deliver([layer], {"PATH": _path(order.base)})
 
@@ -71,4 +71,5 @@ class _Reading:
 
 def _path(base: Base) -> str:
     """Where commands are looked for: the base's own come first."""
-    return f"{environment(base).get('PATH') or DEFAULT_PATH}:{BIN}"
+    folders = (environment(base).get("PATH") or DEFAULT_PATH).split(":")
+    return ":".join([*folders, *([] if BIN in folders else [BIN])])

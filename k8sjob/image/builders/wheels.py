@@ -52,6 +52,8 @@ def unpack(
     wanted: Dependencies,
     folder: Path,
     say: Callable[[str], object],
+    *,
+    cached: bool = True,
 ) -> None:
     """Choose what is wanted and all that it needs, and unpack it.
 
@@ -60,6 +62,7 @@ def unpack(
         wanted: no Debian packages.
         folder: where to; must be empty or not there.
         say: is called with a line on each step.
+        cached: what an index said before is believed as long as it allows.
 
     Raises:
         ImageError: something cannot be had as a wheel for that Python, or does not fit the base.
@@ -68,6 +71,7 @@ def unpack(
     common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
     common += [inventory.version, "--python-platform", platform, "--only-binary", ":all:"]
     common += ["--default-index", wanted.index_url] if wanted.index_url else []
+    common += [] if cached else ["--refresh"]
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
         desk = Path(name)
         try:
