@@ -103,8 +103,11 @@ class EventKind(StrEnum):
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
     PROGRESS = "progress"
-    """epoch (from 0), epochs, step (in the epoch), steps, loss, samples_per_s, eta_s; once a second
-    and at each epoch's last step, then with epoch_loss, the mean over the whole epoch."""
+    """epoch (from 0), epochs, step (in the epoch), steps, loss, samples_per_s, step_s (seconds of a
+    step), eta_s, memory_bytes (the peak of the rank that has most); where there is one grad_norm
+    (of this step, before clipping); with several ranks wait_s (seconds of a step lost to the
+    slowest rank, the mean over the ranks) and slowest (that rank). Once a second and at each
+    epoch's last step, then with epoch_loss, the mean over the whole epoch."""
     METRICS = "metrics"
     """What the user's `job.log(...)` was given."""
     CHECKPOINT = "checkpoint"

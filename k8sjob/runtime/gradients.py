@@ -57,7 +57,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def clip(
     parameters: Iterable[Parameter],
-    largest: float,
+    largest: float | None,
     *,
     ranks: Any = None,
     parted: bool = False,
@@ -66,7 +66,7 @@ def clip(
 
     Args:
         parameters: this rank's, with gradients that are synchronised already.
-        largest: L2 norm.
+        largest: L2 norm; None: all stay as they are, and are measured.
         ranks: process group of those that have the other parts; None where each has all of them.
         parted: whether no two of these ranks have the same parameter; else those that are sharded
             count on every rank and the others once.
@@ -83,7 +83,9 @@ def clip(
     square = mine.to(device).square()
     if ranks is not None:
         dist.all_reduce(square, group=ranks)
-    norm = (square + shared.to(device).square()).sqrt()
+    norm: Tensor = (square + shared.to(device).square()).sqrt()
+    if largest is None:
+        return norm
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s
     for part in parts:
         part.mul_(factor.to(part.device))

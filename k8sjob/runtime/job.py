@@ -17,6 +17,7 @@ from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
+from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import leave_reason
 from k8sjob.runtime.lookout import Lookout
 from k8sjob.runtime.saves import Saves
@@ -59,6 +60,7 @@ class Job:
         reporter: rank 0's voice.
         lookout: how the ranks stop together.
         saves: the job's checkpoints; None where they are off.
+        waiting: how long this rank was with the others.
         training: whether training has begun.
         reached: the last numbers given to log().
     """
@@ -72,6 +74,7 @@ class Job:
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else self.path(folder)
         self.lookout = Lookout(env.rank, env.world_size, group.meeting, on_loss=self._leave)
+        self.waiting = Waiting()
         self.training = False
         self.reached: dict[str, Any] = {}
         self._env, self._step = env, 0
@@ -319,6 +322,7 @@ class Job:
             phase: "sync" before waiting for the others, else anything.
         """
         self._step = step
+        self.waiting.phase(phase)
         if self._watchdog is not None:
             self._watchdog.beat(step, phase)
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from k8sjob.contract import EventKind
+from k8sjob.runtime.health import lost_time, peak_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from k8sjob.runtime.health import Waiting
     from k8sjob.runtime.process_group import Group
     from k8sjob.runtime.report import Reporter
 
@@ -35,8 +37,8 @@ class Progress:
         loss: mean loss over the samples of the epoch so far, over all ranks; nan before the first.
     """
 
-    def __init__(self, group: Group, reporter: Reporter) -> None:
-        self._group, self._reporter = group, reporter
+    def __init__(self, group: Group, reporter: Reporter, waiting: Waiting) -> None:
+        self._group, self._reporter, self._waiting = group, reporter, waiting
         self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
         self._pending_count = 0
         self._distance = 1
@@ -77,11 +79,21 @@ class Progress:
             self._pending.add_(loss, alpha=count)
             self._pending_count += count
 
-    def step(self) -> None:
-        """An optimizer step is done; reports when it is time to."""
+    @property
+    def due(self) -> bool:
+        """Whether the step that comes now is one to report; the same on all ranks."""
+        return self._step + 1 in {self._next, self._steps}
+
+    def step(self, grad_norm: Tensor | None = None) -> None:
+        """An optimizer step is done; reports when it is time to.
+
+        Args:
+            grad_norm: the norm of its gradients, where it was measured.
+        """
+        due = self.due
         self._step += 1
-        if self._step in {self._next, self._steps}:
-            self._report()
+        if due:
+            self._report(grad_norm)
 
     def settle(self) -> None:
         """Reduce what is pending. All ranks call it at the same step."""
@@ -89,6 +101,7 @@ class Progress:
 
     def _mark(self, now: float) -> None:
         self._since, self._from_step = now, self._step
+        self._waiting.take()
         self._recent, self._recent_count = 0.0, 0.0
 
     def _reduce(self) -> float:
@@ -103,13 +116,28 @@ class Progress:
         self._recent, self._recent_count = self._recent + loss, self._recent_count + count
         return seconds / self._group.world_size
 
-    def _report(self) -> None:
+    def _costs(self, steps: int) -> dict[str, float]:
+        """What the ranks needed since the mark."""
+        own = time.monotonic() - self._since - self._waiting.take()
+        mine = torch.tensor([own, peak_memory(self._group.device)], dtype=torch.float64)
+        ranks = torch.stack(self._group.gather(mine))
+        costs: dict[str, float] = {"memory_bytes": int(ranks[:, 1].max())}
+        if self._group.world_size > 1:
+            lost = lost_time(ranks[:, 0].tolist())
+            costs |= {"wait_s": lost.seconds / steps, "slowest": lost.slowest}
+        return costs
+
+    def _report(self, grad_norm: Tensor | None) -> None:
         seconds = max(self._reduce(), 1e-9)
         done = self._step - self._from_step
         pace = done / seconds
         left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
         loss = self._recent / self._recent_count if self._recent_count else math.nan
-        last = {"epoch_loss": self.loss} if self._step == self._steps else {}
+        more = self._costs(done)
+        if grad_norm is not None:
+            more["grad_norm"] = float(grad_norm)
+        if self._step == self._steps:
+            more["epoch_loss"] = self.loss
         self._check(loss)
         self._reporter.emit(
             EventKind.PROGRESS,
@@ -119,8 +147,9 @@ class Progress:
             steps=self._steps,
             loss=loss,
             samples_per_s=self._recent_count / seconds,
+            step_s=seconds / done,
             eta_s=left / pace,
-            **last,
+            **more,
         )
         wanted = max(1, round(pace * _EVERY_S))
         self._distance = min(wanted, self._distance * _GROWTH)

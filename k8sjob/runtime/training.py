@@ -63,7 +63,7 @@ class Run:
         self._schedule_by = schedule_by
         self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
-        self._progress = Progress(job.group, job.reporter)
+        self._progress = Progress(job.group, job.reporter, job.waiting)
         self._epochs: int | None = None
         self._feed: Feed | None = None
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
@@ -184,15 +184,16 @@ class Run:
         self._share = None
         self._progress.add(loss, share.count if self._strategy.counts else 0)
         if share.closes:
-            if self._largest_norm is not None:
-                self._strategy.clip(self.optimizer, self._largest_norm)
+            norm = None
+            if self._largest_norm is not None or self._progress.due:
+                norm = self._strategy.clip(self.optimizer, self._largest_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
             if self.scheduler is not None and self._schedule_by == "step":
                 self.scheduler.step()
             self.steps += 1
             self._position["offset"] = share.end
-            self._progress.step()
+            self._progress.step(norm)
         return loss
 
     def evaluate(

@@ -22,6 +22,7 @@ __all__ = [
     "STATE_STYLE",
     "Speaker",
     "colour",
+    "costs",
     "duration",
     "finding_lines",
     "last_words",
@@ -49,6 +50,8 @@ _ORDINARY: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|C
 _ALIKE: Final = 5
 """So many replicas say the same before the others are left out."""
 _MOST_SAYINGS: Final = 1000
+_WAITING: Final = 0.05
+"""The part of the time lost to the slowest rank from which on it is worth a word."""
 NAME_WIDTH: Final = len("worker-0")
 """Columns of a speaker's name, at least."""
 
@@ -125,6 +128,18 @@ def position(progress: Progress) -> list[str]:
         pieces.append(f"{number(round(progress.samples_per_s, 1))} samples/s")
     if progress.eta_s is not None:
         pieces.append(f"ETA {duration(progress.eta_s)}")
+    return pieces
+
+
+def costs(progress: Progress) -> list[str]:
+    """What a training costs, as the pieces of a line, what is out of order first."""
+    pieces = []
+    if progress.waited is not None and progress.waited >= _WAITING:
+        pieces.append(f"{progress.waited:.0%} waiting for rank {progress.slowest}")
+    if progress.grad_norm is not None:
+        pieces.append(f"gradient norm {number(progress.grad_norm)}")
+    if progress.memory_bytes is not None and 0 <= progress.memory_bytes < 2**60:
+        pieces.append(f"memory {progress.memory_bytes / 2**30:.2f} GiB")
     return pieces
 
 

@@ -13,6 +13,7 @@ from k8sjob.view.lines import (
     STATE_STYLE,
     Speaker,
     colour,
+    costs,
     duration,
     position,
     started,
@@ -95,7 +96,7 @@ class Panel:
     def lines(self, columns: int, rows: int) -> list[Text]:
         """The lines for a terminal of that size: narrower than it by one column, and lower."""
         room, width = max(rows - 3, 1), max(columns - 1, 1)
-        lines = [self._title(), *self._progress(width)]
+        lines = [self._title(), *self._progress(width), *self._costs(width)]
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
         for text in lines:
             text.truncate(width, overflow="crop" if self._ascii else "ellipsis")
@@ -128,6 +129,10 @@ class Panel:
             return [self._bar(done, min(beside, _BAR)).append(f"  {said}")]
         bar = self._bar(done, max(min(width - len(" 100%"), _BAR), 1))
         return [bar, Text(_joined(pieces, width))]
+
+    def _costs(self, width: int) -> list[Text]:
+        pieces = costs(self._story.progress)
+        return [Text(_joined(pieces, width), style="dim")] if pieces else []
 
     def _bar(self, done: float, width: int) -> Text:
         full, rest = ("#", ".") if self._ascii else ("━", "━")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import EventKind
-from k8sjob.view.lines import Speaker, position
+from k8sjob.view.lines import Speaker, costs, position
 from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PlainView:
         if now.epoch == epoch and event.time - at < EVERY_S:
             return None
         self._told = now.epoch, event.time
-        return self._speaker.prefix().append("  ".join(position(now)))
+        return self._speaker.prefix().append("  ".join([*position(now), *costs(now)]))
 
 
 class JsonView:

@@ -48,12 +48,24 @@ class Progress:
     loss: float | None = None
     samples_per_s: float | None = None
     eta_s: float | None = None
+    grad_norm: float | None = None
+    memory_bytes: float | None = None
+    step_s: float | None = None
+    wait_s: float | None = None
+    slowest: int | None = None
 
     @property
     def at(self) -> float:
         """Epochs that are behind, with the part of the one that runs."""
         part = min(self.step / self.steps, 1.0) if self.steps else 0.0
         return max(self.epoch - 1, 0) + part
+
+    @property
+    def waited(self) -> float | None:
+        """The part of the time that ranks wait for the slowest, 0 to 1; None: not known."""
+        if self.step_s is None or self.wait_s is None or not 0 <= self.wait_s <= self.step_s:
+            return None
+        return self.wait_s / self.step_s if self.step_s else None
 
     @property
     def fraction(self) -> float | None:
@@ -167,6 +179,11 @@ class Story:
             loss=real(data.get("loss")),
             samples_per_s=real(data.get("samples_per_s")),
             eta_s=real(data.get("eta_s")),
+            grad_norm=real(data.get("grad_norm")),
+            memory_bytes=real(data.get("memory_bytes")),
+            step_s=real(data.get("step_s")),
+            wait_s=real(data.get("wait_s")),
+            slowest=integer(data.get("slowest")),
         )
         self.progress = now
         if now.loss is None or not math.isfinite(now.loss):

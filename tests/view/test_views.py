@@ -137,6 +137,32 @@ def test_the_panel_shows_where_the_training_stands(life):
     assert replicas == ["master-0  Running    here", "worker-0  Running    here"]
 
 
+COSTS = {
+    "grad_norm": 0.5123,
+    "memory_bytes": 3 * 2**29,
+    "step_s": 0.2,
+    "wait_s": 0.05,
+    "slowest": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (COSTS, "25% waiting for rank 3  gradient norm 0.5123  memory 1.50 GiB"),
+        ({**COSTS, "wait_s": 0.001}, "gradient norm 0.5123  memory 1.50 GiB"),
+        ({**COSTS, "wait_s": 7.0}, "gradient norm 0.5123  memory 1.50 GiB"),
+        ({**COSTS, "step_s": 0, "wait_s": 0}, "gradient norm 0.5123  memory 1.50 GiB"),
+        ({"grad_norm": "x", "memory_bytes": -1, "wait_s": True}, None),
+    ],
+)
+def test_what_a_training_costs_has_a_line_of_its_own(progress, data, said):
+    event = progress(**data)
+    assert screen([event])[2:] == ([said] if said else [])
+    (line,) = plain([event])
+    assert line.endswith(f"ETA 1:15  {said}" if said else "ETA 1:15")
+
+
 def test_the_bar_fills_as_the_epochs_go(progress):
     for epoch, step, filled in ((0, 0, 0), (0, 10, 10), (1, 0, 20), (1, 20, 40)):
         bar = screen([progress(epoch, step)], width=200, ascii_only=True)[1]

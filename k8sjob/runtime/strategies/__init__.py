@@ -59,7 +59,8 @@ class Strategy:
         forward: inputs -> the output for an evaluation, None on a rank that has none; all ranks
             call it equally often.
         settle: makes the model equal on all ranks where training lets it differ (buffers).
-        clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to it.
+        clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to
+            `largest`, or left alone for None; None where they are in no one place.
         capture: optimizer -> the whole state of both on rank 0; all ranks take part.
         restore: (optimizer, state) takes up what capture gave, under this strategy or another.
         ready: told of the optimizer once it is made.
@@ -73,7 +74,7 @@ class Strategy:
     backward: Backward
     forward: Callable[[Any], Any]
     settle: Callable[[], None]
-    clip: Callable[[Optimizer, float], Tensor]
+    clip: Callable[[Optimizer, float | None], Tensor | None]
     capture: Callable[[Optimizer], dict[str, Any]]
     restore: Callable[[Optimizer, dict[str, Any]], None]
     ready: Callable[[Optimizer], None]
@@ -100,10 +101,12 @@ def assemble(
     return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
 
 
-def clipping(ranks: Any = None, *, parted: bool = False) -> Callable[[Optimizer, float], Tensor]:
+def clipping(
+    ranks: Any = None, *, parted: bool = False
+) -> Callable[[Optimizer, float | None], Tensor]:
     """Strategy.clip where these ranks have the parts of a model: see gradients.clip."""
 
-    def clip(optimizer: Optimizer, largest: float) -> Tensor:
+    def clip(optimizer: Optimizer, largest: float | None) -> Tensor:
         parameters = [item for group in optimizer.param_groups for item in group["params"]]
         return gradients.clip(parameters, largest, ranks=ranks, parted=parted)
 

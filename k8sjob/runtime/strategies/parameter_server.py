@@ -64,6 +64,7 @@ def prepare(
         bf16=options["bf16"],
         wrapped=wrapped,
         settle=settle,
+        clip=lambda _optimizer, _largest: None,
         capture=state.capture,
         restore=state.restore,
         ready=steps.prepare,

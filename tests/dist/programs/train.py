@@ -30,6 +30,7 @@ OPTIONS = {
     "count": False,  # count the reductions of gradients
     "linger": 0.0,  # seconds that rank 0 stays in the session after training
     "model": "dense",  # or "bags"
+    "slow": None,  # [rank, seconds]: that rank's pause in each step
 }
 
 
@@ -85,6 +86,8 @@ def main():
                 if options["kill"] == [job.rank, run.steps] and not resumed:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(options["pause"])
+                if options["slow"] and options["slow"][0] == job.rank:
+                    time.sleep(options["slow"][1])
                 run.step(inputs, targets)
             losses.append(run.loss)
         found = run.evaluate(data, batch_size=7)

@@ -1,0 +1,44 @@
+"""What a run tells of itself: the gradients' norm, memory, and who lets the others wait."""
+
+from collections import Counter
+
+import pytest
+
+pytestmark = pytest.mark.dist
+OPTIONS = {"epochs": 1, "batch": {"global_batch": 16}}
+LAYOUT = {"0.weight": ["model", None], "4.weight": [None, "model"]}
+KINDS = {
+    "ddp": {},
+    "fsdp": {},
+    "mesh": {"model": 2, "layout": LAYOUT},
+    "pipeline": {"splits": ["4"], "micro_batches": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(run_once):
+    return run_once(OPTIONS, world=1).told("progress")[-1]
+
+
+def test_one_process_waits_for_nobody(alone):
+    assert alone["grad_norm"] > 0
+    assert alone["memory_bytes"] > 2**20
+    assert alone["step_s"] > 0
+    assert "slowest" not in alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_norm_is_that_of_one_process(kind, run_ranks, alone):
+    outcome = run_ranks(OPTIONS, world=2, strategy=kind, options=KINDS[kind])
+    last = outcome.told("progress")[-1]
+    assert last["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-9)
+    assert last["slowest"] in {0, 1}
+    assert 0 <= last["wait_s"] <= last["step_s"]
+
+
+def test_the_rank_that_lets_the_others_wait_is_named(run_ranks):
+    outcome = run_ranks({**OPTIONS, "epochs": 2, "slow": [1, 0.2]}, world=2)
+    lost = Counter()
+    for data in outcome.told("progress"):
+        lost[data["slowest"]] += data["wait_s"]
+    assert lost.most_common(1)[0][0] == 1
