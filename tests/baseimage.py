@@ -82,6 +82,13 @@ class Buildah:
             assert done.returncode == 0, f"{argv}\n{done.stderr[-4000:]}"
             return digest.read().strip()
 
+    def storage_conf(self, folder):
+        """Writes the file by which other programs use this storage; see CONTAINERS_STORAGE_CONF."""
+        driver = self("info", "--format", "{{.store.GraphDriverName}}")
+        where = f'graphroot = "{self.home}/storage"\nrunroot = "{self.home}/run"\n'
+        (folder / "storage.conf").write_text(f'[storage]\ndriver = "{driver}"\n{where}')
+        return folder / "storage.conf"
+
     def config(self, image):
         """The config of an image, as in the OCI specification."""
         return json.loads(self("inspect", "--type", "image", image))["OCIv1"]["config"]

@@ -1,14 +1,12 @@
 """What a job installs, by the base's own pip from an index that wants a password."""
 
-import base64
 import gzip
 import json
 import os
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from indexes import serving
 from registries import Registry, job
 from wheelhouse import wheel
 
@@ -18,37 +16,14 @@ from k8sjob.image.push import push
 
 pytestmark = pytest.mark.system
 
-LOGIN = "somebody:very-secret"
 MAIN = "import json, torch, tinylib\nprint(json.dumps([tinylib.version, torch.__file__]))\n"
 
 
 @pytest.fixture
 def index(tmp_path):
-    """An index on loopback with one package: gives its address, with the password in it."""
-    file = wheel(tmp_path / "wheels", "tinylib", "1.2")
-    wanted = "Basic " + base64.b64encode(LOGIN.encode()).decode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            known = self.headers.get("Authorization") == wanted
-            page = f'<a href="/{file.name}">{file.name}</a>'.encode()
-            content = {"/simple/tinylib/": page, f"/{file.name}": file.read_bytes()}.get(self.path)
-            self.send_response(401 if not known else 404 if content is None else 200)
-            if not known:
-                self.send_header("WWW-Authenticate", 'Basic realm="index"')
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(content or b"") if known else 0))
-            self.end_headers()
-            if known:
-                self.wfile.write(content or b"")
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{LOGIN}@127.0.0.1:{server.server_port}/simple/"
-        server.shutdown()
+    wheel(tmp_path / "wheels", "tinylib", "1.2")
+    with serving(tmp_path / "wheels") as address:
+        yield address
 
 
 @pytest.fixture
@@ -62,10 +37,7 @@ def registry(buildah, tmp_path):
 @pytest.fixture
 def storage_of(buildah, tmp_path, monkeypatch):
     """Builders use the storage that has the base already."""
-    driver = buildah("info", "--format", "{{.store.GraphDriverName}}")
-    where = f'graphroot = "{buildah.home}/storage"\nrunroot = "{buildah.home}/run"\n'
-    (tmp_path / "storage.conf").write_text(f'[storage]\ndriver = "{driver}"\n{where}')
-    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(buildah.storage_conf(tmp_path)))
 
 
 @pytest.fixture
