@@ -7,6 +7,7 @@ plain values alone are accepted, never code.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -30,7 +31,7 @@ class Checkpoints:
     """The checkpoints of one job, in one folder; for one process at a time, which is rank 0.
 
     Attributes:
-        folder: where they are; made when the first one is saved.
+        folder: where they are; made when it is first needed.
         keep: how many stay; the oldest go first.
     """
 
@@ -65,6 +66,26 @@ class Checkpoints:
             raise
         self._prune(step)
         return target
+
+    def refusal(self) -> str | None:
+        """Why nothing can ever be saved here; None where it can, or when the disk has room again.
+
+        To be asked before there is work that would be lost; makes the folder.
+        """
+        probe = self.folder / f".step-probe.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return None
+            return (
+                f"checkpoint.dir {self.folder} cannot be written by user {os.getuid()} "
+                f"({error.strerror}): let that user write there (claims are made writable by "
+                "fsGroup, a host_path is not), or choose another folder"
+            )
+        return None
 
     def newest(self, warn: Callable[[str], None]) -> tuple[Path, bytes] | None:
         """The newest checkpoint that is whole, as (file, content); None where there is none.

@@ -84,7 +84,7 @@ class Saves:
         except OSError as error:
             self._reporter.warn(
                 f"no checkpoint at step {step}: {error}; training goes on and the older ones are "
-                f"whole: make room in {self._checkpoints.folder}"
+                f"whole: make room in {self._checkpoints.folder}, or let it be written"
             )
             return
         seconds = round(time.monotonic() - began, 3)
@@ -96,13 +96,17 @@ class Saves:
         """The newest whole checkpoint, on all ranks; None where there is none.
 
         Raises:
+            OSError: none can be saved there.
             ValueError: it was stored by another kind of loop.
         """
-        found = None
+        found = refusal = None
         if self._group.rank == 0:
+            refusal = self._checkpoints.refusal()
             found = self._checkpoints.newest(self._reporter.warn)
             with suppress(OSError):
                 self._checkpoints.tidy()
+        if said := self._group.broadcast_bytes(refusal.encode() if refusal else None):
+            raise OSError(said.decode())
         name = self._group.broadcast_bytes(str(found[0]).encode() if found else None)
         content = self._group.broadcast_bytes(found[1] if found else None)
         if name is None or content is None:

@@ -160,6 +160,13 @@ def test_a_folder_that_cannot_be_is_an_oserror(tmp_path):
         Checkpoints(tmp_path / "file").save(1, state(1))
 
 
+def test_a_folder_is_tried_before_there_is_anything_to_lose(checkpoints, tmp_path):
+    assert checkpoints.refusal() is None
+    assert names(checkpoints) == []
+    (tmp_path / "file").write_text("")
+    assert "file/saves cannot be written by user" in Checkpoints(tmp_path / "file/saves").refusal()
+
+
 def test_what_a_killed_process_left_is_tidied(checkpoints):
     checkpoints.save(1, state(1))
     (checkpoints.folder / ".step-00000002.77.tmp").write_bytes(b"half")

@@ -69,6 +69,16 @@ def train(epochs, *, stop_after=None, **options):
     return run
 
 
+def test_a_folder_that_can_hold_no_checkpoint_ends_it_before_the_first_step(settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings(checkpoint_dir=str(tmp_path / "file/saves"))
+    with runtime.session() as job:
+        run = prepare(job)
+        with pytest.raises(OSError, match=r"checkpoint.dir \S+ cannot be written by user \d+"):
+            next(iter(run.epochs(1)))
+    assert run.steps == 0
+
+
 def test_it_learns_and_tells(told, settings):
     settings()
     run = train(5)
@@ -198,10 +208,18 @@ def test_a_checkpoint_of_another_model_is_refused(settings, tmp_path):
         train(2, build=lambda: nn.Linear(4, 3))
 
 
-def test_a_full_disk_does_not_end_the_training(settings, told, tmp_path):
-    (tmp_path / "file").write_text("")
-    settings(checkpoint_dir=str(tmp_path / "file"))
-    assert train(2).steps == 8
+def test_a_disk_that_fails_later_does_not_end_the_training(settings, told, tmp_path):
+    folder = tmp_path / "saves"
+    settings(checkpoint_dir=str(folder))
+    with runtime.session() as job:
+        run = prepare(job)
+        for epoch in run.epochs(2):
+            for batch in run.batches(data(), batch_size=10):
+                run.step(*batch)
+            if epoch == 0:
+                folder.rmdir()
+                folder.write_text("a file")
+    assert run.steps == 8
     assert "training goes on" in told("warning")[0]["message"]
 
 
