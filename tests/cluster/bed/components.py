@@ -44,7 +44,7 @@ COREFILE = """
 .:53 {{
   bind {dns}
   errors
-  kubernetes cluster.local {{
+  kubernetes cluster.local in-addr.arpa {{
     kubeconfig {conf}/coredns.kubeconfig
     ttl 1
   }}
