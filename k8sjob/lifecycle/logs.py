@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.funnel import Funnel
-from k8sjob.lifecycle.status import job_status, replica_names
+from k8sjob.lifecycle.status import job_status, processes, replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,21 +176,23 @@ def _brief(names: Sequence[str]) -> str:
 
 
 def replica_of_rank(job: Json, rank: int) -> str:
-    """The name of the replica that runs a process rank: node rank = rank // nproc_per_node.
+    """The name of the replica that runs a process rank: ranks follow the replicas in their order.
 
     Raises:
         BackendError: the job has no such rank.
     """
-    every = replica_names(job)
-    each = 1
-    with suppress(ValueError):  # "auto", "gpu" and "cpu" count as 1, as the operator does it
-        each = int(job.get("spec", {}).get("nprocPerNode", 1))
-    if not 0 <= rank < len(every) * each:
+    every, counts = replica_names(job), processes(job)
+    if not 0 <= rank < sum(counts):
+        shape = f"{len(every)} replicas x {counts[-1]} processes"
+        if counts[0] != counts[-1]:
+            shape = (
+                f"{counts[0]} processes of {every[0]} and {len(every) - 1} x {counts[-1]} others"
+            )
         raise BackendError(
-            f"rank {rank} is not in this job; {len(every)} replicas x {each} processes give "
-            f"ranks 0 to {len(every) * each - 1}"
+            f"rank {rank} is not in this job; {shape} give ranks 0 to {sum(counts) - 1}"
         )
-    return every[rank // each]
+    ends = list(accumulate(counts))
+    return every[bisect_right(ends, rank)]
 
 
 def instant(timestamp: str) -> datetime:

@@ -7,12 +7,15 @@ follows from conditions whose status is "True", whatever their order.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from k8sjob import compat
+from k8sjob.adopt.normal import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role
 from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
@@ -29,7 +32,9 @@ __all__ = [
     "ReplicaStatus",
     "job_status",
     "last_end",
+    "processes",
     "replica_names",
+    "speaker",
 ]
 
 STOPPED_REASON: Final = "PyTorchJobStopped"
@@ -193,6 +198,34 @@ def replica_names(job: Json) -> tuple[str, ...]:
         if role in specs
         for index in range(specs[role].get("replicas", 1))
     )
+
+
+def processes(job: Json) -> tuple[int, ...]:
+    """How many processes each replica has, in the order of replica_names.
+
+    `auto`, `gpu` and `cpu` count as one, as for the operator; a Master that only serves its Workers
+    (see compat.serving) has a number of its own.
+    """
+    each = str(job.get("spec", {}).get("nprocPerNode", ""))
+    counts = [int(each) if each.isdigit() else 1] * len(replica_names(job))
+    if serving := _serving(job):
+        counts[0] = serving
+    return tuple(counts)
+
+
+def speaker(job: Json) -> str:
+    """The name of the replica whose first process trains, and tells of it."""
+    return replica_names(job)[1 if _serving(job) else 0]
+
+
+def _serving(job: Json) -> int:
+    if len(replica_names(job)) < 2:
+        return 0
+    try:
+        config = json.loads(config_of(job) or "{}")
+        return compat.serving(config["strategy"], config.get("options") or {})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0  # not k8sjob's
 
 
 def last_end(pod: Json) -> Json:

@@ -1,8 +1,10 @@
+import json
 from datetime import UTC, datetime
 
 import pytest
 
 from k8sjob.backends.api import Snapshot
+from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import BackendError
 from k8sjob.lifecycle import logs as lifecycle_logs
 from k8sjob.lifecycle.logs import (
@@ -13,6 +15,7 @@ from k8sjob.lifecycle.logs import (
     replica_of_rank,
     select,
 )
+from k8sjob.lifecycle.status import speaker
 
 
 @pytest.fixture
@@ -151,6 +154,26 @@ def test_the_last_lines_of_those_that_failed_come_first(many, snapshot, make_pod
 )
 def test_the_replica_of_a_rank(make_job, nproc, rank, replica):
     assert replica_of_rank(make_job(nproc=nproc), rank) == replica
+
+
+@pytest.fixture
+def served(make_job):
+    """A coordinator and two servers in the Master, two Workers with two trainers each."""
+    job = make_job(nproc="2")
+    config = {"strategy": "parameter_server", "options": {"servers": 2}}
+    env = [{"name": CONFIG_ENV, "value": json.dumps(config)}]
+    template = {"spec": {"containers": [{"name": "pytorch", "env": env}]}}
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"] = template
+    return job
+
+
+def test_the_processes_of_a_master_that_serves_are_counted(served, make_job):
+    found = [replica_of_rank(served, rank) for rank in range(7)]
+    assert found == ["master-0"] * 3 + ["worker-0"] * 2 + ["worker-1"] * 2
+    assert [speaker(served), speaker(make_job())] == ["worker-0", "master-0"]
+    with pytest.raises(BackendError, match="3 processes of master-0 and 2 x 2 others give ranks 0"):
+        replica_of_rank(served, 7)
 
 
 def test_select_keeps_the_jobs_order(make_job):

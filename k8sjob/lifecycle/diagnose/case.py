@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.lifecycle.status import job_status, replica_names
+from k8sjob.lifecycle.status import job_status, processes, replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -174,8 +174,7 @@ class Case:
     @property
     def world_size(self) -> int:
         """The number of processes; `auto` and its like count as one each."""
-        each = str((self.snapshot.job.get("spec") or {}).get("nprocPerNode", ""))
-        return len(replica_names(self.snapshot.job)) * (int(each) if each.isdigit() else 1)
+        return sum(processes(self.snapshot.job))
 
     @property
     def namespace(self) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.lifecycle.logs import MOST_AT_ONCE, instant, replica_of_rank
-from k8sjob.lifecycle.status import replica_names
+from k8sjob.lifecycle.logs import MOST_AT_ONCE, instant
+from k8sjob.lifecycle.status import replica_names, speaker
 from k8sjob.lifecycle.timing.moments import Heard, last_to_start
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ _LONGEST: Final = 1e7
 def hear(backend: Backend, snapshot: Snapshot) -> dict[str, Heard]:
     """Read the beginnings of a job's output, by replica; without what cannot be read.
 
-    Of rank 0 it is read up to its first step, of the others the first line alone, and of more than
-    MOST_AT_ONCE replicas the output of those that started last.
+    Of the first rank that trains it is read up to its first step, of the others the first line
+    alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
     job = snapshot.job
-    names, first = replica_names(job), replica_of_rank(job, 0)
+    names, first = replica_names(job), speaker(job)
     elastic = job.get("spec", {}).get("elasticPolicy") is not None  # any may have rank 0 then
     chosen = [first, *(name for name in last_to_start(snapshot) if name != first)]
     ref = JobRef.of(job)
