@@ -31,6 +31,14 @@ def wheel(folder, name, version, *, requires=(), files=None, tag=PURE, **more):
     return path
 
 
+def alone(links, folder, monkeypatch):
+    """uv finds the wheels of one folder, and nothing else: no index, no network."""
+    settings = folder / "uv-settings.toml"
+    settings.write_text(f'[pip]\nno-index = true\nfind-links = ["{links}"]\n')
+    monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+
+
 def installed(name, version, *lines, site=SITE):
     """A distribution as it lies in a base."""
     text = "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines])

@@ -52,8 +52,7 @@ def links(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def place(links, tmp_path, monkeypatch):
     """No index, and caches that nobody else has."""
-    monkeypatch.setenv("UV_NO_INDEX", "1")
-    monkeypatch.setenv("UV_FIND_LINKS", str(links))
+    wheelhouse.alone(links, tmp_path, monkeypatch)
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -78,6 +78,7 @@ def unpack(
             pinned, unknown = _write_stubs(inventory, desk)
             (desk / "wanted.txt").write_text(_wanted_text(wanted), encoding="utf-8")
             (desk / "unknown.txt").write_text("\n".join(unknown), encoding="utf-8")
+            (desk / "uv.toml").touch()  # or one in a folder above would have a say
         except OSError as error:
             raise ImageError(f"{desk}: cannot be written: {error.strerror}; make space") from None
         say(

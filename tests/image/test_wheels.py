@@ -1,0 +1,108 @@
+"""Wheels by uv for Pythons and platforms that are not this machine's."""
+
+import tempfile
+from dataclasses import replace
+
+import pytest
+import wheelhouse
+from wheelhouse import wheel
+
+from k8sjob.errors import ImageError
+from k8sjob.image.builders.wheels import find_uv, unpack
+from k8sjob.image.dependencies import Dependencies
+from k8sjob.image.inventory import Inventory
+
+pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv missing; pip install 'k8sjob[deps]'")
+
+TAGS = {
+    "amd64, glibc": "cp313-cp313-manylinux_2_28_x86_64",
+    "arm64, glibc": "cp313-cp313-manylinux_2_28_aarch64",
+    "amd64, musl": "cp313-cp313-musllinux_1_2_x86_64",
+    "amd64, older": "cp312-cp312-manylinux_2_17_x86_64",
+    "any": "cp310-abi3-manylinux_2_17_x86_64",
+}
+BASE = Inventory("reg.example/base:1", "/usr/bin/python", "3.13", "amd64", (2, 41), "site", {})
+
+
+@pytest.fixture(autouse=True)
+def links(tmp_path, monkeypatch):
+    """A version of `fast` for each platform, and no index."""
+    folder = tmp_path / "links"
+    for tag in TAGS.values():
+        wheel(folder, "fast", "1.0", tag=tag, files={"fast/__init__.py": tag})
+    wheel(folder, "pure", "1.0", requires=["fast", 'never ; python_version < "3.13"'])
+    wheelhouse.alone(folder, tmp_path, monkeypatch)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    return folder
+
+
+def unpacked(folder, *pip, base=BASE, **more):
+    said = []
+    unpack(base, Dependencies(pip=pip, **more), folder, said.append)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [
+        ("amd64, glibc", {}),
+        ("arm64, glibc", {"architecture": "arm64"}),
+        ("amd64, musl", {"glibc": None}),
+        ("any", {"glibc": (2, 17)}),
+    ],
+)
+def test_the_platform_is_that_of_the_base(tmp_path, which, change):
+    said = unpacked(tmp_path / "deps", "pure", base=replace(BASE, **change))
+    assert said[-1] == "fast==1.0, pure==1.0"
+    assert (tmp_path / "deps/fast/__init__.py").read_text() == TAGS[which]
+
+
+def test_the_python_is_that_of_the_base(tmp_path, links):
+    wheel(links, "never", "1.0")
+    said = unpacked(tmp_path / "deps", "pure", base=replace(BASE, version="3.12", glibc=(2, 17)))
+    assert said[-1] == "fast==1.0, never==1.0, pure==1.0"
+    assert (tmp_path / "deps/fast/__init__.py").read_text() == TAGS["amd64, older"]
+
+
+def test_a_requirements_file_may_name_its_own_links(tmp_path, monkeypatch, links):
+    monkeypatch.delenv("UV_CONFIG_FILE")
+    text = f"--no-index\n--find-links {links}\n# a comment\npure==1.0\n"
+    assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
+
+
+def test_an_index_of_its_own_is_asked(tmp_path, monkeypatch):
+    monkeypatch.delenv("UV_CONFIG_FILE")
+    monkeypatch.delenv("UV_OFFLINE")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(ImageError, match=r"127\.0\.0\.1:9/simple/nothing"):
+        unpacked(tmp_path / "deps", "nothing", index_url="http://127.0.0.1:9/simple")
+
+
+def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, links):
+    monkeypatch.delenv("UV_CONFIG_FILE")
+    (tmp_path / "uv.toml").write_text('[pip]\nno-binary = [":all:"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = f"--no-index\n--find-links {links}\npure\n"
+    assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "s390x"}, r"is for s390x; --builder uv knows amd64 and arm64: take"),
+        ({"glibc": (2, 12)}, r"has glibc 2\.12, which is too old for wheels; take a newer base"),
+        ({"version": "3.9"}, r"cannot be had for reg.example/base:1 \(Python 3\.9, x86_64-manyl"),
+    ],
+)
+def test_a_base_that_nothing_is_made_for(tmp_path, change, message):
+    with pytest.raises(ImageError, match=message):
+        unpacked(tmp_path / "deps", "fast", base=replace(BASE, **change))
+
+
+@pytest.mark.parametrize(
+    "line", ["fast ==", "fast @ git+https://127.0.0.1:9/x", "--no-such-option"]
+)
+def test_what_is_no_requirement(tmp_path, line):
+    with pytest.raises(ImageError, match=r"what is to be installed cannot be had for reg.example/"):
+        unpacked(tmp_path / "deps", requirements=line)
