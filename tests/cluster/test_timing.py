@@ -29,7 +29,9 @@ def test_a_job_that_trains_says_where_the_time_went(desk):
         resources={"cpu": "2", "memory": "500Mi", "requests": {"cpu": "50m", "memory": "500Mi"}},
     )
     desk.call("submit", job, "--watch")
-    told = json.loads(desk.call("why", "--timing", "tiny", "-n", desk.namespace, "-o", "json")[0])
+    why = ("why", "--timing", "tiny", "-n", desk.namespace, "-o", "json", "--client")
+    told, again = (json.loads(desk.call(*why, client)[0]) for client in ("python", "kubectl"))
+    assert told == again
     phases = [phase["phase"] for phase in told["phases"]]
     whole = {part for phase in phases for part in phase.split("+")}
     assert whole >= {"pod", "scheduling", "image", "container", "meeting", "step"}, told

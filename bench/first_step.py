@@ -1,0 +1,113 @@
+"""From the submission to the first training step, split, with the operator's init container or not.
+
+    python bench/first_step.py [--rounds 5]
+
+Starts a cluster of its own (see tests/cluster/bed; root on Linux). Each round submits the same job
+of a Master and a Worker, its code pushed anew, with each of the templates for the init container,
+and asks `k8sjob why --timing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from cluster.bed import Bed  # noqa: E402 - of the tests
+
+PAGE = ROOT / "docs/how-to/set-up-a-cluster.md"
+FLAG = "--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml"
+TEXT = PAGE.read_text()
+TEMPLATES = {
+    "the operator's own": None,
+    "short waits": TEXT[TEXT.index("- name: init-pytorch") :].partition("```")[0],
+    "none": "[]\n",
+}
+JOB = """\
+name: first
+namespace: default
+image: {{repository: {registry}/bench/first, base: {base}}}
+replicas: {{workers: 1}}
+resources: {{cpu: "2", memory: 800Mi, requests: {{cpu: 100m, memory: 300Mi}}}}
+run: {{script: main.py, env: {{OMP_NUM_THREADS: "1"}}}}
+policy: {{clean_pod_policy: None, termination_grace: 2s}}
+"""
+MAIN = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from k8sjob import runtime
+
+data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
+with runtime.session() as job:
+    optimizer = (torch.optim.SGD, {"lr": 0.1})
+    run = job.prepare(lambda: nn.Linear(2, 2), loss=F.cross_entropy, optimizer=optimizer)
+    for epoch in run.epochs(1):
+        for x, y in run.batches(data, batch_size=4):
+            run.step(x, y)
+"""
+
+
+def use(bed: Bed, template: str | None, argv: list[str]) -> None:
+    """Start the operator anew with a template for its init container."""
+    bed.stop("operator")
+    bed.commands["operator"] = argv if template is None else [*argv, FLAG]
+    (bed.folder / "conf/initContainer.yaml").write_text(template or "")
+    bed.start("operator")
+
+
+def once(bed: Bed, folder: Path, edit: int) -> dict[str, float]:
+    """One job: seconds after its submission."""
+    (folder / "main.py").write_text(f"{MAIN}# {edit}\n")
+    k8sjob(bed, folder, "submit", "job.yaml", "--replace", "--watch")
+    told = json.loads(k8sjob(bed, folder, "why", "--timing", "default/first", "-o", "json"))
+    rows = {row["name"]: row for row in told["replicas"]}
+    master, worker = rows["master-0"], rows["worker-0"]
+    return {
+        "worker's first line": worker["first_line"],
+        "master imported": master["imported"],
+        "met": master["met"],
+        "first step": told["seconds"],
+    }
+
+
+def k8sjob(bed: Bed, folder: Path, *args: str) -> str:
+    """Run `k8sjob ...`; what it printed."""
+    argv = [sys.executable, "-m", "k8sjob", *args]
+    env = bed.env | {"K8SJOB_STATE": str(folder / "state")}
+    done = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in TEMPLATES}
+    with tempfile.TemporaryDirectory() as name, Bed() as bed:
+        folder, argv = Path(name), list(bed.commands["operator"])
+        (folder / "job.yaml").write_text(JOB.format(registry=bed.registry, base=bed.base_image))
+        for number in range(rounds):
+            for way, template in TEMPLATES.items():
+                use(bed, template, argv)
+                found[way].append(once(bed, folder, number))
+    print(f"seconds after the submission, median (least) of {rounds}")
+    for way, times in found.items():
+        print(f"init container: {way}")
+        for what in times[0]:
+            seconds = [one[what] for one in times]
+            print(f"  {what:20} {statistics.median(seconds):5.1f} ({min(seconds):.1f})")
+
+
+if __name__ == "__main__":
+    main()
