@@ -4,19 +4,25 @@ The base is a shell and a `python` that notes what pip was asked for; real packa
 tests/system.
 """
 
+import gzip
+import hashlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from registries import QUICK, Layout, job, read_image, skopeo
 
 from k8sjob.errors import ImageError
 from k8sjob.image.build import build
+from k8sjob.image.builders.buildah import _exported
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.wire import Wire
 
@@ -128,6 +134,31 @@ def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
     other, _ = built("build/once", image=image)
     assert other.tag != first.tag
     assert pushed(f"{registry.host}/build/once", base, code, image=image).base == other.reference
+
+
+def test_a_layer_like_one_of_the_base_is_written_all_the_same(storage, storage_of, tmp_path):
+    layout = Layout(tmp_path / "twice")
+    layout.index([layout.image([{"same": b"x"}, {"same": b"x"}, {"other": b"y"}])])
+    name = buildah(storage, "pull", "-q", f"oci:{layout.folder}")
+    config = json.loads(buildah(storage, "inspect", "--type", "image", name))["OCIv1"]
+    first, again, other = config["rootfs"]["diff_ids"]
+    below = SimpleNamespace(diff_ids=[first], reference="base")
+    with ExitStack() as opened:
+        order = SimpleNamespace(base=below, zstd=False)
+        layers = _exported("buildah", order, tmp_path / "out", name, opened)
+        assert [layer.diff_id for layer in layers] == [again, other] == [first, other]
+        for layer in layers:
+            raw = gzip.decompress(b"".join(layer.content.blocks(0)))
+            assert f"sha256:{hashlib.sha256(raw).hexdigest()}" == layer.diff_id
+
+
+def test_layers_are_compressed_by_zstd_on_request(registry, built):
+    done, _ = built("build/zstd", zstd=True)
+    path = f"/v2/build/zstd/manifests/{done.tag}"
+    manifest = json.loads(registry.get(path, "application/vnd.oci.image.manifest.v1+json"))
+    kinds = [layer["mediaType"].rpartition("+")[2] for layer in manifest["layers"]]
+    assert kinds[0] == "gzip"
+    assert set(kinds[1:]) == {"zstd"}
 
 
 def test_no_cache_builds_what_is_there(registry, built):

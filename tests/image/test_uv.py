@@ -182,8 +182,8 @@ def test_what_is_at_opt_deps_belongs_to_the_base(registry, debian, built):
 
 
 def test_others_compress_by_gzip_alone(registry, debian, built):
-    with pytest.raises(ImageError, match=r"--builder buildah: it compresses by gzip alone; leave"):
-        built(f"{registry.host}/uv/refused", debian, "tiny", builder="buildah", zstd=True)
+    with pytest.raises(ImageError, match=r"--builder buildx: it compresses by gzip alone; leave"):
+        built(f"{registry.host}/uv/refused", debian, "tiny", builder="buildx", zstd=True)
 
 
 REFUSED = {

@@ -22,11 +22,11 @@ from k8sjob.image.content import FileContent
 from k8sjob.image.manifest import Manifest, read, read_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from k8sjob.image.append import Base
     from k8sjob.image.builders.recipe import Recipe
     from k8sjob.image.dependencies import Dependencies, Order
+    from k8sjob.image.manifest import Descriptor
 
 __all__ = ["build_argv", "make", "missing"]
 
@@ -58,7 +58,7 @@ def make(program: str) -> Callable[[Order], None]:
         name = f"localhost/k8sjob-{order.tag}"
         with written(order) as recipe, ExitStack() as opened:
             _build(program, order, recipe, name)
-            order.deliver(_exported(program, order.base, recipe.folder / "image", name, opened))
+            order.deliver(_exported(program, order, recipe.folder / "images", name, opened))
 
     return by
 
@@ -79,7 +79,7 @@ def build_argv(
     logins = "DOCKER_CONFIG" in os.environ and "REGISTRY_AUTH_FILE" not in os.environ
     return [
         program,
-        "build",
+        "bud" if program == "buildah" else "build",  # as older ones of either know it
         "--layers",
         "--force-rm",  # a build that fails or is stopped leaves no container behind
         *([] if order.cached else ["--no-cache"]),
@@ -103,41 +103,63 @@ def _build(program: str, order: Order, recipe: Recipe, name: str) -> None:
         run(build_argv(program, order, recipe, name, chroot=True), order.say)
 
 
-def _exported(program: str, base: Base, folder: Path, name: str, opened: ExitStack) -> list[Layer]:
+def _exported(
+    program: str, order: Order, folder: Path, name: str, opened: ExitStack
+) -> list[Layer]:
     """The layers that were built upon the base, open for reading."""
-    blobs = folder / "blobs/sha256"
-    blobs.mkdir(parents=True)
-    for diff_id in base.diff_ids:
-        # Taken for the layer, which is then not written: the base may have many gigabytes.
-        (blobs / diff_id.removeprefix("sha256:")).touch()
-    run(
-        [program, "push", "--quiet", "--compression-format=gzip", name, f"oci:{folder}:made"],
-        lambda _line: None,
-    )
-    manifest, diff_ids = _image(folder, name)
+    base = order.base
     below = len(base.diff_ids)
-    if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
-        raise ImageError(
-            f"{program} has built {name} on something else than {base.reference}; build again with"
-            " --no-cache, or by another --builder"
+    flags = ["--compression-format=zstd"] if order.zstd else []
+    # One that is the same as a layer of the base would be left out, too: then all are written.
+    for number, left_out in enumerate((base.diff_ids, ())):
+        layout = _Layout(folder / str(number), left_out)
+        run([program, "push", "--quiet", *flags, name, f"oci:{layout.folder}:made"], _unheard)
+        manifest, diff_ids = layout.image(name)
+        if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
+            raise ImageError(
+                f"{program} has built {name} on something else than {base.reference}; build again"
+                " with --no-cache, or by another --builder"
+            )
+        if all(descriptor.size for descriptor in manifest.layers[below:]):
+            break
+    kinds = [layer["mediaType"] for layer in manifest.content["layers"]]
+    return [
+        Layer(layout.content(descriptor, opened), diff_id, zstd=kind.endswith("+zstd"))
+        for descriptor, diff_id, kind in zip(
+            manifest.layers[below:], diff_ids[below:], kinds[below:], strict=True
         )
-    layers = []
-    for descriptor, diff_id in zip(manifest.layers[below:], diff_ids[below:], strict=True):
-        file = opened.enter_context((blobs / descriptor.digest.partition(":")[2]).open("rb"))
-        layers.append(Layer(FileContent(descriptor.digest, descriptor.size, file), diff_id))
-    return layers
+    ]
 
 
-def _image(folder: Path, name: str) -> tuple[Manifest, list[Any]]:
-    """What a layout holds: one image, and its layers as archives."""
-    index = json.loads((folder / "index.json").read_bytes())
-    entry = index["manifests"][0]
-    manifest = read(_blob(folder, entry["digest"]), entry["mediaType"], name)
-    if not isinstance(manifest, Manifest):
-        raise ImageError(f"{name} is of several platforms; ask for one by --platform")
-    config = read_object(_blob(folder, manifest.config.digest), name)
-    return manifest, config["rootfs"]["diff_ids"]
+def _unheard(_line: str) -> None:
+    """What is said of an export is of interest when it fails."""
 
 
-def _blob(folder: Path, digest: str) -> bytes:
-    return (folder / "blobs" / digest.replace(":", "/")).read_bytes()
+class _Layout:
+    """A folder that an image is exported to."""
+
+    def __init__(self, folder: Path, left_out: Iterable[str]) -> None:
+        self.folder = folder
+        blobs = folder / "blobs/sha256"
+        blobs.mkdir(parents=True)
+        for diff_id in left_out:
+            # Taken for the layer, which is then not written: a base may have many gigabytes.
+            (blobs / diff_id.removeprefix("sha256:")).touch()
+
+    def image(self, name: str) -> tuple[Manifest, list[Any]]:
+        """The image that is in it, and its layers as archives."""
+        index = json.loads((self.folder / "index.json").read_bytes())
+        entry = index["manifests"][0]
+        manifest = read(self._path(entry["digest"]).read_bytes(), entry["mediaType"], name)
+        if not isinstance(manifest, Manifest):
+            raise ImageError(f"{name} is of several platforms; ask for one by --platform")
+        config = read_object(self._path(manifest.config.digest).read_bytes(), name)
+        return manifest, config["rootfs"]["diff_ids"]
+
+    def content(self, descriptor: Descriptor, opened: ExitStack) -> FileContent:
+        """A blob of it, open until the stack is closed."""
+        file = opened.enter_context(self._path(descriptor.digest).open("rb"))
+        return FileContent(descriptor.digest, descriptor.size, file)
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest.replace(":", "/")

@@ -35,7 +35,7 @@ class Builder(NamedTuple):
     def unable(self, wanted: Dependencies, *, zstd: bool) -> str | None:
         """Why it cannot do what is asked for, with the next step; None: it can."""
         if zstd and not self.zstd:
-            return "it compresses by gzip alone; leave --zstd out, or take --builder uv"
+            return "it compresses by gzip alone; leave --zstd out, or take another --builder"
         return self.missing(wanted)
 
 
@@ -44,8 +44,8 @@ BUILDERS: Final = {
     for builder in (
         Builder("uv", uv.missing, uv.make, zstd=True),
         Builder("buildx", buildx.missing, buildx.make),
-        Builder("podman", buildah.missing("podman"), buildah.make("podman")),
-        Builder("buildah", buildah.missing("buildah"), buildah.make("buildah")),
+        Builder("podman", buildah.missing("podman"), buildah.make("podman"), zstd=True),
+        Builder("buildah", buildah.missing("buildah"), buildah.make("buildah"), zstd=True),
     )
 }
 """The first one that can is taken, where none is named."""
