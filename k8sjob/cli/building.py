@@ -61,7 +61,7 @@ _SHOWN: Final = 10
 @click.option(
     "--zstd",
     is_flag=True,
-    help="Compress what uv installs by zstd: smaller; for nodes with containerd 1.5 or newer.",
+    help="Compress what is installed by zstd: smaller; for nodes with containerd 1.5 or newer.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be built, and build nothing.")
 @plain_http_option
