@@ -425,8 +425,9 @@ def preempt(ward, name):
 
 
 def wait_for_pod(ward, name):
-    """Until its pod has a node, and runs if there is a machine."""
-    path = "jsonpath={.status.startTime}" if name == "again" else "jsonpath={.spec.nodeName}"
+    """Until its pod has a node, and its container runs where there is a machine."""
+    runs = "jsonpath={.status.containerStatuses[0].state.running.startedAt}"
+    path = "jsonpath={.spec.nodeName}" if name == "preempted" else runs
     pod = f"{name}-master-0"
     while not ward.cluster.kubectl(
         "get", "pod", pod, "-n", ward.namespace(), "-o", path, check=False
