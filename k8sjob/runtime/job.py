@@ -26,7 +26,7 @@ from k8sjob.runtime.training import Run
 from k8sjob.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sized
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -139,6 +139,60 @@ class Job:
             scheduler=schedule,
             schedule_by=schedule_by,
             options=options,
+        )
+
+    def fit(
+        self,
+        model: Any,
+        train: Any,
+        *,
+        epochs: int,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        validation: Any = None,
+        callbacks: Sequence[Any] = (),
+        shuffle: bool = True,
+        tail: Tail = "pad",
+        **loader_options: Any,
+    ) -> Any:
+        """`model.fit` of Keras on all ranks, as one process would do it with the global batch.
+
+        Resumes from the last whole epoch, and saves each one.
+
+        Args:
+            model: a compiled Keras model on the torch backend.
+            train: a map-style data set of (inputs, targets) or (inputs, targets, weights), or a
+                tuple of such arrays; the same on all ranks.
+            epochs: in all, also those of earlier starts.
+            batch_size: samples of one process in one batch; or
+            global_batch: samples of all processes in one batch.
+            validation: the same as `train`, to evaluate with after each epoch.
+            callbacks: of Keras. Those of Keras's own that write run on rank 0 alone, all others on
+                every rank, where they see the same numbers.
+            shuffle: a new order each epoch.
+            tail: what happens to samples that do not divide: "pad" or "drop", see ShardSampler.
+            loader_options: for DataLoader: num_workers, collate_fn, ...
+
+        Returns:
+            Keras's History of the epochs of this start, the same on all ranks.
+
+        Raises:
+            ValueError: the model or the job's settings cannot be trained this way.
+            Stopped: all ranks were asked to stop.
+        """
+        from k8sjob.runtime.keras_fit import fit
+
+        return fit(
+            self,
+            model,
+            train,
+            epochs=epochs,
+            sizes={"batch_size": batch_size, "global_batch": global_batch},
+            validation=validation,
+            callbacks=callbacks,
+            shuffle=shuffle,
+            tail=tail,
+            loader_options=loader_options,
         )
 
     def _kind_for(self, model: nn.Module) -> str:

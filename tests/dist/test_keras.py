@@ -11,7 +11,7 @@ pytestmark = pytest.mark.dist
 TOLERANCE = 1e-5
 TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85)}
+EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85), "keras-fit": ("val_accuracy", 0.85)}
 
 ALIKE = {
     "plain": {},

@@ -1,0 +1,167 @@
+"""`model.fit` of Keras on all ranks: it trains one model, as it would in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import keras
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from k8sjob.contract import EventKind
+from k8sjob.runtime import keras_model
+from k8sjob.runtime.data import strided
+from k8sjob.runtime.feed import Feed
+from k8sjob.runtime.keras_sync import KIND, Together
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from k8sjob.runtime.data import Tail
+    from k8sjob.runtime.job import Job
+
+__all__ = ["fit"]
+
+_WRITERS: Final = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""Callbacks that write, and so are rank 0's alone. All others decide, and decide the same."""
+
+_INSTEAD: Final = {
+    "accumulate": "gradient_accumulation_steps of the optimizer",
+    "clip_norm": "global_clipnorm of the optimizer",
+    "bf16": 'keras.mixed_precision.set_global_policy("mixed_bfloat16")',
+}
+"""Settings of the step, which is Keras's own here, and Keras's words for them."""
+
+
+def fit(
+    job: Job,
+    model: Any,
+    train: Any,
+    *,
+    epochs: int,
+    sizes: Mapping[str, int | None],
+    validation: Any,
+    callbacks: Sequence[Any],
+    shuffle: bool,
+    tail: Tail,
+    loader_options: Mapping[str, Any],
+) -> Any:
+    """See Job.fit.
+
+    Args:
+        job: the rank's view of its job.
+        model: compiled.
+        train: the training data.
+        epochs: in all.
+        sizes: batch_size and global_batch.
+        validation: data to evaluate with after each epoch, or None.
+        callbacks: of Keras.
+        shuffle: a new order each epoch.
+        tail: see data.ShardSampler.
+        loader_options: for DataLoader.
+    """
+    _check(job, model)
+    settings = {**sizes, "shuffle": shuffle, "tail": tail, "loader_options": loader_options}
+    feed = Feed(
+        _dataset(train),
+        settings,
+        rank=job.rank,
+        world_size=job.world_size,
+        accumulate=1,
+        seed=job.seed,
+        on_gpu=job.device.type == "cuda",
+    )
+    if feed.sampler.leaves_out():
+        raise ValueError(
+            f'tail="{tail}" leaves some ranks without a sample in the last step, and Keras computes'
+            ' no gradient of nothing: use tail="pad" or "drop"'
+        )
+    held_out = (
+        None if validation is None else _validation(job, _dataset(validation), loader_options)
+    )
+    saved = job.saves.newest(KIND) if job.saves else None
+    own = [one for one in callbacks if job.is_main or not isinstance(one, _WRITERS)]
+    together = Together(
+        job,
+        feed,
+        epochs=epochs,
+        test_batches=0 if held_out is None else len(held_out),
+        saved=saved,
+    )
+    job.begin()
+    try:
+        with keras.device(str(job.device)), together.around(model.optimizer, callbacks):
+            model.to(job.device)
+            return model.fit(
+                feed.loader(list(feed.sampler.shares())),
+                epochs=epochs,
+                initial_epoch=_resume(job, saved, epochs),
+                validation_data=held_out,
+                callbacks=[*own, together],
+                shuffle=False,  # the feed does
+                verbose=0,
+            )
+    finally:
+        job.end()
+
+
+def _resume(job: Job, saved: Any, epochs: int) -> int:
+    """The first epoch to train, counted from 0."""
+    if saved is None:
+        return 0
+    epoch: int = saved.state["epoch"]
+    job.reporter.emit(EventKind.RESUMED, path=saved.path, epoch=epoch, step=saved.step)
+    if epoch >= epochs:
+        job.reporter.warn(
+            f"all {epochs} epochs were done before: nothing is left to train; raise the number, or"
+            f" empty {job.checkpoint_dir} to begin anew"
+        )
+    return epoch
+
+
+def _check(job: Job, model: Any) -> None:
+    """Refuse what would go wrong without a word, or with one that nobody understands."""
+    name, kind = type(model).__name__, job.config.strategy
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
+    if problem := keras_model.refuse(model):
+        raise ValueError(problem)
+    if kind not in {"ddp", "keras"}:
+        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+    for option, value in job.config.options.items():
+        instead = _INSTEAD.get(option, "nothing like it")
+        raise ValueError(
+            f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; use {instead}"
+        )
+    if not model.compiled:
+        raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
+    if model.jit_compile:
+        raise ValueError(f"{name} is compiled with jit_compile=True; leave it out")
+    if getattr(model.loss, "reduction", None) == "sum":
+        raise ValueError(
+            f'the loss of {name} has reduction="sum", and the ranks average gradients; use its'
+            " default, the mean, and a larger learning rate"
+        )
+
+
+def _dataset(data: Any) -> Any:
+    """A map-style data set; arrays become one."""
+    if isinstance(data, tuple | list) and all(hasattr(part, "shape") for part in data):
+        return TensorDataset(*(torch.as_tensor(part) for part in data))
+    return data
+
+
+def _validation(job: Job, data: Any, loader_options: Mapping[str, Any]) -> DataLoader[Any]:
+    """This rank's share, each sample once over all ranks."""
+    batches = [batch for batch in strided(data, job.rank, job.world_size, 256) if batch]
+    if len(data) < job.world_size:
+        raise ValueError(
+            f"{len(data)} samples to validate with, and {job.world_size} ranks: give each one"
+        )
+    return DataLoader(data, batch_sampler=batches, **loader_options)

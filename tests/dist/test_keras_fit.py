@@ -1,0 +1,127 @@
+"""job.fit trains as model.fit does in one process, and leaves equal ranks behind."""
+
+import json
+import zipfile
+
+import pytest
+
+pytestmark = pytest.mark.dist
+TOLERANCE = 1e-5
+TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+FIT = {"program": "keras_fit.py", "env": TORCH}
+
+ALIKE = {  # 100 samples in batches of 32: the last one has 4
+    "plain": {},
+    "under ddp": {"kind": "ddp"},
+    "momentum": {"optimizer": ["SGD", {"learning_rate": 0.1, "momentum": 0.9}]},
+    "clipped": {"optimizer": ["AdamW", {"learning_rate": 3e-3, "global_clipnorm": 0.5}]},
+    "accumulated": {"batch": 25, "optimizer": ["Adam", {"gradient_accumulation_steps": 2}]},
+    "weighted": {"weighted": True},
+    "uneven": {"samples": 101, "batch": 26, "tail": "short"},  # the last one has 23: 12 and 11
+}
+OWN = {
+    "conv": {"model": "conv", "twice": True},
+    "stopped by all": {"callbacks": ["stop"], "epochs": 9},
+    "stopped by one": {"callbacks": ["stop on one"], "epochs": 9},
+}
+WRONG = {
+    "fsdp": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model; use keras"),
+    "clip_norm": (
+        {"options": {"clip_norm": 1.0}},
+        "strategy.clip_norm: 1.0, but job.fit() leaves the step to Keras; use global_clipnorm",
+    ),
+    "torch": ({"model": "torch"}, "takes a keras.Model, not a Linear; torch models: job.prepare"),
+    "not compiled": ({"optimizer": [None, {}]}, "Sequential is not compiled: call model.compile("),
+    "a sum": ({"loss": {"reduction": "sum"}}, 'the loss of Sequential has reduction="sum"'),
+    "too short": (
+        {"samples": 97, "tail": "short"},
+        'tail="short" leaves some ranks without a sample in the last step',
+    ),
+    "two optimizers": ({"model": "two"}, "differs between the ranks: something beside"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def alone(run_once):
+    return run_once(ALIKE, world=1, **FIT).result
+
+
+@pytest.fixture(scope="module")
+def two(run_once, folder):
+    saved = {"saved": {"callbacks": ["save"], "folder": str(folder)}}
+    wrong = {name: case for name, (case, _) in WRONG.items()}
+    return run_once({**ALIKE, **OWN, **saved, **wrong}, **FIT).result
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_ranks_fit_as_one(name, two, alone):
+    found, wanted = two[name], alone[name]
+    assert "error" not in found, found
+    names = {"loss", "accuracy", "top3", "val_loss", "val_accuracy", "val_top3"}
+    assert set(found["history"]) == names
+    for metric, values in wanted["history"].items():
+        assert len(values) == 2
+        assert found["history"][metric] == pytest.approx(values, abs=TOLERANCE), metric
+    assert wanted["history"]["loss"][1] < wanted["history"]["loss"][0]
+    assert found["weights"] == pytest.approx(wanted["weights"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [*ALIKE, *OWN])
+def test_ranks_are_equal_bit_by_bit(name, two):
+    for what in ("marks", "states", "histories"):
+        assert len(set(two[name][what])) == 1, what
+
+
+def test_dropout_differs_between_ranks_and_not_between_runs(two):
+    assert len(set(two["conv"]["drawn"])) == 2
+    assert two["conv again"] == two["conv"]
+
+
+def test_a_decision_is_taken_by_all_ranks(two):
+    assert len(two["stopped by all"]["history"]["loss"]) == 2  # nothing is better by 9
+    assert len(two["stopped by one"]["history"]["loss"]) == 1
+
+
+def test_rank_0_alone_writes_a_model_of_keras_own(two, folder):
+    assert "error" not in two["saved"], two["saved"]
+    (file,) = folder.iterdir()
+    assert file.name == "rank-0.keras"
+    with zipfile.ZipFile(file) as archive:
+        optimizer = json.loads(archive.read("config.json"))["compile_config"]["optimizer"]
+    assert optimizer["module"].startswith("keras.")
+    assert optimizer["class_name"] == "Adam"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_one_error(name, two):
+    assert WRONG[name][1] in two[name]["error"]
+
+
+def test_a_fit_that_was_stopped_goes_on_from_the_last_epoch(run_ranks, start_ranks, tmp_path):
+    def case(epochs, *callbacks):
+        return {"case": {"model": "conv", "epochs": epochs, "callbacks": callbacks}}
+
+    whole = run_ranks(case(4), checkpoint_dir=str(tmp_path / "whole"), **FIT).result["case"]
+    parts = {"checkpoint_dir": str(tmp_path / "parts"), **FIT}
+    run_ranks(case(2), **parts)
+    rest = run_ranks(case(4), **parts)
+    assert rest.told("resumed")[0]["epoch"] == 2
+    tail = {name: values[2:] for name, values in whole["history"].items()}
+    assert rest.result["case"]["history"] == tail
+    for what in ("marks", "states", "drawn"):
+        assert rest.result["case"][what] == whole[what]
+
+
+def test_a_signal_stops_all_ranks(start_ranks, tmp_path):
+    endless = {"case": {"epochs": 100_000, "callbacks": ["slow"]}}
+    ranks = start_ranks(endless, checkpoint_dir=str(tmp_path / "saved"), **FIT)
+    ranks.await_event("checkpoint")
+    ranks.signal(1)
+    outcome = ranks.finish()
+    assert outcome.codes == [143, 143]
+    assert outcome.told("stopping")[0]["signal"] == "SIGTERM"
