@@ -298,7 +298,10 @@ def test_the_command(registry, write_job, storage_of):
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_path, number):
     file = write_job("build/stopped", "pip: [slow-package]")
     temporary = tmp_path / "tmp"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,8 @@ _LONGEST: Final = 400
 """Characters of each of them."""
 _PATIENCE: Final = 20.0
 """Seconds that a builder has to clean up behind itself."""
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a process that does not say otherwise."""
 _ASKED: Final = 20.0
 """Seconds for a question that a builder answers out of its head."""
 
@@ -43,7 +46,7 @@ class Failed(ImageError):  # noqa: N818 - a state of affairs, which a caller han
 def run(argv: Sequence[str], say: Callable[[str], object]) -> None:
     """Run a program to its end.
 
-    Ctrl-C and SIGTERM end it, and it is waited for: it takes its containers away.
+    Ctrl-C, SIGTERM and SIGHUP end it, and it is waited for: it takes its containers away.
 
     Args:
         argv: the program and its arguments.
@@ -81,7 +84,7 @@ def answers(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def _started(argv: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, of which nothing is left in the end."""
+    """A process in a group of its own, of which nothing is left where it does not end by itself."""
     try:
         process = subprocess.Popen(
             argv,
@@ -101,32 +104,34 @@ def _started(argv: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
         except BaseException:
             _end(process)
             raise
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Ask it to stop, and hear it out."""
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired, ValueError):
-        process.communicate(timeout=_PATIENCE)
+    try:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired, ValueError):
+            process.communicate(timeout=_PATIENCE)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends this process as it would, but by the way that cleans up."""
+    """These signals end this process as they would, but by the way that cleans up."""
 
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread, which alone gets signals
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
+    numbers = [each for each in _ENDS if signal.getsignal(each) is signal.SIG_DFL]  # not by nohup
+    for number in numbers:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
