@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import io
 import json
+import tarfile
 
 import pytest
 import wheelhouse
@@ -116,6 +118,21 @@ def test_vendored_packages_are_none_and_those_on_pythonpath_are():
     }
     found = inventory(*wheelhouse.base(more=more), environment=["PYTHONPATH=/opt/extra"])
     assert set(found.distributions) == {"numpy", "torch", "extra"}
+
+
+def test_metadata_that_is_linked_to_another_name():
+    """As in images of conda, whose packages lie in a cache and are linked hard from there."""
+    system, packages = wheelhouse.base()
+    buffer = io.BytesIO(tar_of({**packages, **wheelhouse.installed("pkg", "1", site="cache/x")}))
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        member = tarfile.TarInfo(f"./{wheelhouse.SITE}/pkg-1.dist-info/METADATA")
+        member.type, member.linkname = tarfile.LNKTYPE, "cache/x/pkg-1.dist-info/METADATA"
+        archive.addfile(member)
+    layers = [content(tar_of(system)), content(buffer.getvalue())]
+    found = take_inventory(
+        image(), [read_traces(layer, "base", lambda _size: None) for layer in layers]
+    )
+    assert found.distributions["pkg"] == "Name: pkg\nVersion: 1"
 
 
 def test_musl():

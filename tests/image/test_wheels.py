@@ -87,6 +87,12 @@ def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, link
     assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
 
 
+def test_an_address_is_not_repeated(tmp_path, links):
+    path = wheel(links, "here", "1.0")
+    assert unpacked(tmp_path / "deps", f"here @ file://{path}", "fast")[-1] == "fast==1.0, here"
+    assert (tmp_path / "deps/here/__init__.py").is_file()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

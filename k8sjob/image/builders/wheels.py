@@ -165,8 +165,8 @@ def _no_more(names: Iterable[str]) -> list[str]:
 
 
 def _names(chosen: str) -> list[str]:
-    """`name==version` of each line that begins one."""
-    return re.findall(r"^([A-Za-z0-9][^\s\\;]*(?: @ \S+)?)", chosen, re.MULTILINE)
+    """`name==version` of each line that begins one; no addresses, which may hold a password."""
+    return re.findall(r"^[A-Za-z0-9][^\s\\;]*", chosen, re.MULTILINE)
 
 
 def _uv(desk: Path, arguments: list[str], inventory: Inventory) -> None:
