@@ -32,9 +32,10 @@ __all__ = ["Dependencies", "Order"]
 _RECIPE: Final = 1
 """Raised when something else is to be made of equal wishes: older images are not found then."""
 _OUTSIDE: Final = re.compile(
-    r"(?:-r|--requirement|-c|--constraint|-e|--editable)[\s=](?!\s*https?://)|\.{0,2}/|file:"
+    r"(?:-[rce]|--(?:requirement|constraint|editable)\b)[\s=]*+(?!(?!file:)[a-z+]+://)"
+    r"|\.{0,2}/|[^#]*\bfile:"
 )
-"""The beginning of a line of requirements that leads to another file of this machine."""
+"""A line of requirements that leads to another file of this machine."""
 
 
 @dataclass(frozen=True, slots=True)

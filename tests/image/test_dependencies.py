@@ -66,7 +66,18 @@ def test_it_is_said_in_words(wanted):
 
 @pytest.mark.parametrize(
     "line",
-    ["-r more.txt", "--requirement=more.txt", "-c pins.txt", "-e .", "./lib", "../lib", "/lib.whl"],
+    [
+        "-r more.txt",
+        "-rmore.txt",
+        "--requirement=more.txt",
+        "-c pins.txt",
+        "-e .",
+        "-e file:///lib",
+        "./lib",
+        "../lib",
+        "/lib.whl",
+        "lib @ file:///lib.whl",
+    ],
 )
 def test_a_requirements_file_stands_alone(wanted, line):
     with pytest.raises(ImageError, match=r"requirements\.txt:2: .* leads to another file"):
@@ -74,7 +85,16 @@ def test_a_requirements_file_stands_alone(wanted, line):
 
 
 def test_what_the_network_has_may_be_named(wanted):
-    assert wanted(text="-r https://packages.internal/r.txt\n--index-url https://x/simple\n")
+    lines = (
+        "-r  https://packages.internal/r.txt",
+        "--constraint=https://packages.internal/c.txt",
+        "-e git+https://packages.internal/lib.git",
+        "lib @ https://packages.internal/lib.whl",
+        "--index-url https://packages.internal/simple",
+        "requests  # not of file: or -r",
+        "constraint",
+    )
+    assert wanted(text="\n".join(lines))
 
 
 def test_a_requirements_file_that_cannot_be_read(wanted, code):
