@@ -8,7 +8,7 @@ stdlib only.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -114,6 +114,7 @@ class Strategy:
         places: whether the strategy puts the model on its devices, part by part; else the model
             comes to it on the process's device.
         warning: what whoever chooses it should know; empty: nothing.
+        lacks: why it has not a setting that others have, where that is not plain.
     """
 
     summary: str
@@ -125,6 +126,7 @@ class Strategy:
     whole_node: bool = False
     places: bool = False
     warning: str = ""
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All settings: those that are given, and the defaults of the others."""
@@ -280,6 +282,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="ranks along data divide each batch, ranks along model divide what layout says",
             options={
                 **_STEP,
+                "sync_batchnorm": _LAYERS["sync_batchnorm"],
                 "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
                 "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
                 "layout": Option(
@@ -303,6 +306,10 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "micro_batches": Option(default=4, wanted="a whole number", takes=_whole, least=1),
             },
             rule=_of_pipeline,
+            lacks={
+                "sync_batchnorm": "a stage sees one micro-batch after another and never the batch;"
+                " nn.GroupNorm and nn.LayerNorm do without"
+            },
         ),
         "model_split": Strategy(
             summary="one process has some of the layers on each of its GPUs, which take turns",
@@ -330,6 +337,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             rule=_of_parameter_server,
             uniform=False,
             places=True,
+            lacks={"clip_norm": "the gradients of a step are never in one place"},
         ),
     }
 )
@@ -398,7 +406,8 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
             owners = [other for other, found in STRATEGIES.items() if name in found.options]
             message = f"no such setting; {_meant(name, row.options)}"
             if owners:
-                message = f"{kind} has no such setting, but {', '.join(owners)}; leave it out"
+                why = f": {row.lacks[name]}" if name in row.lacks else ""
+                message = f"{kind} has no such setting, but {', '.join(owners)}; leave it out{why}"
             yield Conflict(at, message)
         elif value is None and option.default is None:
             continue

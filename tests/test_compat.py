@@ -188,6 +188,7 @@ def test_meshes_that_cannot_be(given, field, said):
         ({"splits": ["a", "b"]}, "splits", "= 8 ranks do not divide by 2 splits + 1 = 3 stages"),
         ({"splits": ["a"], "micro_batches": 1}, "micro_batches", "set it to at least 2"),
         ({"splits": ["a"], "schedule": "zb"}, "schedule", "'zb' is not 1f1b or gpipe"),
+        ({"splits": ["a"], "sync_batchnorm": True}, "sync_batchnorm", "nn.GroupNorm and"),
     ],
 )
 def test_pipelines_that_cannot_be(given, field, said):

@@ -25,23 +25,29 @@ class _AllReduce(torch.autograd.Function):
     """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004 - autograd's signature
+    def forward(ctx: Any, value: Tensor, ranks: Any) -> Tensor:
+        ctx.ranks = ranks
         total = value.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=ranks)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004 - autograd's signature
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total
+        dist.all_reduce(total, group=ctx.ranks)
+        return total, None
 
 
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm1d, 2d and 3d over all ranks; same parameters, buffers and state_dict.
 
     Takes (N, C, ...); N may differ between the ranks. Every rank must call it equally often.
+
+    Attributes:
+        ranks: process group of those that share a batch; None: all.
     """
+
+    ranks: Any = None
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
         if input.ndim < 2:
@@ -75,7 +81,7 @@ class SyncBatchNorm(_BatchNorm):
         centre = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
         apart = (mean - centre).double()
         first, second = count * apart, count * (variance.double() + apart.square())
-        total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]))
+        total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]), self.ranks)
         channels = mean.shape[0]
         values = float(total[-1].detach())
         if values <= 1:
@@ -100,31 +106,38 @@ class SyncBatchNorm(_BatchNorm):
                 running.lerp_(value.to(running.dtype), weight)
 
 
-def convert_for(model: nn.Module, group: Group) -> nn.Module:
-    """The model with its batch normalisation synchronised, torch's own way where it has one."""
+def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
+    """The model with its batch normalisation synchronised, torch's own way where it has one.
+
+    Args:
+        model: its layers are replaced.
+        group: all ranks.
+        ranks: process group of those that share a batch; None: all.
+    """
     if group.world_size == 1:
         return model
     if group.backend == "nccl":
         stock = nn.SyncBatchNorm
-        return stock.convert_sync_batchnorm(model)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it so
-    return convert(model)
+        return stock.convert_sync_batchnorm(model, ranks)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it so
+    return convert(model, ranks)
 
 
-def convert(model: nn.Module) -> nn.Module:
+def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
     """The model with every BatchNorm1d, 2d and 3d synchronised; parameters and buffers are kept."""
     if isinstance(model, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return _synchronised(model)
+        return _synchronised(model, ranks)
     for name, child in model.named_children():
-        new = convert(child)
+        new = convert(child, ranks)
         if new is not child:
             setattr(model, name, new)
     return model
 
 
-def _synchronised(old: _BatchNorm) -> SyncBatchNorm:
+def _synchronised(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
     new = SyncBatchNorm(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
     )
+    new.ranks = ranks
     if old.affine:
         new.weight, new.bias = old.weight, old.bias
     new.running_mean, new.running_var = old.running_mean, old.running_var

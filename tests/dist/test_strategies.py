@@ -13,6 +13,7 @@ MODELS = {
     "text": {"model": "text"},
     "clipped": {"model": "text", "options": {"clip_norm": 0.5}},
     "accumulated": {"model": "text", "batch": 8, "options": {"accumulate": 4}},
+    "normed": {"model": "digits", "norm": True},
     "adam": {"model": "digits", "optimizer": ["AdamW", {"lr": 1e-3}]},
     "uneven": {"model": "digits", "batch": 30, "samples": 101, "tail": "short"},
 }
@@ -50,8 +51,9 @@ def pipeline(like, splits, **options):
 
 
 TWO = {"digits": ["fc2"], "text": ["block1"]}
+PLAIN = [like for like in MODELS if like != "normed"]
 PIPELINES = {
-    **{f"pipeline {like}": pipeline(like, TWO[MODELS[like]["model"]]) for like in MODELS},
+    **{f"pipeline {like}": pipeline(like, TWO[MODELS[like]["model"]]) for like in PLAIN},
     "pipeline digits, gpipe": pipeline("digits", ["act.1"], schedule="gpipe", micro_batches=3),
     "pipeline text, four stages": pipeline("text", ["block0", "block1", "head"]),
 }
@@ -61,9 +63,11 @@ EIGHT = {
     **{f"{shape} text": mesh("text", model, DIVIDED) for shape, model in MESHES.items()},
 }
 FOUR = {
-    **{f"mesh {like}": mesh(like, 2) for like in MODELS},
+    **{f"mesh {like}": mesh(like, 2) for like in PLAIN},
     **PIPELINES,
-    **{f"fsdp {like}": case(like, "fsdp") for like in MODELS},
+    **{f"fsdp {like}": case(like, "fsdp") for like in PLAIN},
+    **{f"{kind} normed": case("normed", kind, sync_batchnorm=True) for kind in ("ddp", "fsdp")},
+    "mesh normed": mesh("normed", 2, sync_batchnorm=True),
     "fsdp text, recomputed": case(
         "text", "fsdp", blocks=[r"block\d"], checkpoint_activations=True, reshard=False
     ),
@@ -116,6 +120,10 @@ WRONG = {
     "does not divide": (
         mesh("digits", 4, {"out.bias": ["model"], "fc1.weight": ["model", None]}),
         "out.bias has 10 along dimension 0, which does not divide by mesh axis model=4; set",
+    ),
+    "is a synchronised layer's": (
+        mesh("normed", 2, {"norm.weight": ["model"]}, sync_batchnorm=True),
+        "norm.weight belongs to a batch normalisation, which sync_batchnorm computes whole",
     ),
     "gives no such output": (
         mesh("digits", 2, {"fc1.output": ["model"]}),

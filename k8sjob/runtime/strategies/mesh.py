@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime import full_state, layout
+from k8sjob.runtime import full_state, layout, sync_batchnorm
 from k8sjob.runtime.gradients import MixedError, synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
 from k8sjob.runtime.step import forward, forward_backward
@@ -44,6 +45,9 @@ def prepare(
     divided = layout.parameters(model, options["layout"])
     outputs = layout.outputs(model, options["layout"])
     equalise(model, group)
+    if options["sync_batchnorm"] and mesh.data_size > 1:
+        _check_norms(model, divided)
+        model = sync_batchnorm.convert_for(model, group, mesh.process_group("data"))
     ranks = mesh.axis("model")
     if ranks is not None:
         _divide(model, divided, ranks)
@@ -104,6 +108,16 @@ def _check(name: str, parameter: Tensor, divided: Mapping[str, int], ranks: int)
             f"strategy.layout: {name} has {size} along dimension {divided[name]}, which does not"
             f" divide by mesh axis model={ranks}; set model to {', '.join(fitting)}, or write null"
         )
+
+
+def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
+    layers = dict(model.named_modules())
+    for name in divided:
+        if isinstance(layers[name.rpartition(".")[0]], _BatchNorm):
+            raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
+                f"strategy.layout: {name} belongs to a batch normalisation, which sync_batchnorm"
+                " computes whole; take the key out, or sync_batchnorm"
+            )
 
 
 def _convert(

@@ -30,6 +30,7 @@ OPTIONS = {
     "tail": "pad",
     "twice": False,  # train it again, to compare
     "tied": False,
+    "norm": False,  # batch normalisation, of digits alone
     "schedule": None,  # steps between two halvings of the learning rate
 }
 SIZE, HEADS, LENGTH = 32, 8, 16
@@ -96,6 +97,8 @@ def transformer(case, letters):
 def digits(case):
     model = nn.Sequential()
     model.add_module("fc1", nn.Linear(64, 48))
+    if case["norm"]:
+        model.add_module("norm", nn.BatchNorm1d(48))
     model.add_module("act", nn.Sequential(nn.ReLU(), nn.Dropout(case["dropout"])))
     model.add_module("fc2", nn.Linear(48, 32))
     model.add_module("tanh", nn.Tanh())
