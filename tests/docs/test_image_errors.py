@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from wheelhouse import wheel
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
 from k8sjob.image.builders.settings import write_secrets
+from k8sjob.image.builders.wheels import find_uv, unpack
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies
+from k8sjob.image.inventory import Inventory
 from k8sjob.image.layer import pack
+from k8sjob.image.layout import Layout
 from k8sjob.image.manifest import Index
 from k8sjob.image.reference import Reference
 from k8sjob.spec import Image
@@ -75,7 +79,27 @@ def settings(given, folder):
     write_secrets(folder, {"PIP_CONFIG_FILE": str(folder / "pip.conf"), "HOME": str(folder)})
 
 
+def wheels(given, folder):
+    if find_uv() is None:
+        pytest.skip("uv missing; pip install 'k8sjob[deps]'")
+    links = folder / "links"
+    wheel(links, "scipy", "2.0", requires=["numpy>=2.3"])
+    wheel(links, "numpy", "2.5")
+    (links / "mamba-1.0.tar.gz").write_bytes(b"")
+    text = f"--no-index\n--find-links {links}\n{given}\n"
+    numpy = {"numpy": "Name: numpy\nVersion: 2.2.4"}
+    base = Inventory("base", "/usr/bin/python", "3.11", "amd64", (2, 36), "site", numpy)
+    unpack(base, Dependencies(requirements=text), folder / "deps", lambda _line: None)
+
+
+def output(given, folder):
+    subprocess.run(["bash", "-c", given], cwd=folder, check=True)
+    Layout(folder / "out", Reference.parse("reg.example/team/x"))
+
+
 KINDS = {
+    "folder": output,
+    "wheels": wheels,
     "code": code,
     "login": login,
     "name": name,
@@ -89,8 +113,9 @@ KINDS = {
 def test_every_row_says_what_happens(row, tmp_path):
     with pytest.raises(ImageError) as caught:
         KINDS[row.kind](row.given, tmp_path)
-    pattern = ".*".join(re.escape(part) for part in row.error.split("..."))
-    assert re.fullmatch(pattern, str(caught.value)), caught.value
+    error = row.error.replace("↵", "\n")
+    pattern = ".*".join(re.escape(part) for part in error.split("..."))
+    assert re.fullmatch(pattern, str(caught.value), re.DOTALL), caught.value
 
 
 def test_every_table_is_run():
