@@ -14,7 +14,7 @@ import torch
 from k8sjob import compat
 from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime import config as settings
-from k8sjob.runtime import keras_model, rng
+from k8sjob.runtime import keras_model, keras_optimizer, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.health import Waiting
@@ -103,7 +103,8 @@ class Job:
             build: a class or function that makes the model; called with the same random numbers on
                 all ranks. A finished module will do.
             loss: loss(output, *targets) -> the mean over the batch, a scalar.
-            optimizer: (class, arguments), or a function of the parameters.
+            optimizer: (class, arguments), or a function of the parameters; for a Keras model also
+                one of Keras's.
             scheduler: (class, arguments), or a function of the optimizer.
             schedule_by: when the scheduler steps.
 
@@ -126,7 +127,12 @@ class Job:
             self.reporter.warn(f"strategy.kind: {kind}: {warning}")
         prepared = strategy(kind, model, loss, self.group, options)
         parameters = prepared.model.parameters()
-        made = _made(optimizer, parameters)
+        made = keras_optimizer.adopt(optimizer, model) or _made(optimizer, parameters)
+        if scheduler is not None and isinstance(made, keras_optimizer.KerasOptimizer):
+            raise ValueError(
+                "scheduler: an optimizer of Keras has its own; give it learning_rate="
+                "keras.optimizers.schedules...., or use one of torch.optim"
+            )
         prepared.ready(made)
         schedule = None if scheduler is None else _made(scheduler, made)
         # From here on ranks differ: each share of the data has its own dropout masks.

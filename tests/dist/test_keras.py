@@ -12,9 +12,12 @@ TOLERANCE = 1e-5
 TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85), "keras-fit": ("val_accuracy", 0.85)}
+KERAS_ADAM = {"optimizer": ["keras", "Adam", {"learning_rate": 3e-3}]}
 
 ALIKE = {
     "plain": {},
+    "an optimizer of keras": KERAS_ADAM,
+    "constrained": {"constraint": "non_neg", **KERAS_ADAM},
     "under ddp": {"kind": "ddp"},
     "penalised": {"penalty": "l2"},
     "clipped": {"options": {"clip_norm": 0.5}},
@@ -33,6 +36,8 @@ WRONG = {
     "compile": ({"kind": "ddp", "options": {"compile": True}}, "strategy.compile: not for a Keras"),
     "torch": ({"model": "plain"}, "strategy.kind: keras, but Sequential is no Keras model"),
     "inside": ({"model": "inside"}, "a torch module with Keras layers inside"),
+    "a constraint": ({"constraint": "non_neg"}, "dense/kernel has a constraint, which Adam of torch"),
+    "a schedule": ({"schedule": True, **KERAS_ADAM}, "scheduler: an optimizer of Keras has its own"),
     "unbuilt": ({"model": "unbuilt"}, "has no weights to train yet: begin it with keras.Input"),
 }
 
@@ -72,6 +77,12 @@ def test_a_regulariser_is_in_the_loss(alone):
     assert alone["penalised"]["weights"] != pytest.approx(alone["plain"]["weights"], rel=1e-3)
 
 
+def test_an_optimizer_of_keras_is_used_as_such(alone):
+    found, plain = alone["an optimizer of keras"], alone["plain"]
+    assert found["losses"] == pytest.approx(plain["losses"], abs=1e-3)  # epsilon stands elsewhere
+    assert alone["constrained"]["weights"] != pytest.approx(plain["weights"], rel=1e-2)
+
+
 def test_running_statistics_are_those_of_all_ranks(three, alone):
     found, wanted = three["normalised"], alone["normalised"]
     assert set(wanted["statistics"]) == {"moving_mean", "moving_variance"}
@@ -108,7 +119,7 @@ def test_what_cannot_be_is_one_error(name, three):
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run_ranks, tmp_path):
     def train(folder, epochs):
         sizes = {"samples": 192, "batch": 64, "steps": None, "epochs": epochs}
-        case = {"model": "conv", "dropout": 0.3, **sizes}
+        case = {"model": "conv", "dropout": 0.3, **sizes, **KERAS_ADAM}
         folder = str(tmp_path / folder)
         started = {"program": "keras_curves.py", "env": TORCH, "checkpoint_dir": folder}
         return run_ranks({"case": case}, **started)

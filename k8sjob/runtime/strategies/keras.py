@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from k8sjob.runtime import full_state
 from k8sjob.runtime.keras_model import AsTorch, Moved, Seeds, penalised
+from k8sjob.runtime.keras_optimizer import KerasOptimizer
 from k8sjob.runtime.mesh import Mesh
 from k8sjob.runtime.replicas import replicate
 from k8sjob.runtime.step import forward
@@ -14,7 +15,7 @@ from k8sjob.runtime.strategies import Strategy, assemble
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from k8sjob.runtime.process_group import Group
@@ -23,7 +24,7 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+    model: Any, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
 ) -> Strategy:
     """The row of the table: DistributedDataParallel over the model as torch calls it."""
     mesh, bf16 = Mesh(group), options["bf16"]
@@ -46,6 +47,14 @@ def prepare(
         seeds.part(mesh.data_rank)
         moved.begin()
 
+    def check(optimizer: Optimizer) -> None:
+        bound = [variable.path for variable in model.trainable_variables if variable.constraint]
+        if bound and not isinstance(optimizer, KerasOptimizer):
+            raise ValueError(
+                f"{bound[0]} has a constraint, which {type(optimizer).__name__} of torch would not"
+                " keep; use an optimizer of Keras"
+            )
+
     return assemble(
         model,
         mesh,
@@ -54,4 +63,5 @@ def prepare(
         wrapped=wrapped,
         forward=evaluated,
         restore=restore,
+        ready=check,
     )

@@ -25,6 +25,9 @@ OPTIONS = {
     "model": "dense",
     "dropout": 0.0,
     "penalty": None,
+    "constraint": None,
+    "optimizer": ["torch", "Adam", {"lr": 3e-3}],
+    "schedule": None,
     "steps": 20,
     "epochs": 99,
     "batch": 32,
@@ -39,7 +42,12 @@ def dense(case):
         [
             keras.Input((8, 8, 1)),
             layers.Flatten(),
-            layers.Dense(32, activation="tanh", kernel_regularizer=case["penalty"]),
+            layers.Dense(
+                32,
+                activation="tanh",
+                kernel_regularizer=case["penalty"],
+                kernel_constraint=case["constraint"],
+            ),
             layers.Dropout(case["dropout"], seed=5),
             layers.Dense(10),
         ]
@@ -98,10 +106,13 @@ def train(job, case):
     torch.manual_seed(3)
     keras.utils.set_random_seed(3)
     keras.utils.clear_session(free_memory=False)  # the same names again
+    library, name, settings = case["optimizer"]
+    module = torch.optim if library == "torch" else keras.optimizers
     run = job.prepare(
         lambda: BUILD[case["model"]](case),
         loss=functional.cross_entropy,
-        optimizer=(torch.optim.Adam, {"lr": 3e-3}),
+        optimizer=(getattr(module, name), settings),
+        scheduler=case["schedule"] and (torch.optim.lr_scheduler.StepLR, {"step_size": 1}),
     )
     losses = []
     for _ in run.epochs(case["epochs"]):
