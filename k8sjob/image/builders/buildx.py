@@ -20,7 +20,7 @@ def missing(_wanted: Dependencies) -> str | None:
     if shutil.which("docker") is None:
         return "docker is not on PATH"
     if not answers(["docker", "buildx", "version"]):
-        return "docker has no buildx; on Debian and Ubuntu: apt install docker-buildx-plugin"
+        return "docker has no buildx; install its package docker-buildx-plugin, or docker-buildx"
     if not answers(["docker", "buildx", "inspect"]):
         return "docker buildx reaches no builder; start docker, or see: docker buildx ls"
     return None
