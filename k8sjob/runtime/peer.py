@@ -72,7 +72,8 @@ def peer_loss(error: BaseException) -> str | None:
         if _matches(link):
             first = str(link).strip().partition("\n")[0]
             told = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
-            return f"another rank went away: {told.partition('. This is typically')[0]}"
+            told = told.partition(". This is typically")[0]
+            return f"another rank went away: {told.partition(' (this error originated')[0]}"
     return None
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from k8sjob.runtime.env import DistEnv
 
 __all__ = ["session"]
+
+
+_HEARD_S: Final = 1.0
+"""How long a coordinator that fails keeps the store, for the others to read why."""
 
 
 @contextmanager
@@ -79,6 +83,8 @@ def session(*, seed: int = 0) -> Iterator[Job]:
                 _part(job, calls)
             else:
                 job.fail(_told(error))
+                if serving and env.rank == 0:
+                    time.sleep(_HEARD_S)
             raise
         _part(job, calls)
     seconds = round(time.monotonic() - began, 3)
@@ -102,6 +108,13 @@ def _tell_start(job: Job, restart: int, import_s: float, rendezvous_s: float) ->
 
 
 def _open_calls(job: Job, env: DistEnv, serving: int) -> Calls:
+    from torch.distributed import rpc
+
+    if not hasattr(rpc, "TensorPipeRpcBackendOptions"):
+        raise EnvError(
+            f"this torch {torch.__version__} is built without RPC (TensorPipe), which a parameter"
+            " server needs; take torch's own packages or image, or another strategy.kind"
+        )
     from k8sjob.runtime.calls import Calls  # imports half of torch.distributed
 
     met = job.group.meeting

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from k8sjob.contract import Event
+from k8sjob.lifecycle.status import speaker
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec, Requests, load
 
@@ -19,10 +21,11 @@ SMALL = Requests(cpu="50m", memory="200Mi")  # a test's node has few cores
 
 
 class Training:
-    """One job of the namespace, and everything that its Master has said."""
+    """One job of the namespace, and everything that its speaker, the Master mostly, has said."""
 
-    def __init__(self, cluster, namespace, name, eventually):
+    def __init__(self, cluster, namespace, name, eventually, speaker="master-0"):
         self.cluster, self.namespace, self.name = cluster, namespace, name
+        self.speaker = speaker
         self._said = {}  # container id -> lines
         self._eventually = eventually
         self._over = threading.Event()
@@ -41,18 +44,18 @@ class Training:
 
     @property
     def lines(self):
-        """What all Masters have said, one after the other."""
+        """What all its pods have said, one after the other."""
         return [line for lines in [*self._said.values()] for line in [*lines]]
 
     def _follow(self):
-        """Read the log of each container that the Master has, once."""
+        """Read the log of each container that the speaker has, once."""
         while not self._over.wait(0.2):
-            states = (self.pod("master-0") or {}).get("status", {}).get("containerStatuses", [{}])
+            states = (self.pod(self.speaker) or {}).get("status", {}).get("containerStatuses", [{}])
             container = states[0].get("containerID")
             if container is None or container in self._said:
                 continue
             lines = self._said[container] = []
-            argv = [self.cluster.kubectl_path, "logs", "-f", f"{self.name}-master-0"]
+            argv = [self.cluster.kubectl_path, "logs", "-f", f"{self.name}-{self.speaker}"]
             with subprocess.Popen(
                 [*map(str, argv), "-n", self.namespace],
                 env=self.cluster.env,
@@ -146,7 +149,7 @@ def start(cluster, namespace, eventually, image_of):
     def submit(spec, home):
         text = render(spec, image=image_of(spec, home))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
-        return Training(cluster, namespace, spec.name, eventually)
+        return Training(cluster, namespace, spec.name, eventually, speaker(yaml.safe_load(text)))
 
     return submit
 
@@ -252,6 +255,21 @@ def test_four_replicas_train_one_model(start, checkpoints):
         assert [point["epoch"] for point in curve] == list(range(1, 31))
         assert curve[-1]["test_accuracy"] > 0.9
         assert curve[-1]["test_loss"] < curve[0]["test_loss"] / 2
+
+
+def test_the_master_serves_and_the_workers_train(start, checkpoints):
+    home = EXAMPLES / "parameter-server"
+    checkpoints("parameter-server-checkpoints")
+    with start(small(load(home / "job.yaml")), home) as training:
+        training.await_epoch(1)
+        assert "node 0 of 3, 3 processes of 5" in training.logs("master-0")
+        assert "node 2 of 3, 1 process of 5" in training.logs("worker-1")
+        training.finish()
+        (started,) = training.events("started")
+        assert (started.data["world_size"], started.data["strategy"]) == (2, "parameter_server")
+        curve = training.curve()
+        assert [point["epoch"] for point in curve] == list(range(1, 7))
+        assert curve[-1]["test_accuracy"] > 0.75
 
 
 def test_a_script_of_ones_own_runs_as_two_processes_in_each_of_two_pods(start):
