@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,8 +10,11 @@ LOGIN = "somebody:very-secret"
 
 
 @contextlib.contextmanager
-def serving(wheels):
-    """Serves the wheels of a folder; gives the index's address, with the password in it."""
+def serving(wheels, certificate=None):
+    """Serves the wheels of a folder; gives the index's address, with the password in it.
+
+    A certificate and its key make it speak TLS.
+    """
     pages = {}
     for file in wheels.glob("*.whl"):
         pages[f"/{file.name}"] = file.read_bytes()
@@ -21,8 +25,12 @@ def serving(wheels):
         contents = pages
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(*certificate)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{LOGIN}@127.0.0.1:{server.server_port}/simple/"
+        yield f"http{'s' if certificate else ''}://{LOGIN}@127.0.0.1:{server.server_port}/simple/"
         server.shutdown()
 
 

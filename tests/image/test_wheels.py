@@ -1,8 +1,11 @@
 """Wheels by uv for Pythons and platforms that are not this machine's."""
 
+import os
+import subprocess
 import tempfile
 from dataclasses import replace
 
+import indexes
 import pytest
 import wheelhouse
 from wheelhouse import wheel
@@ -76,6 +79,83 @@ def test_an_index_of_its_own_is_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(ImageError, match=r"127\.0\.0\.1:9/simple/nothing"):
         unpacked(tmp_path / "deps", "nothing", index_url="http://127.0.0.1:9/simple")
+
+
+@pytest.fixture
+def set_up_for_pip(tmp_path, monkeypatch):
+    """uv has no settings, and is not offline; pip has what a test gives it."""
+    for name in [name for name in os.environ if name.startswith(("UV_", "PIP_", "SSL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+
+    def write(**settings):
+        lines = [f"{key.replace('_', '-')} = {value}\n" for key, value in settings.items()]
+        (tmp_path / "pip.conf").write_text("".join(["[global]\n", *lines]))
+
+    return write
+
+
+def test_the_index_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip):
+    with indexes.serving(links) as address:
+        set_up_for_pip(index_url=address)
+        said = unpacked(tmp_path / "deps", "pure")
+        assert said[-1] == "fast==1.0, pure==1.0"
+        with pytest.raises(ImageError) as refused:
+            unpacked(tmp_path / "none", "pure>=2")
+    for text in (*said, str(refused.value)):
+        assert "very-secret" not in text
+
+
+def test_folders_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip):
+    set_up_for_pip(no_index="true", find_links=links)
+    assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
+
+
+@pytest.fixture
+def signed(certificate, tmp_path):
+    """A certificate that the other one has signed, and its key."""
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+    name = ["-subj", "/CN=127.0.0.1", "-keyout", "own.key", "-out", "own.csr"]
+    ca = ["-CA", certificate[0], "-CAkey", certificate[1], "-days", "2"]
+    for argv in (
+        ["req", "-newkey", "rsa:2048", "-nodes", *name],
+        ["x509", "-req", "-in", "own.csr", *ca, "-extfile", "names", "-out", "own.crt"],
+    ):
+        subprocess.run(["openssl", *argv], cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path / "own.crt", tmp_path / "own.key"
+
+
+def test_certificates_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip, certificate, signed):
+    with indexes.serving(links, signed) as address:
+        set_up_for_pip(index_url=address)
+        with pytest.raises(ImageError, match=r"certificate"):
+            unpacked(tmp_path / "none", "pure")
+        set_up_for_pip(index_url=address, cert=certificate[0])
+        assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
+        set_up_for_pip(index_url=address, trusted_host="127.0.0.1")
+        assert unpacked(tmp_path / "trusted", "pure")[-1] == "fast==1.0, pure==1.0"
+
+
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_settings_of_its_own_come_before_pips(tmp_path, links, set_up_for_pip, monkeypatch, how):
+    set_up_for_pip(index_url="http://127.0.0.1:9/simple", no_index="true")
+    with indexes.serving(links) as address:
+        if how == "variable":
+            monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+        else:
+            monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+            (tmp_path / "config/uv").mkdir(parents=True)
+            (tmp_path / "config/uv/uv.toml").write_text(f'[pip]\nindex-url = "{address}"\n')
+        assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
+
+
+def test_the_specs_index_comes_before_pips(tmp_path, links, set_up_for_pip):
+    set_up_for_pip(index_url="http://127.0.0.1:9/simple")
+    with indexes.serving(links) as address:
+        said = unpacked(tmp_path / "deps", "pure", index_url=address)
+    assert said[-1] == "fast==1.0, pure==1.0"
 
 
 def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, links):

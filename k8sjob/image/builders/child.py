@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Failed", "answers", "run"]
 
@@ -43,7 +43,12 @@ class Failed(ImageError):  # noqa: N818 - a state of affairs, which a caller han
         super().__init__(f"{program} failed ({end}), and nothing was pushed:{said}")
 
 
-def run(argv: Sequence[str], say: Callable[[str], object]) -> None:
+def run(
+    argv: Sequence[str],
+    say: Callable[[str], object],
+    *,
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Run a program to its end.
 
     Ctrl-C, SIGTERM and SIGHUP end it, and it is waited for: it takes its containers away.
@@ -51,13 +56,14 @@ def run(argv: Sequence[str], say: Callable[[str], object]) -> None:
     Args:
         argv: the program and its arguments.
         say: is called with each line that it writes.
+        variables: beside this process's own.
 
     Raises:
         Failed: its exit code is not 0.
         ImageError: it cannot be started.
     """
     last: deque[str] = deque(maxlen=_LAST)
-    with _terminable(), _started(argv) as process:
+    with _terminable(), _started(argv, variables or {}) as process:
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
         for line in process.stdout:
             if words := line.rstrip():
@@ -83,11 +89,12 @@ def answers(argv: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _started(argv: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, of which nothing is left where it does not end by itself."""
     try:
         process = subprocess.Popen(
             argv,
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from k8sjob.errors import ImageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["write_secrets"]
+__all__ = ["pip_settings", "write_secrets"]
 
 _KEYS: Final = (
     "index-url",
@@ -49,7 +49,11 @@ def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dic
         ImageError: a pip.conf, or a bundle that is named, cannot be read.
     """
     environ = os.environ if environ is None else environ
-    settings = _pip_settings(environ)
+    settings = pip_settings(environ)
+    # A folder of this machine is not there where pip runs.
+    links = [link for link in settings.pop("find-links", "").split() if _is_remote(link)]
+    if links:
+        settings["find-links"] = "\n".join(links)
     secrets = {}
     if bundle := _bundle(environ, settings.pop("cert", None)):
         secrets["ca"] = bundle
@@ -61,13 +65,27 @@ def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dic
     return secrets
 
 
+def _is_remote(link: str) -> bool:
+    return "://" in link and not link.startswith("file:")
+
+
 def _continued(value: str) -> str:
     """A value of several lines, as such a file has it."""
     return "\n    ".join(line.strip() for line in value.splitlines() if line.strip())
 
 
-def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What pip is told: by its files, for all commands and for install, then by variables."""
+def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What pip is told: by its files, for all commands and for install, then by variables.
+
+    Args:
+        environ: variables of the process.
+
+    Returns:
+        Settings that say something about indexes, and `cert`; lists as words.
+
+    Raises:
+        ImageError: a pip.conf cannot be read.
+    """
     found: dict[str, str] = {}
     for path in _files(environ):
         parser = configparser.RawConfigParser()
@@ -87,11 +105,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     for key in (*_KEYS, "cert"):
         if value := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
             found[key] = value
-    kept = {key: found[key] for key in (*_KEYS, "cert") if found.get(key)}
-    links = [link for link in kept.pop("find-links", "").split() if "://" in link]
-    # A folder of this machine is not there where pip runs.
-    links = [link for link in links if not link.startswith("file:")]
-    return kept | ({"find-links": "\n".join(links)} if links else {})
+    return {key: found[key] for key in (*_KEYS, "cert") if found.get(key)}
 
 
 def _files(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -12,14 +12,16 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import child
+from k8sjob.image.builders.indexes import as_uv_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from k8sjob.image.dependencies import Dependencies
     from k8sjob.image.inventory import Inventory
@@ -78,7 +80,9 @@ def unpack(
             pinned, unknown = _write_stubs(inventory, desk)
             (desk / "wanted.txt").write_text(_wanted_text(wanted), encoding="utf-8")
             (desk / "unknown.txt").write_text("\n".join(unknown), encoding="utf-8")
-            (desk / "uv.toml").touch()  # or one in a folder above would have a say
+            settings, variables = as_uv_settings()
+            # In any case, or one in a folder above would have a say.
+            (desk / "uv.toml").write_text(settings, encoding="utf-8")
         except OSError as error:
             raise ImageError(f"{desk}: cannot be written: {error.strerror}; make space") from None
         say(
@@ -88,12 +92,13 @@ def unpack(
         quiet = [*_no_more(pinned), "--no-header", "--no-annotate", "--generate-hashes"]
         quiet += ["--emit-index-url", "--emit-find-links"]
         files = ["--constraints", "base.txt", "--excludes", "unknown.txt", "-o", "chosen.txt"]
-        _uv(desk, ["pip", "compile", "wanted.txt", *files, *quiet, *common], inventory)
+        uv = partial(_uv, desk=desk, variables=variables, inventory=inventory)
+        uv(["pip", "compile", "wanted.txt", *files, *quiet, *common])
         chosen = _names((desk / "chosen.txt").read_text(encoding="utf-8"))
         say(f"unpacking {len(chosen)} package{'' if len(chosen) == 1 else 's'}")
         if chosen:
             how = ["--no-deps", "--target", str(folder.absolute())]
-            _uv(desk, ["pip", "install", "-r", "chosen.txt", *how, *common], inventory)
+            uv(["pip", "install", "-r", "chosen.txt", *how, *common])
     folder.mkdir(exist_ok=True)
     say(", ".join(chosen) or f"{inventory.image} has all of it already")
 
@@ -169,13 +174,15 @@ def _names(chosen: str) -> list[str]:
     return re.findall(r"^[A-Za-z0-9][^\s\\;]*", chosen, re.MULTILINE)
 
 
-def _uv(desk: Path, arguments: list[str], inventory: Inventory) -> None:
+def _uv(
+    arguments: list[str], *, desk: Path, variables: Mapping[str, str], inventory: Inventory
+) -> None:
     """Run uv where no project of the user's has a say."""
     program = find_uv()
     assert program is not None  # noqa: S101 - the builder has looked for it
     argv = [program, "--directory", str(desk), "--quiet", "--color", "never", *arguments]
     try:
-        child.run(argv, lambda _line: None)
+        child.run(argv, lambda _line: None, variables=variables)
     except child.Failed as failed:
         raise ImageError(_in_words(failed.words, inventory)) from None
 
