@@ -141,3 +141,14 @@ def test_an_error_of_the_script_ends_the_servers(start_ranks):
     outcome = start_ranks({"model": "nothing"}, world=3, strategy="parameter_server").finish()
     assert outcome.codes == [138, 138, 1]
     assert "went away" in outcome.reasons[0]["message"] or "rank 2" in outcome.reasons[0]["message"]
+
+
+def test_a_server_that_does_not_answer_ends_the_job(start_served):
+    ranks = start_served(collective_timeout=10.0)
+    ranks.signal(1, signal.SIGSTOP)
+    for rank in (2, 0):
+        ranks.processes[rank].wait(90)
+    ranks.signal(1, signal.SIGCONT)
+    outcome = ranks.finish()
+    assert outcome.codes == [138, 138, 138], outcome.errors
+    assert "RPC ran for more than set timeout" in outcome.reasons[2]["message"]
