@@ -4,10 +4,13 @@ import copy
 
 import pytest
 
+from k8sjob import document
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.document import dump
 from k8sjob.errors import SpecError
-from k8sjob.rendering.manifest import manifest
+from k8sjob.labels import IMAGE_ORIGIN
+from k8sjob.origin import Origin
+from k8sjob.rendering.manifest import manifest, render
 
 CONTAINER = {"name": "pytorch", "image": "registry/train:1", "command": ["python", "main.py"]}
 
@@ -233,6 +236,14 @@ def test_what_servers_wrote_is_left_out_and_said():
     for name in ("metadata.uid", "metadata.managedFields", "last-applied", "status"):
         assert name in note
     assert made.spec.overlay["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d"}}
+
+
+def test_what_submit_has_noted_about_the_image_is_left_out():
+    origin = Origin("registry/train@sha256:1", "b", "b", "linux/amd64", ())
+    spec = adopted(job())
+    noted = document.parse(render(spec, origin=origin)).data
+    assert IMAGE_ORIGIN in noted["metadata"]["annotations"]
+    assert adopted(noted) == spec
 
 
 def test_the_job_among_other_documents_and_in_a_list():
