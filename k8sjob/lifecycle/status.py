@@ -30,6 +30,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "ReplicaStatus",
+    "deletion",
     "job_status",
     "last_end",
     "processes",
@@ -53,6 +54,8 @@ class JobState(StrEnum):
     """Its replicas are stopped, and `resume` lets it go on."""
     QUEUED = "Queued"
     """Kueue keeps it suspended until its queue has room."""
+    DELETING = "Deleting"
+    """Its deletion was asked for, and something still keeps it: its pods, or a finalizer."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
@@ -79,6 +82,7 @@ _EXIT_CODES: Final = {
     JobState.FAILED: 100,
     JobState.STOPPED: 103,
     JobState.SUSPENDED: 103,
+    JobState.DELETING: 103,
     JobState.DELETED: 103,
 }
 _PRECEDENCE: Final = (
@@ -142,7 +146,7 @@ class JobStatus:
         ref: the job.
         state: where it stands.
         reason: the reason of the condition that decided the state.
-        message: its message.
+        message: its message; of a job that is being deleted what keeps it.
         exit_code: what a command that waited for the job exits with, see JobState.
         created: when it was accepted (UTC).
         started: when its replicas were first made, or made again after a resume (UTC).
@@ -171,6 +175,8 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     state, condition = _state(status.get("conditions") or [])
     if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
         state = JobState.QUEUED
+    if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
+        state, condition = JobState.DELETING, {"message": deletion(job)}
     replicas = tuple(_replica(pod) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
@@ -187,6 +193,12 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         replicas=replicas,
         counts=Counter(replica.situation for replica in replicas) or _counted(job, state),
     )
+
+
+def deletion(job: Json) -> str:
+    """That a job is being deleted, and for which finalizers it stays until then."""
+    names = ", ".join((job.get("metadata") or {}).get("finalizers") or ())
+    return "the job is being deleted" + (f"; it waits for its finalizers: {names}" if names else "")
 
 
 def replica_names(job: Json) -> tuple[str, ...]:

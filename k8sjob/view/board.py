@@ -28,7 +28,7 @@ _NAME_WIDTH: Final = 24
 _STATE_WIDTH: Final = 10
 _COUNTS_WIDTH: Final = 22
 _ENDED: Final = frozenset({"Succeeded", "Failed", "Stopped", "Deleted"})
-_FIRST: Final = ("Failed", "Restarting", "Suspended", "Queued", "Created", "Running")
+_FIRST: Final = ("Failed", "Restarting", "Deleting", "Suspended", "Queued", "Created", "Running")
 
 
 @dataclass(frozen=True, slots=True)

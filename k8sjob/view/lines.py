@@ -38,6 +38,7 @@ STATE_STYLE: Final = {
     "Failed": "red",
     "Restarting": "yellow",
     "Suspended": "yellow",
+    "Deleting": "yellow",
     "Deleted": "yellow",
 }
 """Colour of a job's state and of a replica's phase."""

@@ -537,3 +537,34 @@ def test_a_queue_says_why_it_does_not_admit_a_job(snapshot):
     assert finding.cause == "queued"
     assert finding.message.startswith("the job has waited in the queue 'research' for 2 min: could")
     assert "4 more needed" in finding.message
+
+
+def doomed(job, *finalizers):
+    job.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:14Z"}
+    job.job["metadata"]["finalizers"] = list(finalizers)
+    return job
+
+
+def test_nobody_is_blamed_for_a_job_that_is_being_deleted(snapshot, make_pod):
+    """The operator leaves such a job alone: that is not its silence."""
+    (finding,) = diagnose(doomed(snapshot("Running"), "example.com/keep"), {}, now=NOW)
+    assert finding.cause == "deleting"
+    assert finding.message == (
+        "the job is being deleted; it waits for its finalizers: example.com/keep, for 46 s"
+    )
+    assert "whoever set example.com/keep must take it away" in finding.next_step
+    assert "kubectl get pytorchjob job -n ns -o yaml" in finding.next_step
+
+
+def test_pods_of_a_job_that_is_being_deleted_are_what_it_waits_for(snapshot, make_pod):
+    pods = [make_pod("master-0", dying=True, running={})]
+    job = doomed(snapshot("Running", pods=pods), "foregroundDeletion")
+    deletion, pod = diagnose(job, {}, now=NOW)
+    assert "wait until its pods have ended (kubectl get pods -n ns -l" in deletion.next_step
+    assert pod.message == "master-0: its pod is being ended, for 10 min"
+
+
+def test_a_failed_job_that_a_finalizer_keeps_says_both(snapshot, make_pod):
+    pods = [make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no"))]
+    found = diagnose(doomed(snapshot("Failed", pods=pods), "example.com/keep"), {}, now=NOW)
+    assert [one.cause for one in found] == ["crash", "deleting"]

@@ -191,3 +191,21 @@ def test_an_empty_object_is_a_job_that_was_just_created():
 def test_replica_names(make_job):
     assert replica_names(make_job()) == ("master-0", "worker-0", "worker-1")
     assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
+
+
+def test_a_job_whose_deletion_was_asked_for_does_not_run(snapshot, make_pod):
+    doomed = snapshot("Created", "Running", pods=[make_pod("master-0", running={})])
+    doomed.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:00Z"}
+    status = job_status(doomed)
+    assert (status.state, status.exit_code) == (JobState.DELETING, 103)
+    assert not status.state.finished
+    assert (status.reason, status.message) == ("", "the job is being deleted")
+    doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
+    said = "the job is being deleted; it waits for its finalizers: "
+    assert job_status(doomed).message == said + "foregroundDeletion, example.com/keep"
+
+
+def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
+    doomed = snapshot("Created", "Failed:Why:what")
+    doomed.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
+    assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")

@@ -64,6 +64,14 @@ def test_a_deleted_job_ends_the_watch(script, snapshot, line, ref):
     assert events[-1].data["exit_code"] == 103
 
 
+def test_a_job_that_is_being_deleted_is_told_before_it_is_gone(script, snapshot, ref):
+    doomed = snapshot("Running")
+    doomed.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:00Z", "finalizers": ["x/y"]}
+    events = told(watch(script([snapshot("Running"), doomed], gone=True), ref), "job")
+    assert [event.data["state"] for event in events] == ["Running", "Deleting", "Deleted"]
+    assert "x/y" in events[1].data["message"]
+
+
 def test_a_suspended_job_is_not_over(script, snapshot, ref):
     snapshots = [snapshot("Running"), snapshot("Suspended"), snapshot("Succeeded")]
     events = list(watch(script(snapshots), ref))

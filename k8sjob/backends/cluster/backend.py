@@ -244,11 +244,17 @@ class ClusterBackend:
 
         Raises:
             JobNotFound: it is gone.
-            BackendError: it has ended, or its pods do not end within their grace.
+            BackendError: it has ended or is being deleted, or its pods do not end within their
+                grace.
         """
         job = self._get(ref)
+        verb = "suspended" if value else "resumed"
+        if job["metadata"].get("deletionTimestamp"):
+            raise BackendError(
+                f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` says what it"
+                " waits for; submit it again when it is gone"
+            )
         if finished(job):
-            verb = "suspended" if value else "resumed"
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and _is_suspended(job):
             self._wait_for_pods(JobRef.of(job), seconds_to_end(job))

@@ -15,6 +15,7 @@ from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped
 from k8sjob.lifecycle.diagnose.job import (
     SUPERVISOR_GONE,
     deadline,
+    deleting,
     ended_by_deadline,
     operator_silent,
     overdue,
@@ -63,6 +64,8 @@ def diagnose(
         now: the moment that "for 40 s" is counted to, with a time zone; this one if not given.
     """
     case = Case(snapshot, logs, related, now or datetime.now(UTC))
+    if case.status.state is JobState.DELETING:  # nobody works on it any more
+        return [finding for cause in _STILL_THERE for finding in cause(case)]
     found = [finding for cause in _CAUSES for finding in cause(case)]
     if not found and not case.status.state.finished:
         found = [*pods_to_come(case), *_at_pods(slow)(case)]
@@ -157,4 +160,10 @@ _CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     _spoken_of,
     _at_pods(kept_by_a_sidecar),
     left_over,
+    deleting,
+)
+_STILL_THERE: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
+    deleting,
+    lost_its_place,
+    _at_pods(slow),
 )

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     STOPPED = "stopped"
     SUSPENDED = "suspended"
     QUEUED = "queued"
+    DELETING = "deleting"
     OPERATOR_SILENT = "operator-silent"
 
     QUOTA = "quota"

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.labels import QUEUE
+from k8sjob.labels import JOB_NAME, QUEUE
 from k8sjob.lifecycle.diagnose.case import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, lasting, who
-from k8sjob.lifecycle.status import JobState
+from k8sjob.lifecycle.status import JobState, deletion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SUPERVISOR_GONE",
     "deadline",
+    "deleting",
     "ended_by_deadline",
     "operator_silent",
     "overdue",
@@ -91,6 +92,34 @@ def queued(case: Case) -> Iterator[Finding]:
         "it starts by itself when the queue has room; see what is before it: kubectl get workloads"
         f" -n {case.namespace}; kubectl describe localqueue {queue} -n {case.namespace}",
     )
+
+
+def deleting(case: Case) -> Iterator[Finding]:
+    """The job's deletion was asked for, and it is still there."""
+    meta = case.snapshot.job.get("metadata") or {}
+    begun = moment(meta.get("deletionTimestamp"))
+    if begun is None:
+        return
+    where = f"{case.name} -n {case.namespace}"
+    others = [name for name in meta.get("finalizers") or () if name not in _COLLECTED]
+    step = "wait until its pods have ended"
+    if others:
+        step = (
+            f"whoever set {others[0]} must take it away; see whether that one runs: kubectl get"
+            f" pytorchjob {where} -o yaml"
+        )
+    elif meta.get("finalizers"):
+        step += (
+            f" (kubectl get pods -n {case.namespace} -l {JOB_NAME}={case.name}); the operator's"
+            " webhook must answer for its end"
+        )
+    yield Finding(
+        Cause.DELETING, f"{deletion(case.snapshot.job)}, for {lasting(begun, case.now)}", step
+    )
+
+
+_COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
+"""Finalizers that the cluster's garbage collector takes away by itself."""
 
 
 def ended_by_deadline(case: Case) -> bool:

@@ -33,7 +33,7 @@ def left_over(case: Case) -> Iterator[Finding]:
     if not keeps and case.now - ended < _CLEANED_IN:
         return
     pods = [pod for pod in case.pods if pod.phase in ("Running", "Pending") and not pod.dying]
-    if not pods:
+    if not pods or case.snapshot.job["metadata"].get("deletionTimestamp"):
         return
     held = sum(
         int(amount)

@@ -314,6 +314,16 @@ def test_a_job_that_has_ended_is_not_suspended(backend, there, done):
         backend.suspend(JobRef("one", "team"), value=True)
 
 
+@pytest.mark.parametrize(("value", "verb"), [(True, "suspended"), (False, "resumed")])
+def test_a_job_that_is_being_deleted_is_not_suspended(backend, there, value, verb):
+    doomed = job()
+    doomed["metadata"]["deletionTimestamp"] = MADE
+    there.on("GET", ONE, doomed)
+    with pytest.raises(BackendError, match=f"is being deleted and cannot be {verb}"):
+        backend.suspend(JobRef("one", "team"), value=value)
+    assert there.of("PATCH") == []
+
+
 def test_a_job_is_deleted_with_its_pods_and_no_other_one_is(backend, there, error):
     there.on("DELETE", ONE, {"kind": "Status"})
     backend.delete(JobRef("one", "team", "uid-1"))
