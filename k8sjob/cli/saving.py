@@ -1,4 +1,8 @@
-"""Output of replicas in files: one a replica and attempt, each whole or not there at all."""
+"""Output of replicas in files: one a replica and attempt, each whole or not there at all.
+
+A node forgets, so a file may be all that is left of an attempt. Nothing takes its place but what
+begins with all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,16 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Saver"]
 
+_CHUNK: Final = 1 << 20
+
 
 class Saver:
     """Writes lines of output into files of a folder, which appear when they are complete.
 
-    Lines are written as the job wrote them: control sequences are left in.
+    Lines are written as the job wrote them: control sequences are left in. A file that is there
+    grows by what was written since; one with other lines (of an earlier pod, of a job of the same
+    name) stays, and "-2" is added to the new one's name.
 
     Args:
         folder: made where it is not there.
         job: begins the names of the files.
         times: the time in front of each line.
+
+    Attributes:
+        saved: the files that have the lines.
     """
 
     def __init__(self, folder: Path, job: str, *, times: bool = False) -> None:
@@ -63,8 +75,31 @@ class Saver:
         self._parts.clear()
 
     def _complete(self, part: Path) -> None:
-        self.saved.append(part.replace(self._folder / part.name))
+        names = chain([part.name], (f"{part.stem}-{number}.log" for number in count(2)))
+        path = next(one for name in names if _may_become(one := self._folder / name, part))
+        if not path.exists() or path.stat().st_size < part.stat().st_size:
+            part.replace(path)
+        self.saved.append(path)
 
     def _name(self, replica: str, attempt: int) -> str:
         """The name is made of what a cluster said, so it must not lead anywhere else."""
         return re.sub(r"[^A-Za-z0-9-]", "_", f"{self._job}-{replica}") + f".{attempt}.log"
+
+
+def _may_become(path: Path, part: Path) -> bool:
+    """Whether nothing is lost where `part` takes this place."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return False
+    return not path.exists() or _begin_alike(path, part)
+
+
+def _begin_alike(one: Path, other: Path) -> bool:
+    """Whether the shorter of two files is the beginning of the longer one."""
+    with one.open("rb") as left, other.open("rb") as right:
+        while True:
+            a, b = left.read(_CHUNK), right.read(_CHUNK)
+            shared = min(len(a), len(b))
+            if a[:shared] != b[:shared]:
+                return False
+            if shared < _CHUNK:
+                return True

@@ -27,13 +27,13 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
 
 
 def test_what_is_not_complete_is_not_there(tmp_path):
-    def save():
+    def break_off():
         with Saver(tmp_path, "job") as saver:
             saver.show([line("whole"), line("cut", 1)])
             raise KeyError("the connection")
 
     with pytest.raises(KeyError):
-        save()
+        break_off()
     assert files(tmp_path) == {"job-master-0.0.log": b"whole\n"}
 
 
@@ -43,11 +43,52 @@ def test_names_lead_nowhere_else(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("mine")
     (folder / "___x-worker-0.0.log").symlink_to(outside)
+    (folder / "___x-worker-0.0-2.log").symlink_to(tmp_path / "nowhere")
+    (folder / "___x-worker-0.0-3.log").mkdir()
     with Saver(folder, "../x") as saver:
         saver.show([line("text", 0, "worker-0"), line("text", 0, "../../etc/passwd")])
         saver.finish()
     assert {path.parent for path in saver.saved} == {folder}
+    assert (folder / "___x-worker-0.0-4.log").read_text() == "text\n"
     assert outside.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def save(folder, *lines):
+    with Saver(folder, "job") as saver:
+        saver.show([line(*one) if isinstance(one, tuple) else line(one) for one in lines])
+        saver.finish()
+    return [path.name for path in saver.saved]
+
+
+def test_what_is_there_grows_by_what_was_written_since(tmp_path):
+    assert save(tmp_path, "a") == ["job-master-0.0.log"]
+    assert save(tmp_path, "a", "b") == ["job-master-0.0.log"]
+    assert files(tmp_path) == {"job-master-0.0.log": b"a\nb\n"}
+    assert save(tmp_path, "a") == ["job-master-0.0.log"]  # less than is there: nothing is new
+    assert files(tmp_path) == {"job-master-0.0.log": b"a\nb\n"}
+
+
+def test_other_lines_stay_beside_what_is_there(tmp_path):
+    save(tmp_path, "first pod")
+    assert save(tmp_path, "second pod") == ["job-master-0.0-2.log"]
+    assert save(tmp_path, "second pod", "goes on") == ["job-master-0.0-2.log"]
+    assert save(tmp_path, "first") == ["job-master-0.0-3.log"]  # a line is no part of another
+    assert save(tmp_path, "goes on", ("again", 1)) == ["job-master-0.0-4.log", "job-master-0.1.log"]
+    assert files(tmp_path) == {
+        "job-master-0.0.log": b"first pod\n",
+        "job-master-0.0-2.log": b"second pod\ngoes on\n",
+        "job-master-0.0-3.log": b"first\n",
+        "job-master-0.0-4.log": b"goes on\n",
+        "job-master-0.1.log": b"again\n",
+    }
+
+
+def test_long_files_are_compared_to_their_end(tmp_path):
+    many = ["x" * 1000] * 3000
+    save(tmp_path, *many, "one end")
+    assert save(tmp_path, *many, "another") == ["job-master-0.0-2.log"]
+    assert save(tmp_path, *many, "one end", "more") == ["job-master-0.0.log"]
 
 
 def test_times_in_front_of_the_lines(tmp_path):

@@ -253,6 +253,24 @@ def test_the_command(two_attempts, command, tmp_path):
     assert (record["replica"], record["attempt"], record["text"]) == ("master-0", 1, "2.3")
 
 
+def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_path):
+    script = "trap 'exit 143' TERM; cat /proc/sys/kernel/random/uuid; sleep 600 & wait"
+    _, ref = make("kept", shell("sleep 600"), shell(script), policy="ExitCode")
+    worker = ("logs", "kept", "-r", "worker")
+    before = eventually(lambda: command(*worker)[0], "the first pod's line")
+    assert command(*worker, "--save", tmp_path)[0] == f"{tmp_path}/kept-worker-0.0.log\n"
+    cluster.kubectl("delete", "pod", "kept-worker-0", "-n", ref.namespace)
+
+    def anew():
+        now = command(*worker)[0]
+        return now if re.fullmatch(r"[-0-9a-f]{36}\n", now) and now != before else ""
+
+    after = eventually(anew, "the second pod's line")
+    assert command(*worker, "--save", tmp_path)[0] == f"{tmp_path}/kept-worker-0.0-2.log\n"
+    assert (tmp_path / "kept-worker-0.0.log").read_text() == before
+    assert (tmp_path / "kept-worker-0.0-2.log").read_text() == after
+
+
 # Colours, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.
 HOSTILE = r"\033[31mred \033]0;title\007 \033]52;c;aGk=\007 gone\rback [bold]x[/] \u202eabc"
 
