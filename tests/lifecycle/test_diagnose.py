@@ -433,22 +433,56 @@ def test_an_old_kubelet_tells_the_pull_error_in_an_event_alone(snapshot, make_po
     assert diagnose(sick, {}, now=NOW)[0].cause == "image"
 
 
-def test_the_masters_own_trouble_comes_before_who_waits_for_it(snapshot, make_pod):
-    master = pending(make_pod, "master-0", "Unschedulable", SHORT)
-    workers = []
-    for name in ("worker-0", "worker-1"):
-        worker = make_pod(name, "Pending")
-        worker["spec"]["initContainers"] = [{"name": "init-pytorch", "image": "alpine"}]
-        worker["status"]["initContainerStatuses"] = [
-            {"name": "init-pytorch", "state": {"running": {}}}
-        ]
-        workers.append(worker)
-    found = diagnose(snapshot("Created", pods=[master, *workers]), {}, now=NOW)
-    assert [finding.cause for finding in found] == ["unschedulable", "master-awaited"]
-    assert found[1].message == (
+@pytest.fixture
+def awaiting(make_pod):
+    """Workers whose init container looks for the Master's name."""
+
+    def make(*names):
+        workers = [make_pod(name, "Pending") for name in names]
+        for worker in workers:
+            worker["spec"]["initContainers"] = [{"name": "init-pytorch", "image": "alpine"}]
+            status = {"name": "init-pytorch", "state": {"running": {}}}
+            worker["status"]["initContainerStatuses"] = [status]
+        return workers
+
+    return make
+
+
+def test_who_waits_for_a_master_in_trouble_is_left_out(snapshot, make_pod, awaiting):
+    workers = awaiting("worker-0", "worker-1")
+    for master in (
+        pending(make_pod, "master-0", "Unschedulable", SHORT),
+        make_pod("master-0", "Pending", waiting={"reason": "ErrImagePull", "message": "no"}),
+        make_pod("master-0", waiting={"reason": "CrashLoopBackOff"}, last=ended(1, "no")),
+    ):
+        (finding,) = diagnose(snapshot("Created", pods=[master, *workers]), {}, now=NOW)
+        assert finding.replica == "master-0"
+        assert finding.cause in {"unschedulable", "image", "crash"}
+
+
+def test_a_master_without_trouble_of_its_own_is_waited_for(snapshot, make_pod, awaiting):
+    master = make_pod("master-0", running={})
+    master["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    pods = [master, *awaiting("worker-0", "worker-1")]
+    (finding,) = diagnose(snapshot("Created", pods=pods), {}, now=NOW)
+    assert finding.cause == "master-awaited"
+    assert finding.message == (
         "worker-0 and worker-1: its init container waits until the name job-master-0 can be found;"
-        " the Master is Unschedulable"
+        " the Master is not ready"
     )
+
+
+def test_a_name_that_is_not_there_is_told_though_the_master_had_crashed(
+    snapshot, make_pod, awaiting
+):
+    """It runs again: its crash does not explain that its name cannot be found now."""
+    master = make_pod("master-0", restarts=1, last=ended(1, "no"), running={})
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:06:00Z"}
+    master["status"]["conditions"] = [ready]
+    pods = [master, *awaiting("worker-0", "worker-1")]
+    found = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
+    assert [one.cause for one in found] == ["crash", "master-awaited"]
+    assert "see the cluster's DNS" in found[1].next_step
 
 
 def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):

@@ -69,7 +69,8 @@ def diagnose(
     found = [finding for cause in _CAUSES for finding in cause(case)]
     if not found and not case.status.state.finished:
         found = [*pods_to_come(case), *_at_pods(slow)(case)]
-    return [*found, *master_awaited(case)]
+    explained = any("master-0" in finding.replicas for finding in found)
+    return [*found, *master_awaited(case, explained=explained)]
 
 
 def _kept_from_being_made(case: Case) -> Iterator[Finding]:

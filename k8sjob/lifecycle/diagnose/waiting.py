@@ -22,6 +22,7 @@ _CLEANED_IN: Final = timedelta(seconds=15)
 """The operator needs so long at most to remove the Pods of a job that has ended."""
 _SETTLED: Final = timedelta(seconds=10)
 """A Master that has been ready for so long can be found by its name."""
+_WAIT: Final = "it goes on when the Master is ready"
 
 
 def left_over(case: Case) -> Iterator[Finding]:
@@ -78,8 +79,14 @@ def kept_by_a_sidecar(case: Case, pod: Pod) -> Seen | None:
     )
 
 
-def master_awaited(case: Case) -> Iterator[Finding]:
-    """Workers whose init container cannot find the Master's name yet."""
+def master_awaited(case: Case, *, explained: bool) -> Iterator[Finding]:
+    """Workers whose init container cannot find the Master's name yet.
+
+    Args:
+        case: the job.
+        explained: whether something was found at the Master itself: that it is waited for is what
+            follows from it then.
+    """
     if case.status.state.finished:
         return
     waiting = [
@@ -96,6 +103,8 @@ def master_awaited(case: Case) -> Iterator[Finding]:
     ]
     if waiting:
         what, step = _master(case)
+        if explained and step == _WAIT:
+            return
         begun = (moment(pod.status.get("startTime")) or pod.created for pod in waiting)
         earliest = min((time for time in begun if time), default=None)
         seen = (Seen(Cause.MASTER_AWAITED, what, step, p.replica, earliest) for p in waiting)
@@ -106,10 +115,9 @@ def _master(case: Case) -> tuple[str, str]:
     """Why the Master's name cannot be found."""
     name = f"{case.name}-master-0"
     what = f"its init container waits until the name {name} can be found"
-    wait = "it goes on when the Master is ready"
     master = next((pod for pod in case.pods if pod.replica == "master-0"), None)
     if master is None:
-        return f"{what}; the Master has no pod", wait
+        return f"{what}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
     since = moment(ready.get("lastTransitionTime"))
     if ready.get("status") == "True" and since and case.now - since > _SETTLED:
@@ -124,9 +132,9 @@ def _master(case: Case) -> tuple[str, str]:
                 f"{what}; the Master runs and is not ready by its readinessProbe",
                 "leave the probe out: the name comes with Ready, and training needs the name first",
             )
-        return f"{what}; the Master is not ready", wait
+        return f"{what}; the Master is not ready", _WAIT
     situation = next(one.situation for one in case.status.replicas if one.name == "master-0")
-    return f"{what}; the Master is {situation}", wait
+    return f"{what}; the Master is {situation}", _WAIT
 
 
 def pods_to_come(case: Case) -> Iterator[Finding]:
