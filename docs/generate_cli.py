@@ -38,7 +38,7 @@ HEAD = """\
 | 101 | the job has not ended (`status --exit-code`) |
 | 102 | there is no such job |
 | 103 | the job was stopped, suspended or deleted |
-| 130 | Ctrl-C; 143 after SIGTERM |
+| 130 | Ctrl-C; 143 after SIGTERM, 129 after SIGHUP (the terminal was closed) |
 
 Those of containers are in [exit codes](exit-codes.md).
 

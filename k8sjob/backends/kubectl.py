@@ -11,11 +11,14 @@ import json
 import os
 import re
 import selectors
+import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.backends.kubeconfig import redacted
@@ -76,6 +79,16 @@ _REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
 _POLL_SECONDS: Final = 0.2
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
+_TIED: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):  # else it is too late to be told
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes kubectl, which the kernel then ends with the thread that reads it, whatever ends that.
+
+A process of its own: a fork of a program with threads may run no Python before its exec.
+"""
 
 
 class KubectlTransport:
@@ -148,46 +161,57 @@ class KubectlTransport:
     def _run(self, argv: Sequence[str], timeout: float, body: Json | None = None) -> str:
         # With --request-timeout kubectl does not find a pod's own account any more.
         timeout += LOGIN_SECONDS if self._access.plugin else 0.0
-        try:
-            done = subprocess.run(
-                [*self._argv, *argv],
-                check=False,
-                input=b"" if body is None else json.dumps(body).encode(),
-                capture_output=True,
-                env=self._env,
-                start_new_session=True,
-                timeout=timeout,
-            )
-        except OSError as error:
-            raise self._not_there(error) from None
-        except subprocess.TimeoutExpired:
-            raise self._access.unreachable("it does not answer in time") from None
-        if done.returncode != 0:
-            if _ASKS in done.stdout:
+        sent = b"" if body is None else json.dumps(body).encode()
+        pipe = subprocess.PIPE
+        with self._process([*self._argv, *argv], stdin=pipe, stderr=pipe) as process:
+            try:
+                printed, said = process.communicate(sent, timeout)
+            except subprocess.TimeoutExpired:
+                raise self._access.unreachable("it does not answer in time") from None
+        if process.returncode != 0:
+            if _ASKS in printed:
                 raise self._access.rejected()
-            raise self._error(done.stderr.decode(errors="replace"))
-        return done.stdout.decode(errors="replace")
+            raise self._error(said.decode(errors="replace"))
+        return printed.decode(errors="replace")
 
     @contextmanager
     def _started(self, argv: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-        try:
-            process = subprocess.Popen(
-                [*self._argv, *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env=self._env,
-                start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
-            )
-        except OSError as error:
-            raise self._not_there(error) from None
-        self._streams.add(process)
-        with process:
+        """A kubectl that prints until somebody ends it."""
+        argv = [*self._argv, *argv]
+        if sys.platform == "linux":
+            program = shutil.which(argv[0])
+            if program is None:
+                raise self._not_there("No such file or directory")
+            tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+            argv = [*tied, program, *argv[1:]]
+        with self._process(argv, stdin=subprocess.DEVNULL, stderr=said) as process:
+            self._streams.add(process)
             try:
                 yield process
             finally:
                 self._streams.discard(process)
-                process.kill()
+
+    @contextmanager
+    def _process(
+        self, argv: Sequence[str], *, stdin: int, stderr: int | IO[bytes]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that is over when it is left, with all that it has started."""
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self._env,
+                start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
+            )
+        except OSError as error:
+            raise self._not_there(error.strerror) from None
+        with process:
+            try:
+                yield process
+            finally:
+                _kill(process)
 
     def _pieces(
         self, process: subprocess.Popen[bytes], idle: float, stop: Event | None
@@ -215,9 +239,9 @@ class KubectlTransport:
 
     # --- errors -----------------------------------------------------------------------------------
 
-    def _not_there(self, error: OSError) -> BackendError:
+    def _not_there(self, why: str | None) -> BackendError:
         return BackendError(
-            f"{self._argv[0]} cannot be started ({error.strerror}); install kubectl, or"
+            f"{self._argv[0]} cannot be started ({why}); install kubectl, or"
             " pip install 'k8sjob[kubernetes]'"
         )
 
@@ -253,7 +277,14 @@ class KubectlTransport:
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
     for process in list(processes):
-        process.kill()
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads its group, and the group: a plugin would go on without it."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _one(path: str) -> list[str]:

@@ -29,7 +29,9 @@ _BACKLOG: Final = 10_000
 
 
 class Interrupts:
-    """Counts SIGINT (and SIGTERM) instead of raising, inside a `with`.
+    """Counts SIGINT, SIGTERM and SIGHUP instead of ending by them, inside a `with`.
+
+    SIGHUP, which a terminal sends when it is closed, is left alone where it is ignored (nohup).
 
     Attributes:
         count: how often an end was asked for.
@@ -43,7 +45,10 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others may not set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
+            ends = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                ends.append(signal.SIGHUP)
+            for number in ends:
                 self._before[number] = signal.signal(number, self._note)
         return self
 

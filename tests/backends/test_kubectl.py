@@ -1,6 +1,7 @@
 """The transport over kubectl: what it is asked, and its words read back."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -209,7 +210,7 @@ def test_without_kubectl_it_is_named(kubeconfig):
 
 
 READER = """
-import sys, threading
+import os, signal, sys, threading
 from k8sjob.backends.kubeconfig import access
 from k8sjob.backends.kubectl import KubectlTransport
 
@@ -223,17 +224,42 @@ def read():
 
 threading.Thread(target=read, daemon=True).start()
 assert first.wait(30)
+os.kill(os.getpid(), int(sys.argv[3]))
 """
+LINUX_ALONE = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 
 
-def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(kubeconfig, tmp_path):
+@pytest.mark.parametrize("end", [0, pytest.param(signal.SIGKILL, marks=LINUX_ALONE)])
+def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
+    end, kubeconfig, tmp_path
+):
     program = tmp_path / "kubectl"
     program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
     program.chmod(0o755)
-    argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    deadline = time.monotonic() + 10
-    while lives(done.stdout.strip()):
+    argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program), str(int(end))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-end, "")
+    wait_for_the_end_of(done.stdout.strip())
+
+
+def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path):
+    """A plugin that hangs is kubectl's child, and holds the pipes that are read."""
+    program, written = tmp_path / "kubectl", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {written}.new\n"
+                       f"mv {written}.new {written}\nwait\n")  # fmt: skip
+    program.chmod(0o755)
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), str(program))
+    seconds = 1.0
+    while not written.exists():  # a slow machine may not have started it in time
+        with pytest.raises(ApiError, match="it does not answer in time"):
+            transport.request("GET", JOB, timeout=seconds)
+        seconds *= 2
+    wait_for_the_end_of(written.read_text().strip())
+
+
+def wait_for_the_end_of(pid):
+    deadline = time.monotonic() + 20
+    while lives(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -60,8 +60,19 @@ def test_interrupts_are_counted_and_the_source_lives():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_termination_has_its_own_exit_code():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_termination_has_its_own_exit_code(number, code):
     with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
-    assert interrupts.exit_code == 143
+        signal.raise_signal(number)
+    assert (interrupts.count, interrupts.exit_code) == (1, code)
+
+
+def test_a_terminal_that_is_closed_is_nothing_to_who_has_said_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (interrupts.count, interrupts.exit_code) == (0, 0)
