@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.runtime.scalars import ScalarFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["Reporter"]
 
@@ -29,6 +31,16 @@ class Reporter:
             out: where to; None is stdout as it is at each line, which notebooks replace.
         """
         self._active, self._events, self._out = active, events, out
+        self._scalars: ScalarFile | None = None
+        self._step = 0
+
+    def record(self, folder: Path) -> None:
+        """Write numbers to files for TensorBoard, too, from now on."""
+        if self._active:
+            try:
+                self._scalars = ScalarFile(folder)
+            except OSError as error:
+                self.warn(f"no files for TensorBoard: {error}; training goes on without")
 
     def emit(self, kind: EventKind, **data: Any) -> None:
         """Tell one event; its keys are documented at EventKind."""
@@ -39,16 +51,34 @@ class Reporter:
             self._line(Event(kind, plain, time.time()).encode())
         else:
             self._line(_SENTENCES.get(kind, _pairs)(plain))
+        if self._scalars and kind in {EventKind.PROGRESS, EventKind.METRICS}:
+            self._draw(self._scalars, plain)
 
     def warn(self, message: str) -> None:
         """Something that did not stop the run, and that its owner should know."""
         self.emit(EventKind.WARNING, message=message)
+
+    def _draw(self, scalars: ScalarFile, data: dict[str, Any]) -> None:
+        """Numbers along the steps of the whole run; metrics are of the step before them."""
+        if "steps" in data:
+            self._step = data["epoch"] * data["steps"] + data["step"]
+        numbers = {key: float(v) for key, v in data.items() if type(v) in {int, float}}
+        try:
+            scalars.add(
+                self._step, {k: v for k, v in numbers.items() if k not in _NO_CURVE}, time.time()
+            )
+        except OSError as error:
+            self._scalars = None
+            self.warn(f"no more files for TensorBoard: {error}; training goes on without")
 
     def _line(self, text: str) -> None:
         # One write: other threads and the C++ side share the stream, and a line must stay whole.
         out = self._out or sys.stdout
         out.write(text + "\n")
         out.flush()
+
+
+_NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 
 
 def _plain(value: Any) -> Any:

@@ -36,7 +36,7 @@ _HEARD_S: Final = 1.0
 
 
 @contextmanager
-def session(*, seed: int = 0) -> Iterator[Job]:
+def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None) -> Iterator[Job]:
     """Become a rank of the job: meet the others, and leave together with them.
 
     Works under `k8sjob run`, in a pod, under torchrun, and in a plain `python main.py` or a
@@ -44,6 +44,8 @@ def session(*, seed: int = 0) -> Iterator[Job]:
 
     Args:
         seed: of the model's start, the order of samples, and each rank's random numbers.
+        tensorboard: folder for files that TensorBoard draws, a path of the job.yaml (see job.path);
+            rank 0 writes them. None: none.
 
     Yields:
         The job.
@@ -67,6 +69,8 @@ def session(*, seed: int = 0) -> Iterator[Job]:
     )
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
     job = Job(env, config, group, reporter, seed)
+    if tensorboard is not None:
+        reporter.record(job.path(tensorboard))
     rng.seed_all(seed)
     calls = None
     with _handling_sigterm(job):
