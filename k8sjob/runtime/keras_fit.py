@@ -96,7 +96,7 @@ def fit(
     )
     job.begin()
     try:
-        with keras.device(str(job.device)), together.around(model.optimizer, callbacks):
+        with keras_model.on(job.device), together.around(model.optimizer, callbacks):
             model.to(job.device)
             return model.fit(
                 feed.loader(list(feed.sampler.shares())),

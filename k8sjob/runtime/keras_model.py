@@ -9,19 +9,20 @@ has imported it.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["AsTorch", "Moved", "Seeds", "is_keras", "penalised", "refuse"]
+__all__ = ["AsTorch", "Moved", "Seeds", "is_keras", "on", "penalised", "refuse"]
 
 _RANK_STRIDE: Final = 0x9E3779B1
 _SEEDS: Final = 2**31 - 1
@@ -63,11 +64,24 @@ def refuse(model: Any) -> str | None:
     return None
 
 
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Where Keras puts its tensors meanwhile, instead of on the first GPU that it finds.
+
+    Nothing happens where Keras is not imported yet, or computes with something else.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None or keras.backend.backend() != "torch":
+        yield
+    else:
+        with keras.device(str(device)):
+            yield
+
+
 class AsTorch(nn.Module):
     """A Keras model that is called as a torch model is.
 
-    Its mode follows train() and eval() of the Keras model, and Keras computes on the model's device
-    instead of the first GPU that it finds.
+    Its mode follows train() and eval() of the Keras model.
 
     Attributes:
         keras: the model.
@@ -76,12 +90,12 @@ class AsTorch(nn.Module):
     def __init__(self, model: Any, device: torch.device) -> None:
         super().__init__()
         self.keras = model
-        self._device = str(device)
+        self._device = device
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output for a tensor, several of them, or a dict by the names of the inputs."""
         given = named or (inputs[0] if len(inputs) == 1 else list(inputs))
-        with sys.modules["keras"].device(self._device):
+        with on(self._device):  # also where Keras was imported after the session began
             return self.keras(given, training=self.keras.training)
 
 

@@ -15,7 +15,7 @@ import torch
 from k8sjob import compat
 from k8sjob.contract import EventKind, ExitCode
 from k8sjob.runtime import config as settings
-from k8sjob.runtime import rng
+from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.env import EnvError, dist_env
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.process_group import open_group
@@ -73,7 +73,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         reporter.record(job.path(tensorboard))
     rng.seed_all(seed)
     calls = None
-    with _handling_sigterm(job):
+    with _handling_sigterm(job), keras_model.on(group.device):
         try:
             _tell_start(job, env.restart, import_s, time.monotonic() - began)
             job.lookout.start()

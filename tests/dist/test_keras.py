@@ -116,6 +116,14 @@ def test_what_cannot_be_is_one_error(name, three):
     assert WRONG[name][1] in three[name]["error"]
 
 
+def test_keras_computes_where_the_rank_does(run_once, alone):
+    # What Keras were to put on its own default device would have no values.
+    elsewhere = {**TORCH, "KERAS_TORCH_DEVICE": "meta"}
+    case = {"normalised": OWN["normalised"]}
+    found = run_once(case, program="keras_curves.py", world=1, env=elsewhere).result
+    assert found["normalised"] == alone["normalised"]
+
+
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run_ranks, tmp_path):
     def train(folder, epochs):
         sizes = {"samples": 192, "batch": 64, "steps": None, "epochs": epochs}

@@ -102,6 +102,13 @@ def test_what_cannot_be_is_one_error(name, two):
     assert WRONG[name][1] in two[name]["error"]
 
 
+def test_keras_computes_where_the_rank_does(run_once, alone):
+    # What Keras were to put on its own default device would have no values.
+    elsewhere = {**TORCH, "KERAS_TORCH_DEVICE": "meta"}
+    found = run_once({"plain": {}}, world=1, **{**FIT, "env": elsewhere}).result
+    assert found["plain"] == alone["plain"]
+
+
 def test_a_fit_that_was_stopped_goes_on_from_the_last_epoch(run_ranks, start_ranks, tmp_path):
     def case(epochs, *callbacks):
         return {"case": {"model": "conv", "epochs": epochs, "callbacks": callbacks}}

@@ -105,7 +105,6 @@ def train(job, case):
         data = Subset(data, range(case["samples"]))
     torch.manual_seed(3)
     keras.utils.set_random_seed(3)
-    keras.utils.clear_session(free_memory=False)  # the same names again
     library, name, settings = case["optimizer"]
     module = torch.optim if library == "torch" else keras.optimizers
     run = job.prepare(
@@ -153,6 +152,8 @@ def attempt(job, case):
         return train(job, {**OPTIONS, **case})
     except (ValueError, TypeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        keras.utils.clear_session(free_memory=False)  # the same names again
 
 
 def main():

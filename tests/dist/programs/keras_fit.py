@@ -111,7 +111,6 @@ def train(job, case):
     found = load_digits()
     images, labels = found.images[..., None].astype("float32") / 16, found.target
     keras.utils.set_random_seed(3)
-    keras.utils.clear_session(free_memory=False)
     model = build(case)
     first, count = slice(0, case["samples"]), slice(1000, 1101)
     data = (images[first], labels[first])
@@ -146,6 +145,8 @@ def attempt(job, case):
         return train(job, {**OPTIONS, **case})
     except (ValueError, TypeError, RuntimeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        keras.utils.clear_session(free_memory=False)  # the same names again
 
 
 def main():
