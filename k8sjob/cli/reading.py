@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -86,7 +87,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 
     Lines of several replicas have the replica's name in front. Control sequences are taken out;
     with -o json and in files each line is as it was written. What its node has not kept is told in
-    a line of its own.
+    a line of its own. Files of --save only grow: other output goes beside them.
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; leave -o json out")
@@ -95,16 +96,24 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
         say(_choice(chosen, follow=follow))
     lines = logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail)
-    again = f"the job goes on; again: k8sjob logs -f {ref}{place.words}" if follow else ""
+    choice = [
+        *(("-r", name) for name in replicas),
+        *(("--rank", str(rank)) for rank in ranks),
+        *([("--timestamps",)] if timestamps else []),
+        *([("--save", str(folder))] if folder else []),
+        *([("-o", "json")] if output == "json" else []),
+    ]
+    words = shlex.join(word for option in choice for word in option)
+    again = f"k8sjob logs -f {ref}{words and ' '}{words}{place.words}" if follow else ""
     if folder is None:
         return _show(lines, _Printer(output, names=len(chosen) > 1, times=timestamps).show, again)
-    with Saver(folder, ref.name, times=timestamps) as saver:
-        code = _show(lines, saver.show, again)
-        if code == 0:
-            saver.finish()
+    saver = Saver(folder, ref.name, times=timestamps)
+    try:
+        with saver:
+            return _show(lines, saver.show, again)
+    finally:
         for path in sorted(saver.saved):
             click.echo(path)
-    return code
 
 
 def _choice(replicas: Sequence[str], *, follow: bool) -> str:
@@ -124,7 +133,7 @@ def _show(lines: Iterable[LogLine], show: Callable[[Sequence[LogLine]], None], a
             show(batch)
             if interrupts.count:
                 if again:
-                    say(f"\n{again}")
+                    say(f"\nno longer followed; again: {again}")
                 return interrupts.exit_code
     return 0
 

@@ -1,21 +1,19 @@
-"""Output of replicas in files: one a replica and attempt, each whole or not there at all.
+"""Output of replicas in files, one a replica and attempt.
 
 A node forgets, so a file may be all that is left of an attempt. Nothing takes its place but what
-begins with all of it.
+begins with all of it, and what was taken is kept however the reading ends.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections import defaultdict
 from itertools import chain, count
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from k8sjob.backends.api import LogLine
 
@@ -25,11 +23,12 @@ _CHUNK: Final = 1 << 20
 
 
 class Saver:
-    """Writes lines of output into files of a folder, which appear when they are complete.
+    """Writes lines of output into files of a folder, inside a `with`.
 
     Lines are written as the job wrote them: control sequences are left in. A file that is there
     grows by what was written since; one with other lines (of an earlier pod, of a job of the same
-    name) stays, and "-2" is added to the new one's name.
+    name) stays, and "-2" is added to the new one's name. As long as more may come ".part" is at its
+    end, and so it stays where the process is killed.
 
     Args:
         folder: made where it is not there.
@@ -47,11 +46,12 @@ class Saver:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._draft = Path(tempfile.mkdtemp(prefix=".k8sjob-", dir=self._folder))
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._draft, ignore_errors=True)
+        for replica, parts in self._parts.items():
+            for attempt in sorted(parts):
+                self._complete(replica, attempt)
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Take some lines; an attempt is complete when a line of the next one comes."""
@@ -61,29 +61,41 @@ class Saver:
             texts[line.replica, line.attempt].append(text + "\n")
         for (replica, attempt), found in texts.items():
             parts = self._parts[replica]
-            part = parts.setdefault(attempt, self._draft / self._name(replica, attempt))
-            with part.open("a", encoding="utf-8", newline="") as file:
+            if attempt not in parts:
+                parts[attempt] = self._begin(replica, attempt)
+            with parts[attempt].open("a", encoding="utf-8", newline="") as file:
                 file.writelines(found)
             for earlier in [number for number in parts if number < attempt]:
-                self._complete(parts.pop(earlier))
+                self._complete(replica, earlier)
 
-    def finish(self) -> None:
-        """All lines were taken: what is there is whole."""
-        for parts in self._parts.values():
-            for part in parts.values():
-                self._complete(part)
-        self._parts.clear()
+    def _begin(self, replica: str, attempt: int) -> Path:
+        """A new file: one that is there may be another process's, or of one that was killed."""
+        for path in self._names(replica, attempt):
+            part = path.with_name(path.name + ".part")
+            try:
+                part.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return part
+        raise AssertionError("there is always another name")
 
-    def _complete(self, part: Path) -> None:
-        names = chain([part.name], (f"{part.stem}-{number}.log" for number in count(2)))
-        path = next(one for name in names if _may_become(one := self._folder / name, part))
-        if not path.exists() or path.stat().st_size < part.stat().st_size:
+    def _complete(self, replica: str, attempt: int) -> None:
+        part = self._parts[replica].pop(attempt)
+        path = next(one for one in self._names(replica, attempt) if _may_become(one, part))
+        if path.exists() and path.stat().st_size >= part.stat().st_size:
+            part.unlink()
+        else:
             part.replace(path)
         self.saved.append(path)
 
-    def _name(self, replica: str, attempt: int) -> str:
-        """The name is made of what a cluster said, so it must not lead anywhere else."""
-        return re.sub(r"[^A-Za-z0-9-]", "_", f"{self._job}-{replica}") + f".{attempt}.log"
+    def _names(self, replica: str, attempt: int) -> Iterator[Path]:
+        """Where it may go, the best place first.
+
+        The names are made of what a cluster said, so they must not lead anywhere else.
+        """
+        name = re.sub(r"[^A-Za-z0-9-]", "_", f"{self._job}-{replica}")
+        for more in chain([""], (f"-{number}" for number in count(2))):
+            yield self._folder / f"{name}.{attempt}{more}.log"
 
 
 def _may_become(path: Path, part: Path) -> bool:

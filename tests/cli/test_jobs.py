@@ -151,7 +151,7 @@ def test_json_events_are_all_there_is_on_stdout(job, k8sjob):
     assert events[-1]["data"] == events[-1]["data"] | {"state": "Succeeded", "exit_code": 0}
 
 
-def test_another_terminal(job, k8sjob, process):
+def test_another_terminal(job, k8sjob, process, tmp_path):
     running = process("run", job("wait"), "-o", "json")
 
     def state():
@@ -173,10 +173,17 @@ def test_another_terminal(job, k8sjob, process):
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
-    assert (
-        "the job goes on; again: k8sjob logs -f local/tiny" in following.communicate(timeout=20)[1]
-    )
+    assert "again: k8sjob logs -f local/tiny\n" in following.communicate(timeout=20)[1]
     assert following.returncode == 130
+    choice = ("-r", "master", "--save", tmp_path / "my logs")
+    saving = process("logs", "-f", "tiny", *choice)
+    part = tmp_path / "my logs/tiny-master-0.0.log.part"
+    wait_for(lambda: part.exists() and "rank 0" in part.read_text())
+    saving.send_signal(signal.SIGINT)
+    out, err = saving.communicate(timeout=20)
+    assert f"again: k8sjob logs -f local/tiny -r master --save '{tmp_path}/my logs'\n" in err
+    assert (saving.returncode, out) == (130, f"{tmp_path}/my logs/tiny-master-0.0.log\n")
+    assert "rank 0" in (tmp_path / "my logs/tiny-master-0.0.log").read_text()
     assert state() == "Running"
 
     assert k8sjob("suspend", "tiny").out == "local/tiny is being suspended\n"

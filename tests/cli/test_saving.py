@@ -17,7 +17,6 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
     with Saver(folder, "job") as saver:
         saver.show([line("a\r\x1b[31mred"), line("w", 3, "worker-1"), line("b")])
         saver.show([line("again", 1), line("ü", 1)])
-        saver.finish()
     assert files(folder) == {
         "job-master-0.0.log": b"a\r\x1b[31mred\nb\n",
         "job-master-0.1.log": "again\nü\n".encode(),
@@ -26,15 +25,36 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
     assert sorted(saver.saved) == sorted(folder.iterdir())
 
 
-def test_what_is_not_complete_is_not_there(tmp_path):
+def test_what_was_taken_is_kept_however_the_reading_ends(tmp_path):
     def break_off():
         with Saver(tmp_path, "job") as saver:
-            saver.show([line("whole"), line("cut", 1)])
+            saver.show([line("whole"), line("so far", 1)])
+            assert files(tmp_path) == {
+                "job-master-0.0.log": b"whole\n",
+                "job-master-0.1.log.part": b"so far\n",
+            }
             raise KeyError("the connection")
 
     with pytest.raises(KeyError):
         break_off()
-    assert files(tmp_path) == {"job-master-0.0.log": b"whole\n"}
+    kept = {"job-master-0.0.log": b"whole\n", "job-master-0.1.log": b"so far\n"}
+    assert files(tmp_path) == kept
+    assert save(tmp_path, "whole", ("so far", 1), ("more", 1)) == list(kept)
+    assert files(tmp_path) == kept | {"job-master-0.1.log": b"so far\nmore\n"}
+
+
+def test_two_at_once_and_one_that_was_killed_leave_each_other_alone(tmp_path):
+    killed = Saver(tmp_path, "job")
+    killed.__enter__()
+    killed.show([line("mine")])
+    with Saver(tmp_path, "job") as other:
+        other.show([line("yours")])
+        assert save(tmp_path, "theirs") == ["job-master-0.0.log"]
+    assert files(tmp_path) == {
+        "job-master-0.0.log.part": b"mine\n",
+        "job-master-0.0.log": b"theirs\n",
+        "job-master-0.0-2.log": b"yours\n",
+    }
 
 
 def test_names_lead_nowhere_else(tmp_path):
@@ -47,7 +67,6 @@ def test_names_lead_nowhere_else(tmp_path):
     (folder / "___x-worker-0.0-3.log").mkdir()
     with Saver(folder, "../x") as saver:
         saver.show([line("text", 0, "worker-0"), line("text", 0, "../../etc/passwd")])
-        saver.finish()
     assert {path.parent for path in saver.saved} == {folder}
     assert (folder / "___x-worker-0.0-4.log").read_text() == "text\n"
     assert outside.read_text() == "mine"
@@ -57,7 +76,6 @@ def test_names_lead_nowhere_else(tmp_path):
 def save(folder, *lines):
     with Saver(folder, "job") as saver:
         saver.show([line(*one) if isinstance(one, tuple) else line(one) for one in lines])
-        saver.finish()
     return [path.name for path in saver.saved]
 
 
@@ -94,7 +112,6 @@ def test_long_files_are_compared_to_their_end(tmp_path):
 def test_times_in_front_of_the_lines(tmp_path):
     with Saver(tmp_path, "job", times=True) as saver:
         saver.show([line("text")])
-        saver.finish()
     assert saver.saved[0].read_text() == "2026-01-01T00:00:00.000000000Z text\n"
 
 
@@ -102,5 +119,4 @@ def test_thousands_of_files_need_no_thousands_of_handles(tmp_path):
     with Saver(tmp_path, "job") as saver:
         for number in range(2000):
             saver.show([line("text", 0, f"worker-{number}")])
-        saver.finish()
     assert len(files(tmp_path)) == 2000
