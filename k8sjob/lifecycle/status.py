@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import compat
 from k8sjob.adopt.normal import config_of
 from k8sjob.backends.api import JobRef
+from k8sjob.backends.events import moment
 from k8sjob.contract import CONTAINER_NAME, Reason, Role
 from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from k8sjob.backends.api import Json, Snapshot
 
@@ -184,10 +185,10 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
         exit_code=state.exit_code,
-        created=_time(meta.get("creationTimestamp")),
-        started=_time(status.get("startTime")),
+        created=moment(meta.get("creationTimestamp")),
+        started=moment(status.get("startTime")),
         # The operator leaves completionTime out where the ExitCode policy gives a replica up.
-        finished=_time(status.get("completionTime") or condition.get("lastTransitionTime"))
+        finished=moment(status.get("completionTime") or condition.get("lastTransitionTime"))
         if state.finished
         else None,
         replicas=replicas,
@@ -327,7 +328,3 @@ def _words(message: str) -> str:
     reason = Reason.decode(message) if message else None
     lines = (reason.message if reason else message).strip().splitlines()
     return (lines[0] if reason else lines[-1]) if lines else ""
-
-
-def _time(stamp: str | None) -> datetime | None:
-    return datetime.fromisoformat(stamp) if stamp else None

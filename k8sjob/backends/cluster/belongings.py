@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.events import event_time, moment
 from k8sjob.backends.references import pod_specs
 from k8sjob.contract import Role
 from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
 
-__all__ = ["event_time", "finished", "in_time", "is_of_pods", "own_pods", "owned", "seconds_to_end"]
+__all__ = ["finished", "in_time", "is_of_pods", "own_pods", "owned", "seconds_to_end"]
 
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
@@ -34,25 +35,13 @@ def is_of_pods(job: Json, event: Json) -> bool:
     about = (event.get("involvedObject") or {}).get("name", "")
     if not re.fullmatch(rf"{name}-(?:master|worker)-\d+", about):
         return False
-    return event_time(event) >= str(job["metadata"].get("creationTimestamp", "")).rstrip("Z")
+    made = moment(job["metadata"].get("creationTimestamp"))
+    return made is None or event_time(event) >= made
 
 
 def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
     """Events, oldest first."""
     return tuple(sorted(events, key=event_time))
-
-
-def event_time(event: Json) -> str:
-    """When it was last seen: text that sorts by time. The scheduler gives eventTime alone."""
-    stamp = (
-        event.get("lastTimestamp")
-        or (event.get("series") or {}).get("lastObservedTime")
-        or event.get("eventTime")
-        or event.get("firstTimestamp")
-        or (event.get("metadata") or {}).get("creationTimestamp")
-        or ""
-    )
-    return str(stamp).rstrip("Z")
 
 
 def finished(job: Json) -> bool:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
+from k8sjob.backends.events import moment
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
 from k8sjob.lifecycle.status import job_status, processes, replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from k8sjob.backends.api import Json, Snapshot
     from k8sjob.lifecycle.diagnose.finding import Seen
     from k8sjob.lifecycle.status import JobStatus
 
-__all__ = ["OPERATOR_INIT", "Case", "Container", "Pod", "event_time", "moment"]
+__all__ = ["OPERATOR_INIT", "Case", "Container", "Pod"]
 
 OPERATOR_INIT: Final = "init-pytorch"
 """The init container that the operator adds to workers: it waits for the Master's name."""
@@ -232,21 +233,3 @@ class Case:
         """The last lines of a replica that are not empty."""
         lines = (line.rstrip() for line in self.logs.get(replica, ()))
         return [line for line in lines if line]
-
-
-def event_time(event: Json) -> datetime:
-    """When an Event happened last; the scheduler's have an eventTime alone."""
-    series = event.get("series") or {}
-    stamp = (
-        series.get("lastObservedTime")
-        or event.get("lastTimestamp")
-        or event.get("eventTime")
-        or event.get("firstTimestamp")
-        or (event.get("metadata") or {}).get("creationTimestamp")
-    )
-    return moment(stamp) or datetime.fromtimestamp(0, UTC)
-
-
-def moment(stamp: str | None) -> datetime | None:
-    """A timestamp of the apiserver."""
-    return datetime.fromisoformat(stamp) if stamp else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, event_time
+from k8sjob.backends.events import event_time
+from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told, who
 
 if TYPE_CHECKING:

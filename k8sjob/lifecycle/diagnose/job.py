@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
+from k8sjob.backends.events import event_time, moment
 from k8sjob.labels import JOB_NAME, QUEUE
-from k8sjob.lifecycle.diagnose.case import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, lasting, who
 from k8sjob.lifecycle.status import JobState, deletion
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lifecycle.diagnose.case import event_time, moment
+from k8sjob.backends.events import event_time, moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen, grouped
 
 if TYPE_CHECKING:

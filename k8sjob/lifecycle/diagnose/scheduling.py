@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.events import moment
 from k8sjob.labels import JOB_NAME
-from k8sjob.lifecycle.diagnose.case import moment
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen
 from k8sjob.lifecycle.diagnose.volumes import unbound
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, moment
+from k8sjob.backends.events import moment
+from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen, Told, plain
 from k8sjob.lifecycle.diagnose.volumes import reference
 

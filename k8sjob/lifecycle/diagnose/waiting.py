@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
+from k8sjob.backends.events import event_time, moment
 from k8sjob.labels import JOB_NAME
-from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT, event_time, moment
+from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped, lasting, who
 from k8sjob.lifecycle.status import JobState
 
