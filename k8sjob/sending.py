@@ -9,6 +9,7 @@ user's to decide.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ class Outcome(StrEnum):
     ATTACHED = "attached"
     """The same job was there and has not ended; nothing was changed."""
     REPLACED = "replaced"
+    """The one that was there is deleted. The new one may be somebody else's, if it is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +108,22 @@ class _Sending:
                 there = _there(self._backend, self._made.spec.name)
             if there is None:
                 continue
-            if there["metadata"].get("deletionTimestamp") and not self._dry:
+            if there["metadata"].get("deletionTimestamp"):
+                if self._dry:
+                    return self._would_wait(there)
                 self._delete(there)  # it goes anyway: this only waits for it
             elif not replace:
                 self._refuse_another(there)
-                return Submitted(JobRef.of(there), Outcome.ATTACHED)
+                attached = Outcome.ATTACHED if outcome is Outcome.CREATED else outcome
+                return Submitted(JobRef.of(there), attached)
             else:
                 self._backend.dry_run(self._manifest, name_free=True)
                 if self._dry:
                     return Submitted(JobRef.of(there), Outcome.REPLACED)
                 # Only once: a job that comes in its place is somebody else's decision.
-                replace, outcome = False, Outcome.REPLACED
-                self._delete(there)
+                replace = False
+                if self._delete(there):
+                    outcome = Outcome.REPLACED
         raise BackendError(
             f"jobs named {self._made.spec.name} come and go too fast in namespace"
             f" {self._backend.namespace}; see who else submits it, or use --generate-name"
@@ -129,39 +135,57 @@ class _Sending:
             return JobRef(self._made.spec.name, self._backend.namespace)
         return self._backend.create_manifest(self._manifest)
 
+    def _would_wait(self, there: Json) -> Submitted:
+        """What a dry run says beside a job that is being deleted."""
+        self._backend.dry_run(self._manifest, name_free=True)
+        self._tell(f"{JobRef.of(there)} is being deleted, and would be waited for until it is gone")
+        return Submitted(JobRef(self._made.spec.name, self._backend.namespace), Outcome.CREATED)
+
     def _refuse_another(self, there: Json) -> None:
         """Return if the job that is there is the one that is wanted, and has not ended."""
-        state = job_status(Snapshot(there)).state
+        ref, state = JobRef.of(there), job_status(Snapshot(there)).state
         same = _digest(there) == _digest(self._manifest) is not None
-        if same and not state.finished:
+        found = difference(there, _as_it_would_be(self._backend, self._manifest))
+        if not state.finished and (same or not found):
+            if found:
+                changed = [*found.at_once, *found.anew]
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                self._tell(f"{ref} was changed since it was made, in {changed[0]}{more}")
             return
-        wanted = _as_it_would_be(self._backend, self._manifest)
-        found = Difference() if same else difference(there, wanted)
-        if not found and not state.finished:
-            return
-        what = "another job than this one" if found else "this job"
+        what = "this job" if same or not found else "another job than this one"
         maker = "" if _is_ours(there) else ", not made by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
-            f"{JobRef.of(there)} is there already: {what}{maker}, {ended}; delete it and make it"
+            f"{ref} is there already: {what}{maker}, {ended}; delete it and make it"
             " anew with --replace, or submit under a name of its own with --generate-name"
         )
         error.difference = found.lines
         raise error
 
-    def _delete(self, there: Json) -> None:
-        """Delete the job, and this one only, and wait until it and its pods are gone."""
+    def _delete(self, there: Json) -> bool:
+        """Delete the job, and this one only, and wait until it and its pods are gone.
+
+        Returns:
+            Whether it was there to be deleted.
+        """
         ref, seconds = JobRef.of(there), seconds_to_end(there)
-        self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
+        going = bool(there["metadata"].get("deletionTimestamp"))
+        fate = "was being deleted already" if going else "may be deleted by now"
         deadline = time.monotonic() + seconds
         try:
-            self._backend.delete_and_wait(ref, timeout=seconds)
-            self._wait_until_gone(ref, deadline)
-        except JobNotFound:
-            return
+            try:
+                self._backend.delete(ref)
+            except JobNotFound:
+                return False
+            fate = fate if going else "is being deleted"
+            self._tell(f"waiting until {ref} and its pods are gone, {seconds:.0f} s at most")
+            with suppress(JobNotFound):
+                self._backend.wait_for_pods(ref, seconds)
+                self._wait_until_gone(ref, deadline)
         except KeyboardInterrupt:
-            self._tell(f"{ref} is being deleted and is not made anew; submit it again")
+            self._tell(f"{ref} {fate}, and the new one is not made; submit it again")
             raise
+        return True
 
     def _wait_until_gone(self, ref: JobRef, deadline: float) -> None:
         """A job without pods stays as long as it has finalizers."""

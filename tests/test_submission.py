@@ -312,14 +312,72 @@ def test_one_call_from_a_file(tmp_path, backend, api):
         submit(SPEC.with_(namespace="red"), backend=backend)
 
 
-def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(api, backend):
+@pytest.mark.parametrize(
+    ("word", "going", "said"),
+    [
+        ("DELETE", False, "may be deleted by now"),
+        ("GET", False, "is being deleted"),
+        ("GET", True, "was being deleted already"),
+    ],
+)
+def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, said, api, backend):
     sent(SPEC, backend)
+    if going:
+        stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        api.lingers = 99
 
     def before(now):
-        if now == "DELETE":
+        if now == word and (word == "DELETE" or "DELETE" in api.asked):
             raise KeyboardInterrupt
 
     api.before, told = before, []
     with pytest.raises(KeyboardInterrupt):
         sent(OTHER, backend, replace=True, tell=told.append)
-    assert told[-1] == "blue/tiny is being deleted and is not made anew; submit it again"
+    assert told[-1] == f"blue/tiny {said}, and the new one is not made; submit it again"
+
+
+def test_of_two_who_replace_at_once_the_one_that_deleted_says_so(api, backend):
+    sent(OTHER, backend)
+
+    def before(now):
+        if now == "DELETE":
+            api.before = after
+
+    def after(now):
+        if now == "POST dry":
+            api.before = lambda _: None
+            sent(SPEC, ClusterBackend(InMemory(api)))
+
+    api.before = before
+    assert sent(SPEC, backend, replace=True).outcome is Outcome.REPLACED
+    assert len(api.jobs) == 1
+
+
+def test_who_replaces_what_somebody_else_has_replaced_has_changed_nothing(api, backend):
+    sent(OTHER, backend)
+
+    def before(now):
+        if now == "DELETE":
+            api.before = lambda _: None
+            sent(SPEC, ClusterBackend(InMemory(api)), replace=True)
+
+    api.before = before
+    assert sent(SPEC, backend, replace=True).outcome is Outcome.ATTACHED
+
+
+def test_the_same_job_that_somebody_has_changed_is_attached_to_and_told(api, backend):
+    sent(SPEC, backend)
+    stored(api)["spec"]["runPolicy"]["backoffLimit"] = 77
+    told = []
+    assert sent(SPEC, backend, tell=told.append).outcome is Outcome.ATTACHED
+    assert told == ["blue/tiny was changed since it was made, in spec.runPolicy.backoffLimit"]
+
+
+def test_a_dry_run_beside_a_job_that_goes_says_that_it_would_wait(api, backend):
+    sent(OTHER, backend)
+    stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    api.lingers, told = 99, []
+    dry = sent(SPEC, backend, dry_run=True, tell=told.append)
+    assert (dry.ref.uid, dry.outcome) == ("", Outcome.CREATED)
+    assert told == ["blue/tiny is being deleted, and would be waited for until it is gone"]
+    assert "DELETE" not in api.asked

@@ -257,7 +257,7 @@ class ClusterBackend:
         if finished(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and _is_suspended(job):
-            self._wait_for_pods(JobRef.of(job), seconds_to_end(job))
+            self.wait_for_pods(JobRef.of(job), seconds_to_end(job))
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
@@ -298,10 +298,18 @@ class ClusterBackend:
         """
         there = ref if ref.uid else JobRef.of(self._get(ref))
         self.delete(there)
-        self._wait_for_pods(there, timeout)
+        self.wait_for_pods(there, timeout)
 
-    def _wait_for_pods(self, ref: JobRef, seconds: float) -> None:
-        """Until a job has no pod any more."""
+    def wait_for_pods(self, ref: JobRef, seconds: float) -> None:
+        """Return when a job has no pod any more.
+
+        Args:
+            ref: the job, with its uid: pods of one before it are not its own.
+            seconds: the pods may take their whole grace period.
+
+        Raises:
+            BackendError: there are still pods after so long.
+        """
         deadline = time.monotonic() + seconds
         where, of_job = path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
         while pods := [
