@@ -117,7 +117,7 @@ class ClusterBackend:
             except ApiError as error:
                 if error.reason == "AlreadyExists" and lost and _same(self._get(ref), manifest):
                     return self._get(ref)
-                if error.code not in (0, 503) or time.monotonic() > deadline:
+                if not _may_pass(error) or time.monotonic() > deadline:
                     raise
                 lost = True
                 time.sleep(1)
@@ -364,6 +364,11 @@ def _taken(ref: JobRef) -> Iterator[None]:
             f"{ref} is there already; see `k8sjob status {ref}`, delete it by `k8sjob delete"
             f" {ref}`, or choose another name"
         ) from error
+
+
+def _may_pass(error: ApiError) -> bool:
+    """Whether waiting may help: an apiserver that is away, not one that is not trusted."""
+    return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")
 
 
 def _same(there: Json, manifest: Json) -> bool:

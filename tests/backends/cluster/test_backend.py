@@ -93,6 +93,14 @@ def test_a_request_that_did_not_arrive_is_made_again(backend, script, error):
     assert backend.create_manifest(job()).uid == "uid-1"
 
 
+@pytest.mark.parametrize("reason", ["Untrusted", "Unusable", ""])
+def test_what_no_waiting_mends_is_raised_at_once(reason, backend, script, error):
+    script.on("POST", JOBS, error(reason=reason), job())
+    with pytest.raises(BackendError, match="connection reset"):
+        backend.create_manifest(job())
+    assert len(script.asked) == 1
+
+
 def test_what_the_server_would_store(backend, script):
     script.on("POST", JOBS, lambda body, _: {**body, "spec": {"defaulted": True}})
     assert backend.dry_run(job())["spec"] == {"defaulted": True}
