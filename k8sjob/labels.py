@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "IMAGE_ORIGIN",
@@ -16,6 +16,7 @@ __all__ = [
     "QUEUE",
     "REPLICA_INDEX",
     "REPLICA_TYPE",
+    "same_manifest",
 ]
 
 # --- set by the training operator on the pods and services that it makes
@@ -43,3 +44,11 @@ ISTIO: Final = "sidecar.istio.io/inject"
 """An annotation of pods: "false" where a mesh must not put itself between the ranks."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of the job, for Kueue: the queue in which it waits."""
+
+
+def same_manifest(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two PyTorchJobs were rendered from the very same; never for one without the hash."""
+    hashes = [
+        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (one, other)
+    ]
+    return hashes[0] is not None and hashes[0] == hashes[1]

@@ -18,7 +18,7 @@ from k8sjob import document
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.cluster.belongings import seconds_to_end
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.labels import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.labels import MANAGED_BY, same_manifest
 from k8sjob.lifecycle.status import job_status
 from k8sjob.rendering.difference import Difference, difference
 
@@ -144,7 +144,7 @@ class _Sending:
     def _refuse_another(self, there: Json) -> None:
         """Return if the job that is there is the one that is wanted, and has not ended."""
         ref, state = JobRef.of(there), job_status(Snapshot(there)).state
-        same = _digest(there) == _digest(self._manifest) is not None
+        same = same_manifest(there, self._manifest)
         found = difference(there, _as_it_would_be(self._backend, self._manifest))
         if not state.finished and (same or not found):
             if found:
@@ -216,11 +216,6 @@ def _as_it_would_be(backend: ClusterBackend, manifest: Json) -> Json:
     made = backend.dry_run(manifest, name_free=True)
     identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
     return {**made, "metadata": {**made["metadata"], **identity}}
-
-
-def _digest(job: Json) -> str | None:
-    annotations = job["metadata"].get("annotations") or {}
-    return annotations.get(MANIFEST_DIGEST)
 
 
 def _is_ours(job: Json) -> bool:

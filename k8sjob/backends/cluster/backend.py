@@ -17,7 +17,7 @@ from k8sjob.backends.cluster.words import InWords, is_absent
 from k8sjob.backends.paths import JOBS, path
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.labels import JOB_NAME, MANIFEST_DIGEST
+from k8sjob.labels import JOB_NAME, same_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,8 +115,10 @@ class ClusterBackend:
             try:
                 return self.request("POST", path(JOBS, ref.namespace), query=STRICT, body=manifest)
             except ApiError as error:
-                if error.reason == "AlreadyExists" and lost and _same(self._get(ref), manifest):
-                    return self._get(ref)
+                if error.reason == "AlreadyExists" and lost:
+                    there = self._get(ref)
+                    if same_manifest(there, manifest):
+                        return there
                 if not _may_pass(error) or time.monotonic() > deadline:
                     raise
                 lost = True
@@ -369,14 +371,6 @@ def _taken(ref: JobRef) -> Iterator[None]:
 def _may_pass(error: ApiError) -> bool:
     """Whether waiting may help: an apiserver that is away, not one that is not trusted."""
     return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")
-
-
-def _same(there: Json, manifest: Json) -> bool:
-    """Whether a job that is there was rendered from the very same."""
-    hashes = [
-        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (there, manifest)
-    ]
-    return hashes[0] is not None and hashes[0] == hashes[1]
 
 
 def _at(ref: JobRef) -> tuple[str, str]:
