@@ -5,13 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.doctor.capacity import devices, nodes_of
+from k8sjob.backends.capacity import devices, nodes_of
 from k8sjob.doctor.check import fine, problem, unknown, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from k8sjob.doctor.capacity import Node
+    from k8sjob.backends.capacity import Node
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 

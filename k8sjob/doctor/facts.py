@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from k8sjob.backends.api import Json
+from k8sjob.backends.capacity import Amounts
 from k8sjob.backends.transport import ApiError
-from k8sjob.doctor.capacity import Amounts
 
 if TYPE_CHECKING:
     from k8sjob.doctor.permissions import Permission

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from k8sjob.backends.capacity import add, taken
 from k8sjob.backends.references import references
 from k8sjob.backends.transport import ApiError
-from k8sjob.doctor.capacity import add, taken
 from k8sjob.doctor.facts import Answer, Facts
 from k8sjob.doctor.permissions import all_permissions
 from k8sjob.labels import REPLICA_TYPE
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k8sjob.backends.api import Json
+    from k8sjob.backends.capacity import Amounts
     from k8sjob.backends.references import Reference
     from k8sjob.backends.transport import Transport
-    from k8sjob.doctor.capacity import Amounts
     from k8sjob.doctor.permissions import Permission
 
 __all__ = ["gather", "minimal_job"]

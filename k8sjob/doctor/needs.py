@@ -5,16 +5,16 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.capacity import add, pod_requests
 from k8sjob.backends.references import pod_specs, references
-from k8sjob.doctor.capacity import add, pod_requests
 from k8sjob.doctor.check import fine, problem, unknown, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.backends.api import Json
+    from k8sjob.backends.capacity import Amounts
     from k8sjob.backends.references import Reference
-    from k8sjob.doctor.capacity import Amounts
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 

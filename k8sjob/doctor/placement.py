@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from k8sjob.backends.capacity import add, nodes_of, pod_requests, told, tolerates
 from k8sjob.backends.references import pod_specs
-from k8sjob.doctor.capacity import add, nodes_of, pod_requests, told
 from k8sjob.doctor.check import fine, problem, unknown, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Json
-    from k8sjob.doctor.capacity import Amounts, Node
+    from k8sjob.backends.capacity import Amounts, Node
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 
@@ -110,8 +110,7 @@ def refusal(node: Node, pod: Json) -> str:
         if node.labels.get(key) != value:
             return f"no label {key}={value}"
     for taint in node.taints:
-        hard = taint.get("effect") in {"NoSchedule", "NoExecute"}
-        if hard and not any(_tolerates(one, taint) for one in pod.get("tolerations") or ()):
+        if not tolerates(pod, taint):
             return f"taint {taint.get('key')}={taint.get('value', '')}"
     affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -120,17 +119,6 @@ def refusal(node: Node, pod: Json) -> str:
     if terms and not any(_matches(node, term) for term in terms):
         return "node affinity"
     return ""
-
-
-def _tolerates(toleration: Json, taint: Json) -> bool:
-    if toleration.get("effect") not in {None, "", taint.get("effect")}:
-        return False
-    if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
-    if toleration["key"] != taint.get("key"):
-        return False
-    exists = toleration.get("operator") == "Exists"
-    return exists or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 def _matches(node: Node, term: Json) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.capacity import add, amounts, told
 from k8sjob.backends.references import pod_specs
-from k8sjob.doctor.capacity import add, amounts, told
 from k8sjob.doctor.check import fine, problem, unknown, warning
 from k8sjob.doctor.needs import quota_need, unsaid
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Json
-    from k8sjob.doctor.capacity import Amounts
+    from k8sjob.backends.capacity import Amounts
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from k8sjob.doctor.capacity import Node
+from k8sjob.backends.capacity import Node
 from k8sjob.doctor.check import Verdict
 from k8sjob.doctor.placement import fit, refusal
 

@@ -275,18 +275,68 @@ def test_what_differs_by_pod_alone_does_not_keep_trouble_apart(snapshot, make_po
     assert finding.message.endswith("container has runAsNonRoot")
 
 
+def node(name, labels=None, **allocatable):
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels or {}},
+        "status": {
+            "allocatable": allocatable,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "step"),
+    [
+        (
+            {"cpu": "500"},
+            "cpu (it asks for 501, and the largest node has 2)",
+            "no waiting helps: lower resources.cpu, or use more replicas that are smaller",
+        ),
+        (
+            {"memory": "4Ti"},
+            "memory (it asks for 4Ti, and the largest node has 8Gi)",
+            "no waiting helps: lower resources.memory,",
+        ),
+        (
+            {"cpu": "1"},
+            "cpu free (it asks for 2)",
+            "lower resources.cpu, or wait until others have ended",
+        ),
+        (
+            {"example.com/gpu": "8"},
+            "example.com/gpu free (it asks for 8): there is 1 node of example.com/gpu with 4",
+            "no node is that large: at most 4 a replica",
+        ),
+    ],
+)
+def test_nobody_waits_for_what_no_node_can_ever_have(snapshot, make_pod, asked, said, step):
+    (what,) = asked
+    message = f"0/1 nodes are available: 1 Insufficient {what}. preemption: 0/1 nodes"
+    pod = pending(make_pod, "master-0", "Unschedulable", message)
+    main = {"name": "pytorch", "resources": {"requests": asked}}
+    sidecar = {"name": "proxy", "resources": {"requests": {"cpu": "1"}}}
+    pod["spec"]["containers"] = [main, sidecar]
+    there = [node("node-0", **{"cpu": "2", "memory": "8Gi", "example.com/gpu": "4"})]
+    sick = snapshot("Created", pods=[pod], replicas={"Master": 1})
+    (finding,) = diagnose(sick, {}, there, now=NOW)
+    only = "master-0: the only node does not take it: 1 has too little"
+    assert finding.message == f"{only} {said}, for 60 s"
+    assert finding.next_step.startswith(step)
+    (unknown,) = diagnose(sick, {}, now=NOW)  # where nodes may not be read
+    assert "wait until others have ended" in unknown.next_step
+
+
 def test_gpus_that_others_have_are_not_free(snapshot, make_pod):
     waiting = pending(make_pod, "worker-1", "Unschedulable", SHORT)
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
     waiting["spec"]["containers"] = [{"name": "pytorch", **gpus}]
     nodes = [
-        {
-            "kind": "Node",
-            "metadata": {"name": f"node-{n}", "labels": {"nvidia.com/gpu.product": "H100"}},
-            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
-        }
-        for n in range(3)
+        node(f"node-{n}", {"nvidia.com/gpu.product": "H100"}, **{"nvidia.com/gpu": "4"})
+        for n in range(4)
     ]
+    nodes[3]["spec"] = {"unschedulable": True}
     other = {
         "kind": "Pod",
         "metadata": {"name": "other"},
@@ -301,7 +351,7 @@ def test_gpus_that_others_have_are_not_free(snapshot, make_pod):
     (finding,) = diagnose(sick, {}, [*nodes, other], now=NOW)
     assert finding.message == (
         "worker-1: none of 4 nodes takes it: 4 have too little nvidia.com/gpu free (it asks for 4):"
-        " there are 3 nodes of H100 with 4, 9 free in all, for 60 s"
+        " there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
     )
     assert "meanwhile 2 replicas hold what they have" in finding.next_step
 

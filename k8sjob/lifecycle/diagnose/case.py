@@ -129,11 +129,6 @@ class Pod:
         wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
         return wanted.get("limits") or {}
 
-    def asks(self) -> dict[str, str]:
-        """What its training container asks for, by resource."""
-        wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
-        return {**self.limits(), **(wanted.get("requests") or {})}
-
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
         specs = self.spec.get(key) or [{"name": name} for name in statuses]

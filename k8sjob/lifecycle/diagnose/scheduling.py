@@ -5,30 +5,26 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.capacity import nodes_of, pod_requests, taken, told, tolerates
 from k8sjob.backends.events import moment
 from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen
 from k8sjob.lifecycle.diagnose.volumes import unbound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
     from k8sjob.backends.api import Json
+    from k8sjob.backends.capacity import Node
     from k8sjob.lifecycle.diagnose.case import Case, Pod
 
 __all__ = ["unschedulable"]
 
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
 _COUNTED: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
-_TYPES: Final = (
-    "nvidia.com/gpu.product",
-    "amd.com/gpu.product-name",
-    "cloud.google.com/gke-accelerator",
-    "accelerator",
-)
-"""Labels of a node that name its accelerators."""
 _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
 """Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
@@ -40,7 +36,8 @@ def unschedulable(case: Case, pod: Pod) -> Seen | None:
     if condition.get("status") != "False":
         return None
     # A thousand Pods of one template, of which the scheduler says the same, are looked at once.
-    key = repr([condition.get("message"), *(pod.spec.get(field) for field in _SHAPE), pod.asks()])
+    shape = [pod.spec.get(field) for field in _SHAPE]
+    key = repr([condition.get("message"), *shape, pod_requests(pod.spec)])
     if key not in case.memory:
         case.memory[key] = _unschedulable(case, pod, condition)
     since = moment(condition.get("lastTransitionTime"))
@@ -84,7 +81,8 @@ def _told(case: Case, pod: Pod, said: str) -> tuple[str, list[str]]:
             f" {'they have' if running > 1 else 'it has'}: kueue_queue or gang in the job let all"
             " start or none"
         )
-    return f"none of {whole} node{'s' * (whole != 1)} takes it: {words}", steps
+    none = f"none of {whole} nodes takes it" if whole != 1 else "the only node does not take it"
+    return f"{none}: {words}", steps
 
 
 def _words(case: Case, pod: Pod, count: int, reason: str) -> tuple[str, str]:
@@ -119,72 +117,57 @@ _STEPS: Final = {
 
 
 def _short(case: Case, pod: Pod, count: int, resource: str) -> tuple[str, str]:
-    wanted = pod.asks().get(resource, "?")
+    wanted = pod_requests(pod.spec).get(resource, Decimal())
+    asks = f"it asks for {told(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
-    short = f"{count} {has} too little {resource} free (it asks for {wanted})"
+    short = f"{count} {has} too little {resource} free ({asks})"
+    nodes = nodes_of(case.of_kind("Node"), taken(case.of_kind("Pod")))
+    largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
         field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
+        if wanted > largest:
+            most = told(resource, largest)
+            never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
+            return never, f"no waiting helps: lower {field}, or use more replicas that are smaller"
         return short, f"lower {field}, or wait until others have ended"
-    offers = list(_offers(case, resource))
     step = f"wait until others have ended, or ask for less (see all: {_look(case)})"
-    if case.of_kind("Node") and not offers:
+    if nodes and not largest:
         return (
-            f"no node offers any {resource} (it asks for {wanted})",
+            f"no node offers any {resource} ({asks})",
             f"have the device plugin of {resource} looked at, or correct resources.gpu_resource",
         )
-    if not offers:
+    if not nodes:
         return short, step
-    largest = max(each for _, each, _, _ in offers)
-    if wanted.isdigit() and int(wanted) > largest:
-        step = f"no node is that large: at most {largest} a replica; use more replicas of fewer"
-    table = "; ".join(
-        f"{nodes} node{'s' * (nodes > 1)} of {kind} with {each}"
-        + (f", {free} free in all" if free is not None else "")
-        for (kind, each, nodes, free) in offers
-    )
-    is_one = sum(nodes for _, _, nodes, _ in offers) == 1
-    return f"{short}: there {'is' if is_one else 'are'} {table}", step
+    if wanted > largest:
+        step = f"no node is that large: at most {largest:f} a replica; use more replicas of fewer"
+    return f"{short}: {_offers(case, nodes, resource)}", step
 
 
-def _offers(case: Case, resource: str) -> Iterator[tuple[str, int, int, int | None]]:
-    """What kinds of nodes offer: kind, pieces of each node, number of nodes, pieces free in all.
+def _offers(case: Case, nodes: Iterable[Node], resource: str) -> str:
+    """What kinds of nodes offer, and how much of it is free.
 
-    How many are free is known only where the Pods of all namespaces could be read.
+    How much is free is known only where the Pods of all namespaces could be read.
     """
-    used: defaultdict[str, int] = defaultdict(int)
-    others = case.of_kind("Pod")
-    for pod in others:
-        if (pod.get("status") or {}).get("phase") in ("Pending", "Running"):
-            used[pod["spec"].get("nodeName", "")] += _asked(pod, resource)
-    kinds: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    for node in case.of_kind("Node"):
-        each = str((node.get("status") or {}).get("allocatable", {}).get(resource, 0))
-        if each.isdigit() and int(each):
-            labels = node["metadata"].get("labels") or {}
-            kind = next((labels[key] for key in _TYPES if key in labels), resource)
-            kinds[kind, int(each)].append(node["metadata"]["name"])
-    for (kind, size), names in sorted(kinds.items()):
-        free = sum(max(size - used[name], 0) for name in names) if others else None
-        yield kind, size, len(names), free
-
-
-def _asked(pod: Json, resource: str) -> int:
-    amounts = (
-        str(((c.get("resources") or {}).get("limits") or {}).get(resource, 0))
-        for c in (pod.get("spec") or {}).get("containers") or ()
-    )
-    return sum(int(amount) for amount in amounts if amount.isdigit())
+    kinds: defaultdict[tuple[str, Decimal], list[Node]] = defaultdict(list)
+    for node in nodes:
+        if each := node.offers.get(resource):
+            kinds[node.product or resource, each].append(node)
+    table = []
+    for (kind, each), alike in sorted(kinds.items()):
+        of_kind = f"{len(alike)} node{'s' * (len(alike) > 1)} of {kind} with {each:f}"
+        free = sum(node.free(resource) for node in alike)
+        table.append(of_kind + (f", {free:f} free in all" if case.of_kind("Pod") else ""))
+    is_one = sum(map(len, kinds.values())) == 1
+    return f"there {'is' if is_one else 'are'} {'; '.join(table)}"
 
 
 def _taints(case: Case, pod: Pod) -> str:
     """The taints of the nodes that the Pod does not tolerate."""
-    tolerated = pod.spec.get("tolerations") or ()
     found = {
         _taint(taint)
         for node in case.of_kind("Node")
         for taint in (node.get("spec") or {}).get("taints") or ()
-        if taint.get("effect") != "PreferNoSchedule"
-        and not any(_tolerates(toleration, taint) for toleration in tolerated)
+        if not tolerates(pod.spec, taint)
     }
     return ", ".join(sorted(found)[:5])
 
@@ -194,17 +177,6 @@ def _taint(taint: Json) -> str:
     if key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         return "not ready"
     return f"{key}={taint['value']}" if taint.get("value") else key
-
-
-def _tolerates(toleration: Json, taint: Json) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    if toleration.get("key") in (None, ""):
-        return toleration.get("operator") == "Exists"
-    if toleration["key"] != taint.get("key"):
-        return False
-    exists = toleration.get("operator") == "Exists"
-    return exists or toleration.get("value", "") == taint.get("value", "")
 
 
 def _selector(pod: Pod) -> str:

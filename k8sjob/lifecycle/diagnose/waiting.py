@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
+from k8sjob.backends.capacity import pod_requests
 from k8sjob.backends.events import event_time, moment
 from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
@@ -40,8 +41,8 @@ def left_over(case: Case) -> Iterator[Finding]:
     held = sum(
         int(amount)
         for pod in pods
-        for name, amount in pod.asks().items()
-        if name.endswith("/gpu") and str(amount).isdigit()
+        for name, amount in pod_requests(pod.spec).items()
+        if name.endswith("/gpu")
     )
     replicas = tuple(pod.replica for pod in pods)
     what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"

@@ -1,4 +1,4 @@
-"""What nodes have, what Pods take of it, and what is left. Pure.
+"""What nodes have, what Pods take of it, what is left, and for whom. Pure.
 
 A Pod counts with its requests, as the scheduler counts: the sum of its containers or its largest
 init container, whichever is more, and its overhead. A Pod that has ended takes nothing.
@@ -28,12 +28,19 @@ __all__ = [
     "pod_requests",
     "taken",
     "told",
+    "tolerates",
 ]
 
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, pieces."""
 
-_PRODUCTS: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
+_PRODUCTS: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "accelerator",
+)
+"""Labels of a node that name its accelerators."""
 _GPU_CARDS: Final = ("feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present")
 """Labels that a node with a card of NVIDIA's may carry, whether a device plugin runs or not."""
 
@@ -137,6 +144,24 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     _raise(total, peak)
     add(total, amounts(spec.get("overhead")))
     return total | {"pods": Decimal(1)}
+
+
+def tolerates(pod: Json, taint: Json) -> bool:
+    """Whether a Pod of that spec may be put on a node with that taint."""
+    if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
+        return True
+    return any(_covers(toleration, taint) for toleration in pod.get("tolerations") or ())
+
+
+def _covers(toleration: Json, taint: Json) -> bool:
+    if toleration.get("effect") not in {None, "", taint.get("effect")}:
+        return False
+    exists = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return exists
+    if toleration["key"] != taint.get("key"):
+        return False
+    return exists or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 def _asked(container: Json, group: str) -> Amounts:
