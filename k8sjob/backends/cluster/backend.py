@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob import document
@@ -97,12 +97,16 @@ class ClusterBackend:
         query = {**STRICT, "dryRun": "All"}
         if not name_free:
             with _taken(ref):
-                made = self.request("POST", path(JOBS, ref.namespace), query=query, body=manifest)
+                made = self.transport.request(
+                    "POST", path(JOBS, ref.namespace), query=query, body=manifest
+                )
             return slim(made)
         meta = {key: value for key, value in manifest["metadata"].items() if key != "name"}
         meta["generateName"] = ref.name[: 63 - 6] + "-"
         body = {**manifest, "metadata": meta}
-        answer = slim(self.request("POST", path(JOBS, ref.namespace), query=query, body=body))
+        answer = slim(
+            self.transport.request("POST", path(JOBS, ref.namespace), query=query, body=body)
+        )
         answer["metadata"].pop("generateName", None)
         answer["metadata"]["name"] = ref.name
         return answer
@@ -113,7 +117,9 @@ class ClusterBackend:
         lost = False
         while True:
             try:
-                return self.request("POST", path(JOBS, ref.namespace), query=STRICT, body=manifest)
+                return self.transport.request(
+                    "POST", path(JOBS, ref.namespace), query=STRICT, body=manifest
+                )
             except ApiError as error:
                 if error.reason == "AlreadyExists" and lost:
                     there = self._get(ref)
@@ -232,10 +238,6 @@ class ClusterBackend:
 
         return related(self.transport, snapshot)
 
-    def request(self, method: str, path: str, **options: Any) -> Json:
-        """Any request; see Transport.request."""
-        return self.transport.request(method, path, **options)
-
     # --- changing ---------------------------------------------------------------------------------
 
     def suspend(self, ref: JobRef, *, value: bool) -> None:
@@ -263,7 +265,7 @@ class ClusterBackend:
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
-        self.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
+        self.transport.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -281,7 +283,7 @@ class ClusterBackend:
         if ref.uid:
             options["preconditions"] = {"uid": ref.uid}
         try:
-            self.request("DELETE", path(JOBS, *_at(ref)), body=options)
+            self.transport.request("DELETE", path(JOBS, *_at(ref)), body=options)
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
@@ -334,7 +336,7 @@ class ClusterBackend:
 
     def _get(self, ref: JobRef) -> Json:
         try:
-            job = slim(self.request("GET", path(JOBS, *_at(ref))))
+            job = slim(self.transport.request("GET", path(JOBS, *_at(ref))))
         except ApiError as error:
             if is_absent(error):
                 raise self._not_found(ref) from error
