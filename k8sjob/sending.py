@@ -126,14 +126,14 @@ class _Sending:
                     outcome = Outcome.REPLACED
         raise BackendError(
             f"jobs named {self._made.spec.name} come and go too fast in namespace"
-            f" {self._backend.namespace}; see who else submits it, or use --generate-name"
+            f" {self._backend.namespace}; see who else submits it, or take a generated name"
         )
 
     def _make(self) -> JobRef:
+        if not self._dry:
+            return self._backend.create(self._made)
         self._backend.dry_run(self._manifest)
-        if self._dry:
-            return JobRef(self._made.spec.name, self._backend.namespace)
-        return self._backend.create_manifest(self._manifest)
+        return JobRef(self._made.spec.name, self._backend.namespace)
 
     def _would_wait(self, there: Json) -> Submitted:
         """What a dry run says beside a job that is being deleted."""
@@ -156,8 +156,8 @@ class _Sending:
         maker = "" if _is_ours(there) else ", not made by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
-            f"{ref} is there already: {what}{maker}, {ended}; delete it and make it"
-            " anew with --replace, or submit under a name of its own with --generate-name"
+            f"{ref} is there already: {what}{maker}, {ended}; replace it, or submit under a"
+            " generated name"
         )
         error.difference = found.lines
         raise error

@@ -88,7 +88,8 @@ def submit(
     Raises:
         SpecError: the spec is not valid.
         ImageError: the image cannot be made of the code alone, or a registry refuses.
-        JobExists: another job, or the same one that has ended, has the name.
+        JobExists: another job, or the same one that has ended, has the name; see `replace` and
+            `generate_name`.
         BackendError: the cluster refuses the job, or cannot be reached.
     """
     folder: Path | str = "."

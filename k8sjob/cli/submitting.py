@@ -122,7 +122,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         done = send(made, backend, replace=replace, dry_run=dry_run == "server", tell=say)
     except JobExists as error:
         _show_lines(error.difference, err=True)
-        raise
+        raise JobExists(f"{error}: --replace, --generate-name") from error
     if dry_run:
         _show_dry(made, backend, done, output)
         return 0

@@ -49,6 +49,7 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     assert "-                - main.py" in lines
     assert "+                - other.py" in lines
     assert said.startswith("error: blue/tiny is there already: another job than this one, Created")
+    assert said.endswith("replace it, or submit under a generated name: --replace, --generate-name")
     assert "main.py" in json.dumps(api.jobs["blue", "tiny"])
     done = k8sjob("submit", file, "--replace")
     assert (done.code, done.out) == (0, "blue/tiny replaced\n")
