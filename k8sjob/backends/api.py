@@ -91,12 +91,14 @@ class LogLine:
         attempt: the container's restart count when it wrote the line, over all its pods.
         timestamp: RFC 3339 in UTC with nanoseconds, as the kubelet writes it.
         text: the line, without its newline; bytes that are not UTF-8 are replaced.
+        gap: whether the container did not write it: it says what is missing in its place.
     """
 
     replica: str
     attempt: int
     timestamp: str
     text: str
+    gap: bool = False
 
 
 class Backend(Protocol):

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from collections import defaultdict
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,15 +22,17 @@ from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.saving import Saver
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.logs import MOST_AT_ONCE, logs, select
+from k8sjob.lifecycle.status import job_status
 from k8sjob.view.feed import Feed, Interrupts
 from k8sjob.view.lines import Speaker, phrase, position
 from k8sjob.view.show import console_for
 from k8sjob.view.story import Story, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from k8sjob.backends.api import LogLine
+    from k8sjob.lifecycle.status import JobStatus
 
 __all__ = ["logs_command"]
 
@@ -92,10 +95,14 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; leave -o json out")
     backend, ref = find(job, place)
-    chosen = select(backend.snapshot(ref).job, replicas, ranks)
+    snapshot = backend.snapshot(ref)
+    chosen = select(snapshot.job, replicas, ranks)
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
         say(_choice(chosen, follow=follow))
-    lines = logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail)
+    silent = dict.fromkeys(chosen)
+    lines = _heard(
+        logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
+    )
     choice = [
         *(("-r", name) for name in replicas),
         *(("--rank", str(rank)) for rank in ranks),
@@ -106,14 +113,45 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     words = shlex.join(word for option in choice for word in option)
     again = f"k8sjob logs -f {ref}{words and ' '}{words}{place.words}" if follow else ""
     if folder is None:
-        return _show(lines, _Printer(output, names=len(chosen) > 1, times=timestamps).show, again)
-    saver = Saver(folder, ref.name, times=timestamps)
+        printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
+        code = _show(lines, printer.show, again)
+    else:
+        code = _save(lines, Saver(folder, ref.name, times=timestamps), again)
+    if not follow:
+        for told in _waiting(job_status(snapshot), tuple(silent)):
+            say(told)
+    return code
+
+
+def _save(lines: Iterable[LogLine], saver: Saver, again: str) -> int:
     try:
         with saver:
             return _show(lines, saver.show, again)
     finally:
         for path in sorted(saver.saved):
             click.echo(path)
+
+
+def _heard(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
+    """The same lines; who has one is not silent."""
+    for line in lines:
+        silent.pop(line.replica, None)
+        yield line
+
+
+def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
+    """What silent replicas wait for that have not run yet; those that wait alike at once."""
+    there = {replica.name: replica for replica in status.replicas}
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in silent:
+        replica = there.get(name)
+        if replica is None and not status.state.finished:
+            alike[f"it has no pod, the job is {status.state}"].append(name)
+        elif replica and (replica.waiting or replica.phase == "Pending"):
+            alike[replica.situation].append(name)
+    for why, names in alike.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: nothing is written yet ({why}); -f waits for it"
 
 
 def _choice(replicas: Sequence[str], *, follow: bool) -> str:

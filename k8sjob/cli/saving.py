@@ -11,6 +11,8 @@ from collections import defaultdict
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final, Self
 
+from k8sjob.cli.failure import say
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
@@ -28,7 +30,8 @@ class Saver:
     Lines are written as the job wrote them: control sequences are left in. A file that is there
     grows by what was written since; one with other lines (of an earlier pod, of a job of the same
     name) stays, and "-2" is added to the new one's name. As long as more may come ".part" is at its
-    end, and so it stays where the process is killed.
+    end, and so it stays where the process is killed. What is missing before the first line of a
+    file is told at once, and is not in it.
 
     Args:
         folder: made where it is not there.
@@ -57,8 +60,12 @@ class Saver:
         """Take some lines; an attempt is complete when a line of the next one comes."""
         texts: dict[tuple[str, int], list[str]] = defaultdict(list)
         for line in lines:
+            key = line.replica, line.attempt
+            if line.gap and key not in texts and line.attempt not in self._parts[line.replica]:
+                say(line.text)
+                continue
             text = f"{line.timestamp} {line.text}" if self._times else line.text
-            texts[line.replica, line.attempt].append(text + "\n")
+            texts[key].append(text + "\n")
         for (replica, attempt), found in texts.items():
             parts = self._parts[replica]
             if attempt not in parts:

@@ -144,9 +144,9 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
 
 
 def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
-    """The text of a replica's last lines, TAIL_LINES at most."""
+    """The text of a replica's last lines, TAIL_LINES at most, without gaps."""
     lines = deque(backend.logs(ref, replica, tail=TAIL_LINES), maxlen=TAIL_LINES)
-    return [line.text for line in lines]
+    return [line.text for line in lines if not line.gap]
 
 
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:

@@ -140,7 +140,8 @@ class _Watcher:
         event = Event.decode(line.text, line.replica)
         if event:
             return event
-        self._tails[line.replica].append(line.text)
+        if not line.gap:
+            self._tails[line.replica].append(line.text)
         data = {"text": line.text, "attempt": line.attempt, "timestamp": line.timestamp}
         return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
 

@@ -57,6 +57,16 @@ def test_two_at_once_and_one_that_was_killed_leave_each_other_alone(tmp_path):
     }
 
 
+def test_what_is_missing_is_told_in_its_place(tmp_path, capsys):
+    gap = LogLine("master-0", 1, "2026-01-01T00:00:00.000000000Z", "missing", gap=True)
+    gone = LogLine("worker-0", 0, "2026-01-01T00:00:00.000000000Z", "gone", gap=True)
+    with Saver(tmp_path, "job") as saver:
+        saver.show([gap, line("a", 1), gap])
+        saver.show([gap, gone])
+    assert files(tmp_path) == {"job-master-0.1.log": b"a\nmissing\nmissing\n"}
+    assert capsys.readouterr().err == "missing\ngone\n"
+
+
 def test_names_lead_nowhere_else(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()

@@ -39,7 +39,7 @@ def shell(script):
 def make(cluster, namespace):
     """Makes a PyTorchJob of these commands, Master and Workers; its back end and reference."""
 
-    def job(name, master, worker=None, *, policy="Never", **more):
+    def job(name, master, worker=None, *, policy="Never", clean="None", **more):
         def replica(command):
             container = {"name": "pytorch", "image": cluster.base_image, "command": command, **more}
             scratch = {"name": "scratch", "mountPath": "/scratch"}
@@ -55,7 +55,7 @@ def make(cluster, namespace):
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": roles},
+            "spec": {"runPolicy": {"cleanPodPolicy": clean}, "pytorchReplicaSpecs": roles},
         }
         backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
         return backend, backend.create_manifest(manifest)
@@ -269,6 +269,23 @@ def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_p
     assert command(*worker, "--save", tmp_path)[0] == f"{tmp_path}/kept-worker-0.0-2.log\n"
     assert (tmp_path / "kept-worker-0.0.log").read_text() == before
     assert (tmp_path / "kept-worker-0.0-2.log").read_text() == after
+
+
+def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
+    make("gone", shell("echo m; sleep 2"), shell("sleep 600"), clean="Running")
+    make("held", shell("true"), resources={"requests": {"cpu": "5000"}})
+    waits = "master-0: nothing is written yet (Unschedulable); -f waits for it\n"
+    eventually(lambda: command("logs", "held") == ("", waits), "the word about what waits")
+
+    def ended():
+        done = json.loads(command("status", "gone", "-o", "json")[0])["state"] == "Succeeded"
+        return done and not get("pod", "gone-worker-0")
+
+    eventually(ended, "the end of the worker's pod")
+    gone = "k8sjob: worker-0: its pod is gone, and its output with it\n"
+    assert command("logs", "gone", "--rank", "1")[0] == gone
+    assert command("logs", "gone")[0] == f"master-0 | m\nworker-0 | {gone}"
+    assert command("logs", "gone", "-f", "-r", "worker")[0] == gone
 
 
 # Colours, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.

@@ -28,6 +28,7 @@ __all__ = ["replica_logs"]
 _TRIES_AFTER_THE_END: Final = 5
 _STEADY_SECONDS: Final = 5.0
 _TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
+_GONE: Final = "its pod is gone, and its output with it"
 
 
 def replica_logs(
@@ -56,7 +57,8 @@ def replica_logs(
         tail: so many of the last lines are wanted; not with `follow`.
         since: what is older is not wanted; a little of it may come.
         stop: set from another thread to end the iteration within a second.
-        ended: whether the job has ended, or is gone; asked now and then while following.
+        ended: whether the job has ended, or is gone; asked now and then while following, and where
+            there is no Pod.
 
     Raises:
         ApiError: the output may not be read, or no apiserver answers for minutes.
@@ -68,11 +70,15 @@ def replica_logs(
         return _Follower(output, pods, stop, ended).lines()
     if previous:
         return _previous(output, pods)
-    return _present(output, pods, tail)
+    return _present(output, pods, tail, ended)
 
 
-def _present(output: Output, pods: JobPods, tail: int | None) -> Iterator[LogLine]:
+def _present(
+    output: Output, pods: JobPods, tail: int | None, ended: Callable[[], bool]
+) -> Iterator[LogLine]:
     now = pods.instance(output.replica)
+    if now is None and pods.job_is_over(ended):
+        yield output.gap(None, _GONE)
     if now is None or not now.started:
         return
     if tail is not None:
@@ -84,7 +90,9 @@ def _present(output: Output, pods: JobPods, tail: int | None) -> Iterator[LogLin
 
 def _previous(output: Output, pods: JobPods) -> Iterator[LogLine]:
     replica, now = output.replica, pods.instance(output.replica)
-    if now is None or not now.number:
+    if now is None:
+        raise BackendError(f"{replica} has no pod, and the output of an earlier one went with it")
+    if not now.number:
         raise BackendError(f"{replica} was started once only; leave --previous out")
     if now.state == "waiting":  # its node would give the newest one
         raise BackendError(
@@ -106,6 +114,7 @@ class _Follower:
     ) -> None:
         self._output, self._pods, self._stop, self._ended = output, pods, stop, ended
         self._pod: Instance | None = None
+        self._looked = False
         self._after = 0.0
         self._failures = self._drains = 0
         self._answered = time.monotonic()
@@ -134,8 +143,12 @@ class _Follower:
         self._answered = time.monotonic()
         if self._pod and (now is None or now.uid != self._pod.uid):
             yield from self._leave(self._pod)
+        came, self._looked = not self._looked, True
         if now is None or not now.started:
-            return self._is_over()
+            over = self._is_over()
+            if came and over and now is None and not self._output.since:
+                yield self._output.gap(None, _GONE)
+            return over
         self._pod = now
         yield from self._output.catch_up(now)
         if now.ended and not self._output.drained:

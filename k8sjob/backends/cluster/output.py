@@ -132,11 +132,12 @@ class Output:
             return False
         return not self._stop.is_set()
 
-    def gap(self, now: Instance, words: str) -> LogLine:
-        """A line that says what is missing here."""
-        stamp = self._last or f"{now.made[:19]}.000000000Z"
+    def gap(self, now: Instance | None, words: str) -> LogLine:
+        """A line that says what is missing here; `now` is None where there is no Pod."""
+        made = now.made if now else datetime.now(UTC).isoformat()
+        stamp = self._last or f"{made[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
-        return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {words}")
+        return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {words}", gap=True)
 
     def _lines(
         self, now: Instance, *, before: bool, follow: bool, tail: int | None

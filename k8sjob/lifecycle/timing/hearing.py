@@ -56,7 +56,7 @@ def hear(backend: Backend, snapshot: Snapshot) -> dict[str, Heard]:
 def _lines(backend: Backend, ref: JobRef, replica: str) -> Generator[LogLine, None, None]:
     """A replica's lines, without those that tell of a gap."""
     for line in backend.logs(ref, replica):
-        if not line.text.startswith(f"k8sjob: {replica}: "):
+        if not line.gap:
             yield line
 
 

@@ -185,7 +185,7 @@ def missing(attempt):
 
 
 def gaps(lines):
-    return [line.text for line in lines if line.text.startswith("k8sjob: ")]
+    return [line.text for line in lines if line.gap]
 
 
 # --- following ------------------------------------------------------------------------------------
@@ -512,7 +512,7 @@ def test_pods_of_another_job_of_the_name_are_not_its_own(cluster, read):
     pod.write("not this")
     cluster.then(cluster.end)
     assert read(follow=True) == []
-    assert read() == []
+    assert [line.gap for line in read()] == [True]
 
 
 # --- rotation -------------------------------------------------------------------------------------
@@ -647,6 +647,29 @@ def test_a_pod_that_has_not_started_has_no_output(cluster, read):
     assert read() == []
     cluster.pod()
     assert read() == []
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tail": 1}, {"tail": 0}, {"follow": True}, {"since": BEGIN}]
+)
+def test_output_that_went_with_its_pod_is_told(cluster, read, options):
+    cluster.pod("worker-1", uid="other").start()
+    cluster.end()
+    (line,) = read(**options)
+    assert line.text == "k8sjob: worker-0: its pod is gone, and its output with it"
+    assert line.gap
+    assert line.timestamp > "2026-01-01T00:00:00.000000000Z"
+
+
+def test_a_pod_that_never_ran_takes_no_output_with_it(cluster, read):
+    cluster.pod()
+    cluster.then(cluster.pods.clear, cluster.end)
+    assert read(follow=True) == []
+
+
+def test_there_is_no_attempt_before_where_there_is_no_pod(read):
+    with pytest.raises(BackendError, match="worker-0 has no pod"):
+        read(previous=True)
 
 
 # --- the shared look at the Pods ------------------------------------------------------------------

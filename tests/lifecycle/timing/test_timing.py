@@ -235,7 +235,7 @@ def test_times_that_cannot_be_are_not_believed(told):
 
 def test_the_output_of_all_replicas_is_heard(script, seen):
     lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
-    gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "k8sjob: worker-0: missing")
+    gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
     backend = script([snapshot_of(seen)], [gap, *lines])
     heard = hear(backend, snapshot_of(seen))
     assert heard["worker-0"] == Heard(first_line=BEGIN + 3.4)
