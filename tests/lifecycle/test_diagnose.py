@@ -443,6 +443,17 @@ def test_refusals(snapshot, said, cause, words):
     assert words in finding.message
 
 
+def test_of_what_was_said_of_a_pod_the_newest_counts(snapshot):
+    taken = 'Error creating: pods "job-master-0" already exists'
+    going = 'Error creating: object is being deleted: pods "job-master-0" already exists'
+    events = [
+        about("PyTorchJob", "job", "FailedCreatePod", taken),
+        about("PyTorchJob", "job", "FailedCreatePod", going, at="2026-01-01T00:05:01Z"),
+    ]
+    (finding,) = diagnose(snapshot(events=events), {}, now=NOW)
+    assert "of an earlier job, is still being deleted" in finding.message
+
+
 def test_a_deadline_that_the_operator_has_not_noticed(snapshot, make_pod):
     pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
     late = snapshot("Running", pods=pods, startTime="2026-01-01T00:06:00Z")

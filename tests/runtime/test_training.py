@@ -84,7 +84,7 @@ def test_it_learns_and_tells(told, settings):
     run = train(5)
     [started] = told("started")
     assert (started["world_size"], started["backend"], started["device"]) == (1, "gloo", "cpu")
-    assert 0 < started["import_s"] < 3600
+    assert 0 < started["import_s"] < 7 * 86400  # since this process was started
     ends = [event for event in told("progress") if event["step"] == event["steps"] == 4]
     assert [event["epoch"] for event in ends] == [0, 1, 2, 3, 4]
     assert ends[-1]["epoch_loss"] < ends[0]["epoch_loss"]

@@ -34,10 +34,15 @@ _SUCCESS: Final = {
 
 def cannot_be_made(case: Case) -> Iterator[Finding]:
     """What keeps the operator from making Pods or Services."""
-    refused = {}
+    refused: dict[Told, Json] = {}
+    newest: dict[tuple[str, Cause], Told] = {}
     for event in case.job_events:  # the newest of each kind remains
         if event.get("reason") in _SUCCESS:
             told = _told(case, event.get("message", "").removeprefix("Error creating: "))
+            replica = _named(case, event.get("message", ""))
+            if replica and (before := newest.get((replica, told.cause))):
+                refused.pop(before, None)  # a name that is taken by now is given free, say
+            newest[replica, told.cause] = told
             refused[told] = event
     for told, event in refused.items():
         replica = _named(case, event.get("message", ""))
