@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.backends.api import JobRef
+from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, local_backend
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.errors import JobNotFound
+from k8sjob.lifecycle.status import job_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +28,7 @@ __all__ = ["delete_command", "resume_command", "suspend_command"]
 def suspend_command(jobs: tuple[str, ...], place: Place) -> None:
     """Stop the replicas after a checkpoint; the job stays, for k8sjob resume."""
     for backend, ref in find_all(jobs, place):
-        backend.suspend(ref, value=True)
-        click.echo(f"{ref} is being suspended")
+        _suspend(backend, ref, value=True)
 
 
 @click.command("resume")
@@ -37,8 +37,27 @@ def suspend_command(jobs: tuple[str, ...], place: Place) -> None:
 def resume_command(jobs: tuple[str, ...], place: Place) -> None:
     """Let suspended jobs go on from their newest checkpoint."""
     for backend, ref in find_all(jobs, place):
-        backend.suspend(ref, value=False)
-        click.echo(f"{ref} is being resumed")
+        _suspend(backend, ref, value=False)
+
+
+def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
+    """Suspend or resume a job, and say so; or that it is as it is to be already."""
+    there = backend.snapshot(ref)
+    state = job_status(there).state
+    is_suspended = bool((there.job["spec"].get("runPolicy") or {}).get("suspend"))
+    if is_suspended == value and not state.finished:
+        how = "is suspended already" if value else f"is not suspended ({state})"
+        click.echo(f"{ref} {how}: nothing was changed")
+        return
+    if not value and there.pods and ref.namespace != LOCAL:
+        from k8sjob.backends.cluster.belongings import (  # noqa: PLC0415 - of no use for local jobs
+            seconds_to_end,
+        )
+
+        seconds = seconds_to_end(there.job)
+        say(f"waiting until the old pods of {ref} are gone, {seconds:.0f} s at most")
+    backend.suspend(ref, value=value)
+    click.echo(f"{ref} is being {'suspended' if value else 'resumed'}")
 
 
 @click.command("delete")

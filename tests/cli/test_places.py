@@ -197,8 +197,13 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
         "blue/one is being suspended\nblue/two is being suspended\n"
     )
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is True
-    assert k8sjob("resume", "one").code == 0
+    assert k8sjob("suspend", "one").out == "blue/one is suspended already: nothing was changed\n"
+    assert k8sjob("resume", "one") == (0, "blue/one is being resumed\n", "")
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is False
+    unasked = api.asked.count("PATCH")
+    again = k8sjob("resume", "one").out
+    assert again == "blue/one is not suspended (Created): nothing was changed\n"
+    assert api.asked.count("PATCH") == unasked
     api.end("blue", "one")
     assert "blue/one has ended and cannot be suspended" in k8sjob("suspend", "one").err
     done = k8sjob("delete", "one", "two", "three")
@@ -206,6 +211,18 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     assert len(api.jobs) == 2, "a name that is wrong stops the whole"
     assert k8sjob("delete", "one", "two", "one").out == "blue/one deleted\nblue/two deleted\n"
     assert api.jobs == {}
+
+
+def test_a_job_is_not_resumed_in_silence_while_its_old_pods_go(there, api, k8sjob):
+    job = there("one")
+    job["spec"]["runPolicy"]["suspend"] = True
+    owner = {"uid": job["metadata"]["uid"], "controller": True}
+    api.pods = [{"metadata": {"name": "one-master-0", "uid": "p", "ownerReferences": [owner]}}]
+    api.lingers = 3
+    done = k8sjob("resume", "one")
+    assert (done.code, done.out) == (0, "blue/one is being resumed\n")
+    assert done.err == "waiting until the old pods of blue/one are gone, 120 s at most\n"
+    assert api.pods == []
 
 
 def test_no_more_is_deleted_than_was_asked_for(here, there, api, k8sjob):
