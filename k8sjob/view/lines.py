@@ -80,7 +80,8 @@ class Speaker:
         if event.kind == EventKind.REPLICA:
             prefix = self._replica_prefix(event.replica, message.plain)
             return prefix.append_text(message) if prefix else None
-        speaker = event.replica if event.kind == EventKind.LOG else ""
+        own = event.kind in {EventKind.LOG, EventKind.WARNING}
+        speaker = event.replica if own else ""
         return self.prefix(speaker).append_text(message)
 
     def _replica_prefix(self, replica: str, said: str) -> Text | None:

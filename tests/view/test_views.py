@@ -72,6 +72,17 @@ def test_what_is_worth_a_line_of_a_replica(data, said):
     assert lines == ([f"worker-1 | {said}"] if said else [])
 
 
+def test_a_warning_names_the_replica_that_it_is_about():
+    missing = {"message": 'secret "hf-token" not found'}
+    assert plain([
+        Event(EventKind.WARNING, missing, 0, "worker-1"),
+        Event(EventKind.WARNING, {"message": "the connection is back"}),
+    ]) == [
+        'worker-1 | warning: secret "hf-token" not found',
+        "k8sjob   | warning: the connection is back",
+    ]  # fmt: skip
+
+
 def test_what_many_replicas_say_alike_is_said_for_some():
     lost = {"phase": "Failed", "exit_code": 138}
     events = [Event(EventKind.REPLICA, lost, 0, f"worker-{i}") for i in range(100)]
