@@ -32,13 +32,21 @@ _TOLD_BY_STATE: Final = frozenset(
     {
         "BackOff",
         "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImagePull",
         "Error",
+        "ImagePullBackOff",
+        "InvalidImageName",
         "OOMKilled",
         "PyTorchJobFailed",
         "PyTorchJobRestarting",
+        "Unschedulable",
     }
 )
 """Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
+_LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
+"""What the kubelet puts before words that the replica's own state has too."""
 
 
 def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event]:
@@ -142,7 +150,7 @@ class _Watcher:
             return event
         if not line.gap:
             self._tails[line.replica].append(line.text)
-        data = {"text": line.text, "attempt": line.attempt, "timestamp": line.timestamp}
+        data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
         return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
 
     def end(self) -> Iterator[Event]:
@@ -195,9 +203,19 @@ class _Watcher:
             alike = _UID.sub("", message.replace(pod, "")) if replica else event["metadata"]["uid"]
             if (event.get("reason"), alike) in self._told_warnings:
                 continue
+            if replica and self._is_told(replica, message):
+                continue
             self._told_warnings.add((event.get("reason"), alike))
             data = {"message": message, "reason": event.get("reason", "")}
             yield Event(EventKind.WARNING, data, time.time(), replica)
+
+    def _is_told(self, replica: str, message: str) -> bool:
+        """Whether the replica's own state says so already, or the message nothing at all."""
+        *_, said = _LEAD.sub("", message, count=1).strip().split("\n")  # as a state is told
+        replicas = self._status.replicas if self._status else ()
+        return said in _TOLD_BY_STATE or any(
+            one.name == replica and said and said in one.message for one in replicas
+        )
 
 
 def job_data(status: JobStatus) -> dict[str, Any]:

@@ -113,6 +113,56 @@ def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, r
     ]
 
 
+def test_trouble_is_told_once_though_kubelet_and_operator_tell_it_too(
+    script, snapshot, make_pod, ref
+):
+    """Each of them as a cluster words it: two waiting containers and a Pod without a node."""
+
+    def warning(name, reason, message):
+        about = {"name": name, "kind": "PyTorchJob" if name == "job" else "Pod"}
+        meta = {"uid": f"{name} {message}"}
+        return {"metadata": meta, "involvedObject": about, "type": "Warning", "reason": reason,
+                "message": message}  # fmt: skip
+
+    absent = 'failed to pull and unpack image "r/x:1": r/x:1: not found'
+    image = {"reason": "ErrImagePull", "message": absent}
+    secret = {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}
+    unplaced = make_pod("worker-1", "Pending")
+    said = "0/1 nodes are available: 1 Insufficient cpu."
+    unplaced["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+        ],
+    }
+    pods = [
+        make_pod("master-0", "Pending", waiting=image),
+        make_pod("worker-0", "Pending", waiting=secret),
+        unplaced,
+    ]
+    operator = "Error pod job-{} container pytorch waiting message: {}"
+    events = [
+        warning("job-master-0", "Failed", f'Failed to pull image "r/x:1": {absent}'),
+        warning("job-master-0", "Failed", "Error: ErrImagePull"),
+        warning("job-master-0", "Failed", "Error: ImagePullBackOff"),
+        warning("job", "ErrImagePull", operator.format("master-0", absent)),
+        warning("job-worker-0", "Failed", 'Error: secret "hf-token" not found'),
+        warning("job", "CreateContainerConfigError", operator.format("worker-0", "secret")),
+        warning("job-worker-1", "FailedScheduling", said),
+        warning("job", "Unschedulable", "Error pod job-worker-1 condition message: " + said),
+        warning("job-worker-0", "FailedMount", 'MountVolume.SetUp failed for volume "v"'),
+    ]
+    backend = script([snapshot("Created", pods=pods, events=events), snapshot("Succeeded")])
+    found = list(watch(backend, ref))
+    assert [one.data["message"] for one in told(found, "replica")] == [
+        absent,
+        'secret "hf-token" not found',
+        said,
+    ]
+    (warned,) = told(found, "warning")
+    assert (warned.replica, warned.data["reason"]) == ("worker-0", "FailedMount")
+
+
 def test_output_that_cannot_be_read_is_a_warning_and_not_the_end(script, snapshot, line, ref):
     backend = script(
         [snapshot("Succeeded")],
