@@ -67,6 +67,8 @@ def fit(
         loader_options: for DataLoader.
     """
     _check(job, model)
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
     settings = {**sizes, "shuffle": shuffle, "tail": tail, "loader_options": loader_options}
     feed = Feed(
         _dataset(train),

@@ -134,8 +134,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         self._report(self._shares[batch].count, (logs or {}).get("loss", math.nan))
         self._share, self._steps = None, self._steps + 1
         if self._asks:
-            asked = torch.tensor(int(self.model.stop_training))
-            self.model.stop_training = bool(self._job.group.all_reduce(asked, "max"))
+            self._agree()
         if self.model.stop_training or batch + 1 == len(self._shares):
             self._reduce_metrics()
         if not self._job.lookout.passes():
@@ -145,7 +144,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
             raise Stopped(reason)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Make sure of equal ranks, report, save."""
+        """Agree to stop, make sure of equal ranks, report, save."""
+        self._agree()
         self._check_equal()
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
         self._job.log(epoch=epoch + 1, **numbers)
@@ -171,6 +171,11 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         metrics = {id(variable) for variable in self.model.metrics_variables}
         own = [variable for variable in self.model.variables if id(variable) not in metrics]
         return [*own, *self.model.optimizer.variables]
+
+    def _agree(self) -> None:
+        """What one rank's callbacks decided, all ranks do."""
+        asked = torch.tensor(int(self.model.stop_training))
+        self.model.stop_training = bool(self._job.group.all_reduce(asked, "max"))
 
     def _report(self, count: int, mean: float) -> None:
         """A batch's own loss, from the mean over the epoch so far that Keras tells."""
@@ -214,7 +219,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 def _looks_at_batches(callback: Any) -> bool:
     plain = keras.callbacks.Callback
     names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(getattr(type(callback), name) is not getattr(plain, name) for name in names)
+    methods = ((getattr(callback, name), getattr(plain, name)) for name in names)
+    # A LambdaCallback has functions of its own on the instance.
+    return any(getattr(method, "__func__", None) is not default for method, default in methods)
 
 
 def _restore(variables: list[Any], saved: Saved) -> None:

@@ -23,6 +23,8 @@ OWN = {
     "conv": {"model": "conv", "twice": True},
     "stopped by all": {"callbacks": ["stop"], "epochs": 9},
     "stopped by one": {"callbacks": ["stop on one"], "epochs": 9},
+    "stopped by one's function": {"callbacks": ["stop on one by a function"], "epochs": 9},
+    "stopped by one at the end": {"callbacks": ["stop on one at the end"], "epochs": 9},
 }
 WRONG = {
     "fsdp": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model; use keras"),
@@ -37,6 +39,7 @@ WRONG = {
         {"samples": 97, "tail": "short"},
         'tail="short" leaves some ranks without a sample in the last step',
     ),
+    "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; take it out"),
     "two optimizers": ({"model": "two"}, "differs between the ranks: something beside"),
 }
 
@@ -84,7 +87,8 @@ def test_dropout_differs_between_ranks_and_not_between_runs(two):
 
 def test_a_decision_is_taken_by_all_ranks(two):
     assert len(two["stopped by all"]["history"]["loss"]) == 2  # nothing is better by 9
-    assert len(two["stopped by one"]["history"]["loss"]) == 1
+    for name in ("stopped by one", "stopped by one's function", "stopped by one at the end"):
+        assert len(two[name]["history"]["loss"]) == 1, name
 
 
 def test_rank_0_alone_writes_a_model_of_keras_own(two, folder):

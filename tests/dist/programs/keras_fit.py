@@ -67,6 +67,18 @@ class StopsOnOne(keras.callbacks.Callback):
         self.model.stop_training = torch.distributed.get_rank() == 1 and batch == 1
 
 
+class StopsOnOneAtTheEnd(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = torch.distributed.get_rank() == 1
+
+
+def stopping_on_one(model):
+    def stop(batch, logs):
+        model.stop_training = torch.distributed.get_rank() == 1 and batch == 1
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+
+
 class Boundless(keras.callbacks.Callback):
     """Epochs long enough for a signal to come."""
 
@@ -74,11 +86,17 @@ class Boundless(keras.callbacks.Callback):
         torch.distributed.barrier()
 
 
-def callback(name, folder):
+def callback(name, folder, model):
     if name == "stop":
         return keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=0)
     if name == "stop on one":
         return StopsOnOne()
+    if name == "stop on one by a function":
+        return stopping_on_one(model)
+    if name == "stop on one at the end":
+        return StopsOnOneAtTheEnd()
+    if name == "backup":
+        return keras.callbacks.BackupAndRestore("backup")
     if name == "slow":
         return Boundless()
     mine = Path(folder) / f"rank-{torch.distributed.get_rank()}.keras"
@@ -122,7 +140,7 @@ def train(job, case):
         epochs=case["epochs"],
         global_batch=case["batch"],
         validation=(images[count], labels[count]),
-        callbacks=[callback(name, case["folder"]) for name in case["callbacks"]],
+        callbacks=[callback(name, case["folder"], model) for name in case["callbacks"]],
         tail=case["tail"],
     )
     marks = job.gather(torch.tensor(mark(variable.value for variable in model.weights)))
