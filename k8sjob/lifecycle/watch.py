@@ -16,6 +16,7 @@ from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.funnel import Ended, Funnel
 from k8sjob.lifecycle.logs import TAIL_LINES, instant
 from k8sjob.lifecycle.readers import Readers
+from k8sjob.lifecycle.standing import PATIENCE_SECONDS, Standing
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status
 
 if TYPE_CHECKING:
@@ -49,23 +50,27 @@ _LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
 """What the kubelet puts before words that the replica's own state has too."""
 
 
-def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event]:
+def watch(
+    backend: Backend, ref: JobRef, *, logs: bool = True, patience: float = PATIENCE_SECONDS
+) -> Iterator[Event]:
     """Everything that happens to a job, from its beginning until it has ended or is gone.
 
     First come the lines of the replicas (LOG) and the runtime's own events, decoded from them, then
     the job's last JOB event, and what `why` would say if it failed (FINDING). A suspended job has
-    not ended. Closing the iterator detaches from the job and changes nothing about it.
+    not ended. Of one that does not get on, what `why` says is told by a WARNING, once, when it has
+    stood for some seconds. Closing the iterator detaches from the job and changes nothing about it.
 
     Args:
         backend: where the job lives.
         ref: the job.
         logs: read the replicas' output too, see Readers; without it there are no runtime events.
+        patience: seconds for which a trouble must have stood.
 
     Raises:
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    watcher = _Watcher()
+    watcher = _Watcher(Standing(patience))
     with Funnel[Snapshot | LogLine]() as funnel:
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
         funnel.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
@@ -79,13 +84,15 @@ def watch(backend: Backend, ref: JobRef, *, logs: bool = True) -> Iterator[Event
                 yield from watcher.source_ended(item, ref)
             elif item is not None:
                 yield watcher.line(item)
+            yield from watcher.trouble()
     yield from watcher.end()
 
 
 class _Watcher:
     """What was told already, so that each thing is told once."""
 
-    def __init__(self) -> None:
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
         self._snapshot: Snapshot | None = None
         self._status: JobStatus | None = None
         self._told_job: object = None
@@ -142,6 +149,12 @@ class _Watcher:
             if alike not in self._told_warnings:
                 self._told_warnings.add(alike)
                 yield Event(EventKind.WARNING, {"message": message}, time.time(), ended.source)
+
+    def trouble(self) -> Iterator[Event]:
+        """What has kept the job from going on for some time; nothing may have changed since."""
+        if self._snapshot and self._status and self._ended_at is None:
+            now = time.monotonic()
+            yield from self._standing.look(self._snapshot, self._status, self._tails, now)
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
