@@ -16,6 +16,7 @@ from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import render
 from k8sjob.sending import send
 from k8sjob.spec import JobSpec, load
+from k8sjob.spec.rules import longest_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,8 @@ __all__ = ["plan", "plan_submission", "push_code", "remarks", "submit"]
 
 _SUFFIX: Final = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes makes generated names of: letters and digits that form no words."""
+_RANDOM: Final = 5
+"""So many of them stand behind a dash."""
 
 
 def plan(
@@ -119,7 +122,7 @@ def plan_submission(
     """What would be submitted; see submit. An image that is to be made has no digest yet.
 
     Raises:
-        SpecError: two namespaces are asked for.
+        SpecError: two namespaces are asked for, or the name leaves no room for more characters.
     """
     problems = []
     if namespace and spec.namespace and namespace != spec.namespace:
@@ -128,10 +131,17 @@ def plan_submission(
     if LOCAL in (namespace, spec.namespace):
         message = f"{LOCAL!r} stands for this machine, where `k8sjob run` runs jobs; name another"
         problems.append(Problem("namespace", message))
+    room = longest_name(spec) - _RANDOM - 1
+    if generate_name and len(spec.name) > room:
+        message = (
+            f"{spec.name!r} has {len(spec.name)} characters, and a generated name adds"
+            f" {_RANDOM + 1}; shorten it to at most {room}"
+        )
+        problems.append(Problem("name", message))
     if problems:
         raise SpecError(problems)
     if generate_name:
-        suffix = "".join(secrets.choice(_SUFFIX) for _ in range(5))
+        suffix = "".join(secrets.choice(_SUFFIX) for _ in range(_RANDOM))
         spec = spec.with_(name=f"{spec.name}-{suffix}")
     return plan(spec, folder, image=image)
 

@@ -241,6 +241,11 @@ def test_a_generated_name_is_free_each_time(api, backend):
         ({"namespace": "a"}, {"namespace": "b"}, r"the job is of 'a', and 'b' is asked for"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),
+        (
+            {"name": "n" * 49},
+            {"generate_name": True},
+            rf"'{'n' * 49}' has 49 characters, and a generated .* adds 6; shorten it to at most 48",
+        ),
         ({}, {"image": "a b"}, r"'a b' is not an image reference"),
         ({}, {"image": ""}, r"'' is not an image reference"),
     ],
@@ -249,6 +254,11 @@ def test_what_cannot_be_submitted_is_said_before_a_cluster_is_asked(fields, opti
     spec = JobSpec(**{"name": "tiny", "image": DIGEST, "run": {"script": "main.py"}} | fields)
     with pytest.raises(SpecError, match=said):
         plan_submission(spec, **options)
+
+
+def test_the_longest_name_that_has_room_for_a_generated_one():
+    made = plan_submission(SPEC.with_(name="n" * 48), generate_name=True)
+    assert len(made.spec.name) == 54
 
 
 def test_an_image_that_was_built_is_named():

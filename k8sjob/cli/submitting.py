@@ -220,7 +220,8 @@ def diff_command(
         fail(str(error))
         return max(error.exit_code, 2)
     _show_lines(found.lines)
-    _explain(found, _submit_again(file, image, place))
+    edit = f"kubectl edit pytorchjob {made.spec.name} -n {backend.namespace}{place.words}"
+    _explain(found, _submit_again(file, image, place), edit)
     return int(bool(found))
 
 
@@ -243,13 +244,16 @@ def _submit_again(file: Path, image: str | None, place: Place) -> str:
     return shlex.join(["k8sjob", "submit", str(file), *options]) + place.words
 
 
-def _explain(found: Difference, command: str) -> None:
-    """Which of the differences running pods would never see."""
+def _explain(found: Difference, command: str, edit: str) -> None:
+    """Which of the differences running pods would never see, and what brings each about."""
     if found.is_new:
         say(f"\nthe job is not there; make it: {command}")
         return
     if found.at_once:
-        say(f"\nread again while the job runs: {_some(found.at_once)}")
+        say(
+            f"\nread again while the job runs; {edit} changes it, submit does not:\n"
+            f"  {_some(found.at_once)}"
+        )
     if found.anew:
         say(
             f"\npods keep what they were started with, so this takes effect only in a job that is"

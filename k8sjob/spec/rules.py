@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from k8sjob.spec.job import JobSpec
 
-__all__ = ["job_rules"]
+__all__ = ["job_rules", "longest_name"]
 
 
 def job_rules(spec: JobSpec) -> Iterator[Broken]:
@@ -38,13 +38,23 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
         )
 
 
-def _name(spec: JobSpec) -> Iterator[Broken]:
-    """Pods and services of the highest number still fit a DNS label."""
+def longest_name(spec: JobSpec) -> int:
+    """How many characters the name of a job with these replicas may have."""
+    return MAX_NAME - len(_longest_suffix(spec))
+
+
+def _longest_suffix(spec: JobSpec) -> str:
+    """What stands behind the job's name in the longest of its pods' names."""
     elastic = spec.replicas.elastic
     most = elastic.max if elastic else spec.replicas.workers
     suffix = f"-worker-{most - 1}" if most else "-master-0"
-    suffix = max(suffix, "" if elastic else "-master-0", key=len)
-    limit = MAX_NAME - len(suffix)
+    return max(suffix, "" if elastic else "-master-0", key=len)
+
+
+def _name(spec: JobSpec) -> Iterator[Broken]:
+    """Pods and services of the highest number still fit a DNS label."""
+    suffix = _longest_suffix(spec)
+    limit = longest_name(spec)
     if len(spec.name) > limit:
         yield Broken(
             ("name",),

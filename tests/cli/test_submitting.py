@@ -154,7 +154,10 @@ def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):
     api.jobs["blue", "tiny"]["spec"]["runPolicy"]["suspend"] = True
     done = k8sjob("diff", file)
     assert done.code == 1
-    assert done.err == "\nread again while the job runs: spec.runPolicy.suspend\n"
+    assert done.err == (
+        "\nread again while the job runs; kubectl edit pytorchjob tiny -n blue changes it, submit"
+        " does not:\n  spec.runPolicy.suspend\n"
+    )
     done = k8sjob("diff", file, "--image", DIGEST.replace("aaaa", "bbbb"))
     assert done.code == 1
     assert "takes effect only in a job that is made anew" in done.err
@@ -202,7 +205,7 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkey
             status(403, "Forbidden", 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot'
                    ' create resource "pytorchjobs" in API group "kubeflow.org" in the namespace'
                    ' "blue"'),
-            "eve may not create pytorchjobs in namespace blue; `k8sjob doctor`",
+            "eve may not create pytorchjobs in namespace blue; `k8sjob doctor -n blue`",
         ),
         (
             status(404, "NotFound", "the server could not find the requested resource"),

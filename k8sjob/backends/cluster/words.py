@@ -37,7 +37,6 @@ _NO_WEBHOOK: Final = re.compile(
 _STRICT: Final = re.compile(r"strict decoding error: (?P<why>.*)", re.DOTALL)
 _OPERATORS: Final = "training-operator.kubeflow.org"
 """How the names of the training operator's webhooks end."""
-_DOCTOR: Final = "`k8sjob doctor` says what is missing"
 _VERBS: Final = {
     "GET": "get",
     "POST": "create",
@@ -153,19 +152,28 @@ def _forbidden(error: ApiError, method: str, target: Target, context: str) -> st
     if "being terminated" in said:
         return f"namespace {target.namespace} is being deleted; wait until it is gone"
     if missing := _NO_RIGHT.search(said):
-        if missing["user"] == "system:anonymous":
-            return (
-                f"the apiserver does not know who speaks: context {context} has no credentials; log"
-                " in, or name another with --context"
-            )
-        who = missing["user"] or f"the user of context {context}"
-        where = f"in namespace {target.namespace}" if target.namespace else "in all namespaces"
-        kind = f"{target.resource}/{target.subresource}".strip("/")
-        return (
-            f"{who} may not {missing['verb']} {kind} {where}; {_DOCTOR}, and manifests/rbac has"
-            " the role to ask for"
-        )
+        return _without_right(missing, target, context)
     return f"{_attempt(method, target)}: forbidden: {said}"
+
+
+def _without_right(missing: re.Match[str], target: Target, context: str) -> str:
+    if missing["user"] == "system:anonymous":
+        return (
+            f"the apiserver does not know who speaks: context {context} has no credentials; log"
+            " in, or name another with --context"
+        )
+    who = missing["user"] or f"the user of context {context}"
+    what = f"{missing['verb']} {target.resource}/{target.subresource}".strip("/")
+    if target.resource == JOBS and not target.namespace:
+        return (
+            f"{who} may not {what} in all namespaces; name one with -n: the roles of manifests/rbac"
+            " are each for one namespace"
+        )
+    where = f"in namespace {target.namespace}" if target.namespace else "in all namespaces"
+    return (
+        f"{who} may not {what} {where}; {_doctor(target)}, and manifests/rbac has the role to ask"
+        " for"
+    )
 
 
 def _missing(error: ApiError, method: str, target: Target, context: str) -> str:
@@ -221,7 +229,7 @@ def _internal(error: ApiError, method: str, target: Target, context: str) -> str
     why = " ".join(down["why"].rpartition(": ")[2].split())
     return (
         f"{who} does not answer ({why}), so no {_what(target)} can be made or changed; see that it"
-        f" runs, {_DOCTOR}"
+        f" runs, {_doctor(target)}"
     )
 
 
@@ -244,6 +252,11 @@ _BY_CODE: Final[dict[int, Callable[[ApiError, str, Target, str], str]]] = {
     503: _not_ready,
     504: _not_ready,
 }
+
+
+def _doctor(target: Target) -> str:
+    place = f" -n {target.namespace}" if target.namespace else ""
+    return f"`k8sjob doctor{place}` says what is missing"
 
 
 def _attempt(method: str, target: Target) -> str:

@@ -39,7 +39,12 @@ QUOTA = (
         (404, "NotFound", "the server could not find the requested resource", "is not installed"),
         (404, "", "404 page not found", "is not installed"),
         (404, "NotFound", 'namespaces "team" not found', "kubectl create namespace team"),
-        (403, "Forbidden", RIGHT, "ada may not create pytorchjobs in namespace team; `k8sjob doc"),
+        (
+            403,
+            "Forbidden",
+            RIGHT,
+            "ada may not create pytorchjobs in namespace team; `k8sjob doctor -n team`",
+        ),
         (403, "Forbidden", RIGHT, "manifests/rbac"),
         (403, "Forbidden", RIGHT.replace("ada", "system:anonymous"), "has no credentials"),
         (403, "Forbidden", WEBHOOK + "spec.x: Forbidden: no", "refuses the job: spec.x: Forbidden"),
@@ -76,7 +81,8 @@ def test_what_the_server_refuses_is_told_with_the_next_step(code, reason, said, 
 def test_a_right_that_is_missing_everywhere():
     error = ApiError(EVERYWHERE, code=403, reason="Forbidden", said=EVERYWHERE)
     told = in_words(error, "GET", Target.of(path("pytorchjobs")), "here")
-    assert "ada may not list pytorchjobs in all namespaces" in str(told)
+    assert "ada may not list pytorchjobs in all namespaces; name one with -n" in str(told)
+    assert "doctor" not in str(told), "no role of one namespace would be enough"
 
 
 def test_fields_that_are_wrong_stand_one_a_line():
