@@ -92,6 +92,8 @@ class LogLine:
         timestamp: RFC 3339 in UTC with nanoseconds, as the kubelet writes it.
         text: the line, without its newline; bytes that are not UTF-8 are replaced.
         gap: whether the container did not write it: it says what is missing in its place.
+        raw: the bytes of the line where `text` and a newline are not all of it: some are not UTF-8,
+            or the output ended without a newline. Empty elsewhere.
     """
 
     replica: str
@@ -99,6 +101,22 @@ class LogLine:
     timestamp: str
     text: str
     gap: bool = False
+    raw: bytes = b""
+
+    @classmethod
+    def of(cls, replica: str, attempt: int, timestamp: str, written: bytes) -> LogLine:
+        """The line that a container wrote, with its newline where it has one."""
+        body = written.removesuffix(b"\n")
+        try:
+            text, plain = body.decode(), body != written
+        except UnicodeDecodeError:
+            text, plain = body.decode(errors="replace"), False
+        return cls(replica, attempt, timestamp, text, raw=b"" if plain else written)
+
+    @property
+    def written(self) -> bytes:
+        """The line as the container wrote it, byte for byte, with its newline if it has one."""
+        return self.raw or self.text.encode() + b"\n"
 
 
 class Backend(Protocol):

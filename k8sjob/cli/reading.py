@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["logs_command"]
 
+_FIELDS = ("replica", "attempt", "timestamp", "text", "gap")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -195,7 +195,8 @@ class _Printer:
         if not lines:
             return
         if self._json:
-            sys.stdout.write("".join(json.dumps(asdict(one)) + "\n" for one in lines))
+            rows = ({key: getattr(one, key) for key in _FIELDS} for one in lines)
+            sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
         elif self._console.is_terminal:
             self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
         else:

@@ -27,7 +27,7 @@ _CHUNK: Final = 1 << 20
 class Saver:
     """Writes lines of output into files of a folder, inside a `with`.
 
-    Lines are written as the job wrote them: control sequences are left in. A file that is there
+    Lines are written as the job wrote them, byte for byte. A file that is there
     grows by what was written since; one with other lines (of an earlier pod, of a job of the same
     name) stays, and "-2" is added to the new one's name. As long as more may come ".part" is at its
     end, and so it stays where the process is killed. What is missing before the first line of a
@@ -58,19 +58,19 @@ class Saver:
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Take some lines; an attempt is complete when a line of the next one comes."""
-        texts: dict[tuple[str, int], list[str]] = defaultdict(list)
+        texts: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         for line in lines:
             key = line.replica, line.attempt
             if line.gap and key not in texts and line.attempt not in self._parts[line.replica]:
                 say(line.text)
                 continue
-            text = f"{line.timestamp} {line.text}" if self._times else line.text
-            texts[key].append(text + "\n")
+            time = f"{line.timestamp} ".encode() if self._times else b""
+            texts[key].append(time + line.written)
         for (replica, attempt), found in texts.items():
             parts = self._parts[replica]
             if attempt not in parts:
                 parts[attempt] = self._begin(replica, attempt)
-            with parts[attempt].open("a", encoding="utf-8", newline="") as file:
+            with parts[attempt].open("ab") as file:
                 file.writelines(found)
             for earlier in [number for number in parts if number < attempt]:
                 self._complete(replica, earlier)

@@ -25,6 +25,16 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
     assert sorted(saver.saved) == sorted(folder.iterdir())
 
 
+def test_every_byte_is_kept(tmp_path):
+    written = [b"\xff\xfe\n", b"\r\n", "ü\u2028\n".encode(), b"\xed\xb3\xbf no newline"]
+    lines = [LogLine.of("master-0", 0, "2026-01-01T00:00:00.000000000Z", one) for one in written]
+    assert lines[0].text == "\ufffd\ufffd"
+    assert [one.written for one in lines] == written
+    with Saver(tmp_path, "job") as saver:
+        saver.show(lines)
+    assert saver.saved[0].read_bytes() == b"".join(written)
+
+
 def test_what_was_taken_is_kept_however_the_reading_ends(tmp_path):
     def break_off():
         with Saver(tmp_path, "job") as saver:

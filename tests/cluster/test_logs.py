@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from cluster.proxy import Proxy
@@ -286,6 +287,18 @@ def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
     assert command("logs", "gone", "--rank", "1")[0] == gone
     assert command("logs", "gone")[0] == f"master-0 | m\nworker-0 | {gone}"
     assert command("logs", "gone", "-f", "-r", "worker")[0] == gone
+
+
+def test_saved_bytes_are_those_that_were_written(make, command, eventually, tmp_path):
+    make("bytes", shell(r"printf 'a\rb\n\377\376\n\303\274 no newline'"))
+    eventually(
+        lambda: json.loads(command("status", "bytes", "-o", "json")[0])["state"] == "Succeeded",
+        "the end",
+    )
+    (path,) = command("logs", "bytes", "--save", tmp_path)[0].splitlines()
+    assert Path(path).read_bytes() == b"a\rb\n\xff\xfe\n\xc3\xbc no newline"
+    last = json.loads(command("logs", "bytes", "--tail", "1", "-o", "json")[0])
+    assert (last["text"], last["gap"]) == ("ü no newline", False)
 
 
 # Colours, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.

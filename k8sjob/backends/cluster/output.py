@@ -115,7 +115,7 @@ class Output:
         self._given.reconnect()
         try:
             for raw in self._lines(now, before=before, follow=follow, tail=tail):
-                stamp, text = stamped(raw)
+                stamp, written = stamped(raw)
                 if not stamp:  # the node's own words: it has no such file any more
                     return False
                 if not raw.endswith(b"\n") and now.state == "running" and not before:
@@ -125,7 +125,8 @@ class Output:
                 if resumed and not self._given.met:
                     yield self.gap(now, "output may be missing here: its log was rotated")
                 resumed, self._file, self._last = False, number, stamp
-                yield LogLine(self.replica, self._earlier_pods + number, stamp, text)
+                attempt = self._earlier_pods + number
+                yield LogLine.of(self.replica, attempt, stamp, written)
         except ApiError as error:
             if error.code not in _NOT_THERE:
                 raise
@@ -196,13 +197,12 @@ class _Given:
         return True
 
 
-def stamped(raw: bytes) -> tuple[str, str]:
-    """A line's timestamp, in UTC, and its text; an empty timestamp where it carries none."""
+def stamped(raw: bytes) -> tuple[str, bytes]:
+    """A line's timestamp, in UTC, and what was written; no timestamp where it carries none."""
     match = _STAMP.match(raw)
     if not match:
-        return "", ""
-    text = raw[match.end() :].removesuffix(b"\n").decode(errors="replace")
+        return "", b""
     second, fraction, zone = (part.decode() if part else "" for part in match.groups())
     if zone != "Z":  # a node whose containers' logs are in another time zone
         second = datetime.fromisoformat(second + zone).astimezone(UTC).isoformat()[:19]
-    return f"{second}.{fraction:0<9}Z", text
+    return f"{second}.{fraction:0<9}Z", raw[match.end() :]

@@ -135,9 +135,9 @@ class _Reader:
                 timestamp, _, tag, text = row.split(b" ", 3)
                 self._parts.append(text)
                 if tag != b"P":
-                    whole = b"".join(self._parts).decode(errors="replace")
+                    whole = b"".join(self._parts) + b"\n"
                     self._parts.clear()
-                    yield LogLine(self._replica, self.attempt, timestamp.decode(), whole)
+                    yield LogLine.of(self._replica, self.attempt, timestamp.decode(), whole)
 
     def close(self) -> None:
         if self._file:
