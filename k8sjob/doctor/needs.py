@@ -25,11 +25,14 @@ _COUNTED: Final = ("cpu", "memory")
 _EACH: Final = ("pods", "count/pods", "services", "count/services")
 """What the operator makes for each replica."""
 _STEPS: Final = {
-    "claim": "make it: kubectl apply -f a PersistentVolumeClaim of that name",
-    "secret": "make it: kubectl create secret generic {name} --from-literal=KEY=VALUE",
-    "config map": "make it: kubectl create configmap {name} --from-file=FILE",
-    "pull secret": "make it: kubectl create secret docker-registry {name}",
-    "service account": "make it: kubectl create serviceaccount {name}",
+    "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
+    " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
+    "secret": "make it: kubectl create secret generic {name} -n {namespace}"
+    " --from-literal=KEY=VALUE",
+    "config map": "make it: kubectl create configmap {name} -n {namespace} --from-file=FILE",
+    "pull secret": "make it of your login: kubectl create secret docker-registry {name}"
+    " -n {namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json",
+    "service account": "make it: kubectl create serviceaccount {name} -n {namespace}",
     "queue": "have the LocalQueue made, or correct kueue_queue",
 }
 
@@ -58,7 +61,7 @@ def named_objects(facts: Facts) -> Iterator[Check]:
 
 def _absent(one: Reference, namespace: str) -> Check:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
-    step = step.format(name=one.name)
+    step = step.format(name=one.name, namespace=namespace)
     if one.kind == "pull secret":  # the kubelet goes on without it
         return warning("objects", f"there is no {one} in {namespace}", step)
     where = "" if one.kind in {"priority class", "runtime class"} else f" in {namespace}"

@@ -99,6 +99,9 @@ def test_one_missing(named, facts, job):
     expected = Verdict.WARNING if kind == "pull secret" else Verdict.PROBLEM
     assert missing.verdict is expected
     assert missing.seen.startswith(f"there is no {kind} {name}")
+    made = {"claim", "secret", "pull secret", "config map", "service account"}
+    assert ("-n team" in missing.next_step) is (kind in made)
+    assert "{" not in missing.next_step
 
 
 def test_what_may_not_be_read_is_named(facts, job, refused):

@@ -585,6 +585,18 @@ def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
     assert diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW) == []
 
 
+def test_what_an_init_container_wrote_is_read_at_a_replica_that_is_there(snapshot, make_pod):
+    pods = [make_pod(name, "Pending") for name in ("master-0", "worker-0")]
+    for pod in pods:
+        pod["spec"]["initContainers"] = [{"name": "mine"}]
+        state = {"terminated": ended(6)}
+        pod["status"]["initContainerStatuses"] = [{"name": "mine", "state": state}]
+    sick = snapshot("Created", pods=pods, replicas={"Master": 1, "Worker": 1})
+    (finding,) = diagnose(sick, {}, now=NOW)
+    assert finding.replicas == ("master-0", "worker-0")
+    assert finding.next_step == "see what it wrote: kubectl logs -n ns job-master-0 -c mine"
+
+
 def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     pod = make_pod("master-0", terminated=ended(0))
     proxy = {"name": "istio-proxy", "state": {"running": {}}}

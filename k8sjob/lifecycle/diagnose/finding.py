@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-__all__ = ["Cause", "Finding", "Seen", "Told", "grouped", "lasting", "plain", "who"]
+__all__ = ["REPLICA", "Cause", "Finding", "Seen", "Told", "grouped", "lasting", "plain", "who"]
 
 
 _OF_ONE_POD: Final = re.compile(
@@ -19,6 +19,10 @@ _OF_ONE_POD: Final = re.compile(
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
 """Identifiers in the kubelet's messages, which differ by Pod where the trouble is the same."""
+
+
+REPLICA: Final = "{replica}"
+"""Stands in a Seen's next step, which is one for all replicas of a finding, for the first one."""
 
 
 class Cause(StrEnum):
@@ -127,7 +131,7 @@ class Seen:
     Attributes:
         cause: a Cause.
         what: what was seen, without the replica's name and without what differs by replica.
-        next_step: what to do now.
+        next_step: what to do now; REPLICA in it is the first of the replicas that have it.
         replica: "worker-2".
         since: since when, where that is worth telling.
     """
@@ -150,7 +154,8 @@ def grouped(seen: Iterable[Seen], now: datetime) -> list[Finding]:
         begun = min((one.since for one in members if one.since), default=None)
         time = f", for {lasting(begun, now)}" if begun else ""
         message = f"{who(replicas)}: {what}{time}"
-        found.append(Finding(cause, message, next_step, replicas[0], replicas))
+        step = next_step.replace(REPLICA, replicas[0])
+        found.append(Finding(cause, message, step, replicas[0], replicas))
     return found
 
 

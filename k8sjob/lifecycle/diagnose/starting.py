@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import moment
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
-from k8sjob.lifecycle.diagnose.finding import Cause, Seen, Told, plain
+from k8sjob.lifecycle.diagnose.finding import REPLICA, Cause, Seen, Told, plain
 from k8sjob.lifecycle.diagnose.volumes import reference
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def bad_image(case: Case, pod: Pod) -> Seen | None:
     elif cause is Cause.IMAGE_ACCESS:
         named = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
         has = f"it uses {', '.join(named)}" if named else "it uses none now"
-        step += f" ({has}); in namespace {case.namespace}: kubectl create secret docker-registry"
+        step += (
+            f" ({has}); made of your login: kubectl create secret docker-registry NAME -n"
+            f" {case.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
+        )
     return Seen(cause, what, step, pod.replica)
 
 
@@ -182,7 +185,7 @@ def bad_init(case: Case, pod: Pod) -> Seen | None:
             return Seen(
                 Cause.INIT,
                 _init_ended(container, int(ended["exitCode"]), ended.get("message", "")),
-                f"see what it wrote: kubectl logs -n {case.namespace} {case.name}-REPLICA"
+                f"see what it wrote: kubectl logs -n {case.namespace} {case.name}-{REPLICA}"
                 f" -c {container.name}",
                 pod.replica,
                 moment(ended.get("finishedAt")),
