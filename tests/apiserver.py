@@ -25,6 +25,7 @@ class Apiserver:
     Attributes:
         jobs: the PyTorchJobs by namespace and name.
         pods: the Pods, of all namespaces.
+        missing: namespaces that are not there.
         lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
             0: pods stay.
         asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
@@ -37,6 +38,7 @@ class Apiserver:
         self.pods = []
         self.asked = []
         self.before = lambda _word: None
+        self.missing = set()
         self.lingers = 0
         self._uids = itertools.count(1)
         self._lock = threading.RLock()
@@ -47,6 +49,8 @@ class Apiserver:
         at = parts.index("namespaces") if "namespaces" in parts else None
         namespace = parts[at + 1] if at is not None else None
         rest = parts[at + 2 :] if at is not None else parts[3:]
+        if not rest and namespace in self.missing:
+            return status(404, "NotFound", f'namespaces "{namespace}" not found')
         if rest[:1] != [JOBS]:
             items = self._listed_pods() if rest[:1] == ["pods"] else []
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}

@@ -45,7 +45,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     A cluster that cannot be reached does not hide the jobs of this machine: it is said, and the
     exit code is 1.
     """
-    snapshots, failed = _all(labels, place)
+    snapshots, failed, asked = _all(labels, place)
     found = [(job_status(snapshot), snapshot) for snapshot in snapshots]
     found.sort(key=lambda one: one[0].created or _BEGINNING, reverse=True)
     match output:
@@ -56,7 +56,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
             document([record(snapshot) for _, snapshot in found], output)
         case _ if not found:
             if not failed:
-                say(_nothing(labels, place))
+                say(_nothing(labels, place, asked))
         case _:
             wide = output == "wide"
             header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
@@ -65,33 +65,47 @@ def list_command(labels: str, output: str, place: Place) -> int:
     return int(failed)
 
 
-def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool]:
-    """The jobs of all places that are meant, and whether one of those could not be asked."""
+def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
+    """The jobs of all places that are meant.
+
+    Returns:
+        The jobs, whether a place could not be asked, and the namespace that was looked in; empty
+        for all of them, or none.
+    """
     fits = selector(labels)
     found: list[Snapshot] = []
     if not place.is_cluster:
         here = local_backend().jobs()
         found += [s for s in here if fits(s.job["metadata"].get("labels") or {})]
-    if place.is_local or not (place.is_cluster or place.all_namespaces or configured()):
-        return found, False
+    if not _asks_a_cluster(place):
+        return found, False, ""
     try:
         cluster = place.connect()
-        found += cluster.jobs(all_namespaces=place.all_namespaces, selector=labels)
+        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels)
+        if place.namespace and not there:
+            cluster.look_for_namespace()
     except BackendError as error:
         if place.is_cluster:
             raise
         fail(str(error))
-        return found, True
-    return found, False
+        return found, True, ""
+    return found + there, False, "" if place.all_namespaces else cluster.namespace
 
 
-def _nothing(labels: str, place: Place) -> str:
+def _asks_a_cluster(place: Place) -> bool:
+    return not place.is_local and (place.is_cluster or place.all_namespaces or configured())
+
+
+def _nothing(labels: str, place: Place, asked: str) -> str:
     fitting = f" with {labels}" if labels else ""
-    if place.is_cluster:
-        return f"no jobs{fitting} there; make one with k8sjob submit"
-    if place.is_local or not (place.all_namespaces or configured()):
+    if not _asks_a_cluster(place):
         return f"no jobs{fitting} on this machine; start one with k8sjob run"
-    return f"no jobs{fitting} here or in the cluster; make one with k8sjob run or k8sjob submit"
+    where = f"in namespace {asked} of the cluster" if asked else "in the cluster"
+    make = "k8sjob submit"
+    if not place.is_cluster:
+        where, make = f"on this machine or {where}", f"k8sjob run or {make}"
+    others = "-A looks in all namespaces; " if asked else ""
+    return f"no jobs{fitting} {where}; {others}make one with {make}"
 
 
 @click.command("status")

@@ -161,7 +161,8 @@ def test_the_list_by_labels(here, there, k8sjob):
     }
     done = k8sjob("list", "-l", "team=c")
     assert done.err == (
-        "no jobs with team=c here or in the cluster; make one with k8sjob run or k8sjob submit\n"
+        "no jobs with team=c on this machine or in namespace blue of the cluster; -A looks in all"
+        " namespaces; make one with k8sjob run or k8sjob submit\n"
     )
 
 
@@ -188,6 +189,20 @@ def test_the_list_by_labels(here, there, k8sjob):
 )
 def test_a_selector(text, fits):
     assert selector(text)({"team": "a", "stage": "dev", "example.io/x": ""}) is fits
+
+
+def test_where_no_job_was_found_is_said(api, k8sjob):
+    assert k8sjob("list", "-n", "red").err == (
+        "no jobs in namespace red of the cluster; -A looks in all namespaces; make one with k8sjob"
+        " submit\n"
+    )
+    assert k8sjob("list", "-A").err == (
+        "no jobs on this machine or in the cluster; make one with k8sjob run or k8sjob submit\n"
+    )
+    api.missing.add("rde")
+    done = k8sjob("list", "-n", "rde")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: there is no namespace 'rde' (context fake); create it with")
 
 
 def test_suspend_resume_and_delete_by_name(there, api, k8sjob):

@@ -163,6 +163,18 @@ class ClusterBackend:
         found = listing(self.transport, path(JOBS, where), query).items
         return [Snapshot(job) for job in sorted(found, key=_age, reverse=True)]
 
+    def look_for_namespace(self) -> None:
+        """Raise where the back end's namespace is not there: a list of its jobs is merely empty.
+
+        Raises:
+            BackendError: there is none of that name; not where that may not be asked.
+        """
+        try:
+            self.transport.request("GET", path("namespaces", name=self.namespace))
+        except ApiError as error:
+            if is_absent(error):
+                raise
+
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
         return snapshot(self.transport, self._get(ref))

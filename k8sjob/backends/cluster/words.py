@@ -179,7 +179,7 @@ def _without_right(missing: re.Match[str], target: Target, context: str) -> str:
 def _missing(error: ApiError, method: str, target: Target, context: str) -> str:
     if is_absent(error):
         gone = _NO_NAMESPACE.search(error.said)
-        if gone and target.resource != "namespaces":
+        if gone:
             return (
                 f"there is no namespace {gone['name']!r} (context {context}); create it with"
                 f" `kubectl create namespace {gone['name']}`, or name another with -n"
