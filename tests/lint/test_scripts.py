@@ -263,3 +263,16 @@ def test_no_script_makes_it_fail(text):
     for finding in lint_script(head + text, setting=Setting(gpus=0, processes=2, launcher="none")):
         assert 1 <= finding.line <= lines
         assert finding.message
+
+
+def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not():
+    text = (
+        "import keras\nfrom k8sjob import runtime\n"
+        "with runtime.session() as here:\n"
+        "    model = keras.Sequential()\n"
+        "    here.fit(model, data, epochs=1, global_batch=8)\n"
+        "    model.fit(data)\n"
+    )
+    setting = Setting(gpus=0, processes=2, launcher="k8sjob")
+    found = [hit for hit in lint_script(text, setting=setting) if hit.id == "keras-fit-diverges"]
+    assert [hit.line for hit in found] == [6]
