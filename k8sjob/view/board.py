@@ -18,7 +18,7 @@ from k8sjob.view.story import integer, real, text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
 
     from k8sjob.contract import Event
 
@@ -72,9 +72,11 @@ class Job:
             return ""
         return duration(max((self.finished or time.time()) - self.started, 0))
 
-    def line(self, width: int) -> Text:
-        """The job as a row, its name in `width` columns at least."""
-        row = Text(_padded(self.name, width) + "  ")
+    def line(self, width: int, cut: OverflowMethod = "ignore") -> Text:
+        """The job as a row, its name in `width` columns at least; at most, where it is cut."""
+        row = Text(self.name)
+        row.truncate(width, overflow=cut)
+        row = Text(_padded(row.plain, width) + "  ")
         row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
         row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took:>8}")
         if self.message:
@@ -149,7 +151,7 @@ class LiveBoard:
         self._console = console
         self._board = Board()
         self._region = Region(console)
-        self._overflow: Final = "crop" if ascii_only else "ellipsis"
+        self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
 
     def show(self, events: Sequence[Event]) -> None:
         """Take in what changed and draw the table, in one write."""
@@ -175,9 +177,14 @@ class LiveBoard:
         room = max(rows - 3, 1)
         shown = self._board.first(room - 1)
         width = max([_NAME_WIDTH, *(cell_len(job.name) for job in shown)])
+        # Where there is little room, the state is worth more than the end of a name.
+        width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
         rest = len(self._board.jobs) - len(shown)
-        total = f"{self._board.totals}; {rest} more" if rest else self._board.totals
-        lines = [Text(total, style="bold"), *(job.line(width) for job in shown)]
+        more = f"; {rest} more" if rest else ""
+        title = Text(self._board.totals, style="bold")
+        title.truncate(max(columns - 1 - len(more), 1), overflow=self._overflow)
+        title.append(more)
+        lines = [title, *(job.line(width, self._overflow) for job in shown)]
         for line in lines:
             line.truncate(max(columns - 1, 1), overflow=self._overflow)
         return lines[:room]

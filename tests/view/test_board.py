@@ -76,6 +76,21 @@ def test_more_jobs_than_lines_are_counted_and_those_that_stand_still_come_first(
     assert len(lines) == 7
 
 
+def test_a_narrow_terminal_shows_states_and_how_many_more_there_are():
+    events = [job(f"resnet-{n:03}-of-the-sweep", "Running", {"Running": 1}) for n in range(100)]
+    events[7] = job("short", "Restarting")
+    title, first, second, *_ = lines = drawn(events, width=30, height=10)
+    assert title == "99 Running, 1 Resta…; 94 more"
+    assert first == "ns/short           Restarting"
+    assert second.startswith("ns/resnet-000-of…  Running")
+    assert all(cell_len(line) < 30 for line in lines)
+
+
+def test_a_name_that_scrolls_by_is_whole():
+    name = "a-name-of-more-than-twenty-four-columns"
+    assert drawn([job(name, "Failed")], width=30)[0].startswith(f"ns/{name}  Failed")
+
+
 def test_a_deleted_job_that_had_ended_is_not_counted_again():
     lines = drawn([*LIFE, job("a", "Deleted"), job("b", "Deleted")])
     assert lines[-1] == "1 Failed, 1 Deleted"
