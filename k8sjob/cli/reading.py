@@ -117,7 +117,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
         code = _show(lines, printer.show, again)
     else:
         code = _save(lines, Saver(folder, ref.name, times=timestamps), again)
-    if not follow:
+    if not (follow or since or code) and tail != 0:
         for told in _waiting(job_status(snapshot), tuple(silent)):
             say(told)
     return code
@@ -140,18 +140,22 @@ def _heard(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLin
 
 
 def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
-    """What silent replicas wait for that have not run yet; those that wait alike at once."""
+    """Why silent replicas that have not run have no output; those that wait alike at once."""
     there = {replica.name: replica for replica in status.replicas}
     alike: dict[str, list[str]] = defaultdict(list)
     for name in silent:
         replica = there.get(name)
         if replica is None and not status.state.finished:
             alike[f"it has no pod, the job is {status.state}"].append(name)
-        elif replica and (replica.waiting or replica.phase == "Pending"):
+        elif (
+            replica
+            and replica.exit_code is None
+            and (replica.waiting or replica.phase == "Pending")
+        ):
             alike[replica.situation].append(name)
     for why, names in alike.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more}: nothing is written yet ({why}); -f waits for it"
+        yield f"{names[0]}{more}: there is no output ({why}); -f waits for it"
 
 
 def _choice(replicas: Sequence[str], *, follow: bool) -> str:

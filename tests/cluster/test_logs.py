@@ -275,7 +275,7 @@ def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_p
 def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
     make("gone", shell("echo m; sleep 2"), shell("sleep 600"), clean="Running")
     make("held", shell("true"), resources={"requests": {"cpu": "5000"}})
-    waits = "master-0: nothing is written yet (Unschedulable); -f waits for it\n"
+    waits = "master-0: there is no output (Unschedulable); -f waits for it\n"
     eventually(lambda: command("logs", "held") == ("", waits), "the word about what waits")
 
     def ended():
