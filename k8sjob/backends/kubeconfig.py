@@ -156,10 +156,12 @@ def access(
     if not files and not context and not kubeconfig and _in_pod(service_account):
         return _of_pod(service_account, namespace)
     if not files:
-        looked = ", ".join(map(str, _paths(kubeconfig)))
+        looked = _paths(kubeconfig)
+        empty = [path for path in looked if path.exists()]
+        what = "nothing stands in" if empty else "there is no kubeconfig at"
         raise BackendError(
-            f"no cluster is configured: there is no kubeconfig at {looked}; set KUBECONFIG, or name"
-            " a file with --kubeconfig"
+            f"no cluster is configured: {what} {', '.join(map(str, empty or looked))}; set"
+            " KUBECONFIG, or name a file with --kubeconfig"
         )
     known = _named(config, "contexts")
     where = os.pathsep.join(map(str, files))

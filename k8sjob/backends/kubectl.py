@@ -11,6 +11,7 @@ import json
 import os
 import re
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,12 @@ _AROUND: Final = re.compile(
     r'^(?:error: |Unable to connect to the server: |Get "[^"]*": )+| - error from a previous.*'
 )
 _REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
+_NETWORK: Final = re.compile(
+    r"Unable to connect|^Get \"|connect|dial |lookup |\bEOF\b|refused|reset|time(?:d )?out|deadline"
+    r"|unreachable|no route|handshake|broken pipe|http2?: |stream error|GOAWAY",
+    re.IGNORECASE,
+)
+"""How failures on the way sound; others are kubectl's own."""
 _POLL_SECONDS: Final = 0.2
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
@@ -135,7 +142,7 @@ class KubectlTransport:
         try:
             found = json.loads(text) if text.strip() else {}
         except ValueError:
-            raise ApiError(f"kubectl prints no JSON: {text[:200]!r}", reason="") from None
+            raise self._unexpected(f"prints no JSON: {text[:200]!r}") from None
         return found if isinstance(found, dict) else {"items": found}
 
     def stream(
@@ -272,7 +279,17 @@ class KubectlTransport:
             return self._access.unusable(unusable[0])
         if _REFUSED.match(text):
             return self._access.unreachable("Connection refused")
+        if text and not _NETWORK.search(text):
+            return self._unexpected(f"fails: {text[:400]}")
         return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
+
+    def _unexpected(self, what: str) -> ApiError:
+        """What a kubectl that works does not do."""
+        look = shlex.join([*self._argv, "version"])
+        said = redacted(what)
+        return ApiError(
+            f"{self._argv[0]} {said}; see what it says to: {look}", reason="", said=said
+        )
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:

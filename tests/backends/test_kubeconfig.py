@@ -111,6 +111,9 @@ def test_no_cluster_at_all(write, tmp_path):
         access()
     with pytest.raises(BackendError, match="nowhere"):
         access(kubeconfig=tmp_path / "nowhere")
+    (path,) = write("")
+    with pytest.raises(BackendError, match=f"nothing stands in {path}; set KUBECONFIG"):
+        access()
     write("a: [")
     assert configured(), "a file that is wrong is to be told, not passed over"
     assert contexts() == []
