@@ -28,7 +28,8 @@ class ApiError(BackendError):
     Attributes:
         code: the HTTP status; 0: there was no answer, or the connection broke in the middle of one.
         reason: the Status' reason, as "AlreadyExists", "Forbidden", "Invalid", "Expired"; for
-            code 0 "Unreachable", "Untrusted" (its certificate) or "Unusable" (the kubeconfig).
+            code 0 "Unreachable", "Untrusted" (its certificate) or "Unusable" (the kubeconfig);
+            empty for an error of the client's own.
         said: the server's own message.
         causes: the fields that are wrong, where the server names them.
     """

@@ -46,12 +46,12 @@ def follow(
         ref: the job.
         output: how, see `viewer`.
         logs: read what the replicas write; without it there is no progress either.
-        interrupted: called at each SIGINT or SIGTERM with how many there were; does what is to be
-            done and says it, or gives None where the reader leaves the job alone.
+        interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; does what
+            is to be done and says it, or gives None where the reader leaves the job alone.
         files: where the job's files lie on this machine; the summary names it.
 
     Returns:
-        The exit code: 130 or 143 where it was interrupted, else that of the job's outcome.
+        The exit code: 130, 143 or 129 where it was interrupted, else that of the job's outcome.
 
     Raises:
         JobNotFound: there is no such job.
