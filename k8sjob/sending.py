@@ -145,12 +145,11 @@ class _Sending:
         """Return if the job that is there is the one that is wanted, and has not ended."""
         ref, state = JobRef.of(there), job_status(Snapshot(there)).state
         same = same_manifest(there, self._manifest)
+        if same and not state.finished:
+            self._tell_changes(there)
+            return
         found = difference(there, _as_it_would_be(self._backend, self._manifest))
-        if not state.finished and (same or not found):
-            if found:
-                changed = [*found.at_once, *found.anew]
-                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-                self._tell(f"{ref} was changed since it was made, in {changed[0]}{more}")
+        if not found and not state.finished:
             return
         what = "this job" if same or not found else "another job than this one"
         maker = "" if _is_ours(there) else ", not made by k8sjob"
@@ -161,6 +160,15 @@ class _Sending:
         )
         error.difference = found.lines
         raise error
+
+    def _tell_changes(self, there: Json) -> None:
+        """Say what somebody has changed in the job since it was made, if that can be found out."""
+        with suppress(BackendError):
+            found = difference(there, _as_it_would_be(self._backend, self._manifest))
+            if changed := [*found.at_once, *found.anew]:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                told = f"was changed since it was made, in {changed[0]}{more}"
+                self._tell(f"{JobRef.of(there)} {told}")
 
     def _delete(self, there: Json) -> bool:
         """Delete the job, and this one only, and wait until it and its pods are gone.
