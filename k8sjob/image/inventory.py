@@ -128,12 +128,7 @@ def take_inventory(base: Base, layers: Iterable[Traces]) -> Inventory:
             f"{name}: {python[0]} is a Python whose version cannot be told; take another base, or"
             " build with --builder buildah"
         )
-    sites = [site for site in map(tree.resolve, home.sites()) if site in tree.marks]
-    if not sites:
-        raise ImageError(
-            f"{name}: {python[0]} has no folder for packages (looked for: {', '.join(home.sites())}"
-            "); take another base, or build with --builder buildah"
-        )
+    sites = _sites_there(tree, home, f"{name}: {python[0]}")
     folders = [
         *sites,
         HOME,
@@ -255,6 +250,17 @@ def _sites(prefix: str, version: str) -> Iterator[str]:
         yield f"usr/local/lib/python{version}/site-packages"
     yield f"{prefix}/lib64/python{version}/site-packages"
     yield f"{prefix}/lib/python{version}/site-packages"
+
+
+def _sites_there(tree: _Tree, home: _Home, what: str) -> list[str]:
+    sites = [site for site in map(tree.resolve, home.sites()) if site in tree.marks]
+    if not sites:
+        looked = ", ".join(home.sites())
+        raise ImageError(
+            f"{what} has no folder for packages (looked for: {looked}); take another base, or build"
+            " with --builder buildah"
+        )
+    return sites
 
 
 def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:

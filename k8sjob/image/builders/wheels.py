@@ -35,6 +35,11 @@ _PUBLIC: Final = re.compile(
     r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9.]+)?"
 )
 """Versions that a wheel may have. Those that a distribution made up itself are left out."""
+_CHOICE: Final = (
+    *("--constraints", "base.txt", "--excludes", "unknown.txt", "-o", "chosen.txt"),
+    *("--no-header", "--no-annotate", "--generate-hashes", "--emit-index-url", "--emit-find-links"),
+)
+"""How uv writes down what it has chosen, so that nothing else can come when it is installed."""
 _DECORATION: Final = re.compile(r"^\W*(?:error:|cause:|hint:)?\s*")
 _FULL: Final = "No space left on device"
 
@@ -76,24 +81,14 @@ def unpack(
     common += [] if cached else ["--refresh"]
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
         desk = Path(name)
-        try:
-            pinned, unknown = _write_stubs(inventory, desk)
-            (desk / "wanted.txt").write_text(_wanted_text(wanted), encoding="utf-8")
-            (desk / "unknown.txt").write_text("\n".join(unknown), encoding="utf-8")
-            settings, variables = as_uv_settings()
-            # In any case, or one in a folder above would have a say.
-            (desk / "uv.toml").write_text(settings, encoding="utf-8")
-        except OSError as error:
-            raise ImageError(f"{desk}: cannot be written: {error.strerror}; make space") from None
+        settings, variables = as_uv_settings()
+        pinned = _prepare(desk, inventory, wanted, settings)
+        uv = partial(_uv, desk=desk, variables=variables, inventory=inventory)
         say(
             f"choosing packages for Python {inventory.version} on {platform}, to fit the"
             f" {len(inventory.distributions)} of {inventory.image}"
         )
-        quiet = [*_no_more(pinned), "--no-header", "--no-annotate", "--generate-hashes"]
-        quiet += ["--emit-index-url", "--emit-find-links"]
-        files = ["--constraints", "base.txt", "--excludes", "unknown.txt", "-o", "chosen.txt"]
-        uv = partial(_uv, desk=desk, variables=variables, inventory=inventory)
-        uv(["pip", "compile", "wanted.txt", *files, *quiet, *common])
+        uv(["pip", "compile", "wanted.txt", *_CHOICE, *_left_out(pinned), *common])
         chosen = _names((desk / "chosen.txt").read_text(encoding="utf-8"))
         say(f"unpacking {len(chosen)} package{'' if len(chosen) == 1 else 's'}")
         if chosen:
@@ -101,6 +96,21 @@ def unpack(
             uv(["pip", "install", "-r", "chosen.txt", *how, *common])
     folder.mkdir(exist_ok=True)
     say(", ".join(chosen) or f"{inventory.image} has all of it already")
+
+
+def _prepare(desk: Path, inventory: Inventory, wanted: Dependencies, settings: str) -> list[str]:
+    """Write what uv reads; the names of the base's packages that are pinned."""
+    try:
+        pinned, unknown = _write_stubs(inventory, desk)
+        for name, text in (
+            ("wanted.txt", "\n".join([*wanted.pip, wanted.requirements or "", ""])),
+            ("unknown.txt", "\n".join(unknown)),
+            ("uv.toml", settings),  # in any case, or one in a folder above would have a say
+        ):
+            (desk / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ImageError(f"{desk}: cannot be written: {error.strerror}; make space") from None
+    return pinned
 
 
 def _platform(inventory: Inventory) -> str:
@@ -119,10 +129,6 @@ def _platform(inventory: Inventory) -> str:
             " for wheels; take a newer base"
         )
     return f"{machine}-manylinux_2_{known[-1]}"
-
-
-def _wanted_text(wanted: Dependencies) -> str:
-    return "\n".join([*wanted.pip, wanted.requirements or "", ""])
 
 
 def _write_stubs(inventory: Inventory, desk: Path) -> tuple[list[str], list[str]]:
@@ -165,7 +171,7 @@ def _header(headers: str, name: str) -> str:
     return found[1].lower() if found else ""
 
 
-def _no_more(names: Iterable[str]) -> list[str]:
+def _left_out(names: Iterable[str]) -> list[str]:
     return [word for name in names for word in ("--no-emit-package", name)]
 
 
