@@ -39,7 +39,8 @@ class TestBanner:
         assert "master 127.0.0.1:23456" in result.err
 
     def test_one_thread_for_each_of_several_processes(self, run):
-        script = "import os; print(os.environ['OMP_NUM_THREADS'])"
+        # One write a line: two unbuffered processes print into each other's.
+        script = "import os; os.write(1, os.environ['OMP_NUM_THREADS'].encode() + b'\\n')"
         result = run(script, nproc=2, environ={"OMP_NUM_THREADS": None})
         assert result.out.split() == ["1", "1"]
         assert "OMP_NUM_THREADS is set to 1" in result.err
