@@ -8,6 +8,7 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.connect import configured, connect, contexts
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.lifecycle.diagnose import Cause, diagnose
 from k8sjob.lifecycle.status import JobState, job_status, replica_names
 
 SLEEP = ["sh", "-c", "trap 'exit 143' TERM; sleep 300 & wait"]
@@ -164,6 +165,27 @@ def test_a_watch_ends_when_the_job_is_deleted(backend, manifest):
         if seen == 1:
             backend.delete(ref)
     assert seen >= 1
+
+
+def test_a_job_that_a_finalizer_keeps_is_being_deleted(
+    backend, manifest, cluster, namespace, eventually
+):
+    kept = manifest(workers=0)
+    kept["metadata"]["finalizers"] = ["k8sjob.test/keep"]
+    ref = backend.create_manifest(kept)
+    try:
+        backend.delete(ref)
+        snapshot = backend.snapshot(ref)
+        assert job_status(snapshot).state is JobState.DELETING
+        first, *_ = diagnose(snapshot, {}, backend.related(snapshot))
+        assert first.cause == Cause.DELETING
+        assert "k8sjob.test/keep" in first.message
+        with pytest.raises(BackendError, match="is being deleted and cannot be suspended"):
+            backend.suspend(ref, value=True)
+    finally:
+        none = '{"metadata": {"finalizers": null}}'
+        cluster.kubectl("patch", "pytorchjob", "one", "-n", namespace, "--type=merge", "-p", none)
+    eventually(lambda: not backend.jobs(), "its end")
 
 
 def test_warnings_of_pods_come_by_the_watch(backend, manifest):
