@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from k8sjob.backends.connect import connect
 from k8sjob.contract import Event
+from k8sjob.lifecycle.diagnose import Cause, diagnose
+from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import speaker
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec, Requests, load
@@ -350,15 +353,37 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
         same(training.result(), undisturbed(LONG, workers))
 
 
-def test_a_rank_that_raises_fails_the_job_with_its_reason(start, programs):
-    fields = {"volumes": [], "checkpoint": None}
-    fields["run"] = {"script": "failing.py", "env": {"OMP_NUM_THREADS": "1"}}
-    with start(told("failing", {}, **fields), programs) as training:
-        training.finish("Failed")
-        container = training.pod("worker-1")["status"]["containerStatuses"][0]
-        reason = json.loads(container["state"]["terminated"]["message"])
-        assert container["state"]["terminated"]["exitCode"] == 1
-        assert "no sample 41 on rank 2" in reason["message"]
+@pytest.fixture
+def fail(start, programs):
+    """Runs a job to its end in which rank 2 fails in one way; what is found, and its node's end."""
+
+    def run(how, **policy):
+        fields = {"volumes": [], "checkpoint": None, "policy": policy}
+        env = {"OMP_NUM_THREADS": "1", "FAILS": how}
+        fields["run"] = {"script": "failing.py", "env": env, "hang_timeout": "10s"}
+        with start(told(how, {}, **fields), programs) as training:
+            training.finish("Failed")
+            container = training.pod("worker-1")["status"]["containerStatuses"][0]
+            backend = connect(kubeconfig=training.cluster.kubeconfig, namespace=training.namespace)
+            snapshot = backend.snapshot(backend.find(how))
+            found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+            return found[0], container["state"]["terminated"]
+
+    return run
+
+
+def test_a_rank_that_raises_fails_the_job_with_its_reason(fail):
+    finding, end = fail("raises")
+    assert end["exitCode"] == 1
+    assert "no sample 41 on rank 2" in json.loads(end["message"])["message"]
+    assert (finding.cause, finding.replica) == (Cause.CRASH, "worker-1")
+    assert "no sample 41 on rank 2" in finding.message
+
+
+def test_a_rank_that_hangs_is_named(fail):
+    finding, _ = fail("hangs", max_restarts=0)
+    assert finding.cause == Cause.HUNG
+    assert finding.message.startswith("rank 2 hung")
 
 
 def test_a_worker_lost_at_the_very_end_does_not_stay(start, programs, checkpoints, eventually):

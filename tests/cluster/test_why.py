@@ -88,6 +88,13 @@ for step in range(10000):
             os._exit(1)
     dist.all_reduce(torch.ones(1))
 """
+TWICE = """
+import socket
+one, two = socket.socket(), socket.socket()
+one.bind(("127.0.0.1", 0))
+one.listen()
+two.bind(one.getsockname())
+"""
 PROBED = container(FOR_EVER, readinessProbe={"exec": {"command": ["false"]}})
 MINE = {"name": "mine", "image": HERE, "command": ["sh", "-c", "exit 6"]}
 
@@ -159,6 +166,13 @@ FAULTS = [
      Cause.NAME_TAKEN, "taken-master-0 exists already and does not belong to this job"),
     ("again", {"master": replicas(container(FOR_EVER), terminationGracePeriodSeconds=900)},
      Cause.NAME_TAKEN, "a pod of this name, of an earlier job, is still being deleted"),
+    ("priority", {"master": replicas(priorityClassName="nobody")},
+     Cause.REFUSED, "no PriorityClass with name nobody"),
+    ("misfit", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}),
+                                   nodeName="{node}", restart="Never")},
+     Cause.NODE_REFUSED, "node {node} turned it away: OutOfcpu"),
+    ("sandbox", {"master": replicas(runtimeClassName="{mark}")},
+     Cause.SANDBOX, "its node {node} cannot set it up"),
     # how containers end
     ("command", {"master": replicas(container(command=["no-such-program"]))},
      Cause.START, 'exec: "no-such-program": executable file not found'),
@@ -186,6 +200,8 @@ FAULTS = [
      Cause.INTERFACE, "ib7"),
     ("meeting", {"master": replicas(python(MEET.format(5))), "nprocPerNode": "4"},
      Cause.RENDEZVOUS, "1 of 4 processes came"),
+    ("port", {"master": replicas(python(TWICE), restart="Never")},
+     Cause.ADDRESS_IN_USE, "a port that it wanted to listen on is taken"),
     ("peers", {"master": replicas(python(PEERS), restart="Never"),
                "worker": replicas(python(PEERS), restart="Never")},
      Cause.CRASH, "worker-0: exit code 1: ValueError: the loss is no number"),
@@ -277,6 +293,12 @@ REFUSALS = [
 """Namespaces that take no pods: what is in them, and what is said."""
 
 
+def real_node(cluster):
+    """A node with a machine."""
+    path = "jsonpath={.items[0].metadata.name}"
+    return cluster.kubectl("get", "nodes", "-l", "kwok.x-k8s.io/node!=fake", "-o", path).stdout
+
+
 class Ward:
     """Namespaces with all the sick jobs; what `why` says of each.
 
@@ -291,6 +313,7 @@ class Ward:
             "mark": self.mark,
             "base": cluster.base_image,
             "registry": cluster.registry,
+            "node": real_node(cluster),
             "closed": 30000 + int(self.mark[-4:], 16) % 2000,
         }
         self.until = time.monotonic() + SECONDS
@@ -345,6 +368,7 @@ def ward(cluster):
         ghost(f"{ward.mark}-lost", 0),
         ghost(f"{ward.mark}-gpus", 4),
         webhook(ward.namespace("webhook")),
+        named("RuntimeClass", ward.mark, "node.k8s.io/v1", handler="nobody"),
     ]
     try:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(listed(spaces + shared)))
