@@ -288,6 +288,23 @@ def test_a_script_of_ones_own_runs_as_two_processes_in_each_of_two_pods(start):
         assert float(said.partition("accuracy ")[2].split()[0]) > 0.9
 
 
+def test_an_ordinary_script_trains_on_four_replicas(start, checkpoints):
+    home = EXAMPLES / "fashion-ddp"
+    spec = load(home / "job.yaml")
+    checkpoints("fashion-data")
+    image = spec.image.model_copy(update={"pip": ("scikit-learn>=1.4",), "pull_secrets": ()})
+    resources = spec.resources.model_copy(
+        update={"gpus": 0, "gpu_type": None, "cpu": "1", "memory": "2Gi", "shm": None}
+    )
+    run = spec.run.model_copy(update={"args": ("--epochs", "5"), "env": {"OMP_NUM_THREADS": "1"}})
+    fields = {"namespace": None, "image": image, "resources": resources, "run": run}
+    with start(small(spec.model_copy(update=fields)), home) as training:
+        training.finish()
+        said = "".join(training.lines)
+        assert "epoch 5/5 loss" in said
+        assert float(said.partition("accuracy ")[2].split()[0]) > 0.7
+
+
 LONG = {"epochs": 6, "dropout": 0.3, "pause": 0.4}  # 3 steps an epoch with 4 ranks
 
 
