@@ -1,0 +1,334 @@
+"""Faults played on a running job: what its user saw, how long it took, how many steps came again.
+
+    python bench/faults.py
+
+Starts a cluster of its own (see tests/cluster/bed; root on Linux), one job of four replicas, which
+saves a checkpoint after each epoch of twenty steps, and a `k8sjob watch` beside it. One fault after
+the other is played; a fault is over with the first step that is done again, or when what was taken
+away is back. Then jobs that cannot start: how long until their cause is told. Prints two tables and
+writes them into docs/reference/faults.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from cluster.bed import Bed  # noqa: E402 - of the tests
+
+from k8sjob.backends.connect import connect  # noqa: E402 - after the path
+from k8sjob.lifecycle.diagnose import Cause, diagnose  # noqa: E402 - the same
+from k8sjob.lifecycle.status import JobState, job_status  # noqa: E402 - the same
+
+PAGE = ROOT / "docs/reference/faults.md"
+MARK = "<!-- measured: bench/faults.py -->\n"
+LIMIT = 180.0
+PAUSE = 2.0
+"""Seconds between two steps that tell a pause from the pace of the training."""
+PROGRAM = """
+import time
+import torch
+from k8sjob import runtime
+
+class Slow(torch.utils.data.TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.05 / 8)
+        return super().__getitem__(index)
+
+generator = torch.Generator().manual_seed(0)
+data = Slow(torch.randn(640, 16, generator=generator), torch.randn(640, 1, generator=generator))
+with runtime.session(seed=1) as job:
+    run = job.prepare(
+        lambda: torch.nn.Linear(16, 1),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=(torch.optim.SGD, {"lr": 0.01}),
+    )
+    for epoch in run.epochs(100_000):
+        for inputs, targets in run.batches(data, batch_size=8):
+            run.step(inputs, targets)
+            if job.rank == 0:
+                print(f"STEP {run.steps}", flush=True)
+"""
+JOB = """
+name: faults
+image: {{repository: {registry}/faults, base: "{base}"}}
+replicas: {{workers: 3}}
+resources: {{cpu: 1, memory: 2Gi, requests: {{cpu: 100m, memory: 256Mi}}}}
+run: {{script: main.py, hang_timeout: 10s, env: {{OMP_NUM_THREADS: "1"}}}}
+checkpoint: {{dir: /checkpoints, every: epoch, keep: 2}}
+volumes: [{{name: checkpoints, mount: /checkpoints, host_path: /tmp/saves}}]
+policy: {{max_restarts: 100, termination_grace: 10s}}
+"""
+
+
+class Outcome(NamedTuple):
+    """One row of the table; `repeated` is None where training never paused."""
+
+    fault: str
+    seen: str
+    seconds: float
+    repeated: int | None
+    missing: int
+
+
+class Told(NamedTuple):
+    """A job that does not start: what is said of it, how soon, and how soon it runs after that."""
+
+    fault: str
+    finding: str
+    seconds: float
+    recovered: float | None
+
+
+class Watcher:
+    """What a user sees who watches the job: the lines of `k8sjob watch`, and when each came."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.lines: list[tuple[float, str]] = []
+        self.steps: list[tuple[float, int]] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "k8sjob", "watch", "default/faults", "-o", "plain"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environ,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            now, (who, _, said) = time.monotonic(), line.rstrip().partition("| ")
+            if said.startswith("STEP "):
+                self.steps.append((now, int(said[5:])))
+            elif said and not said.startswith("epoch "):
+                self.lines.append((now, f"{who.strip()}: {said}"))
+
+    def said_since(self, moment: float) -> list[str]:
+        """The lines after a moment, without what every start says."""
+        dull = ("processes met", "checkpoint", "resumed", "of 4, 1 process", "libuv")
+        lines = (text for when, text in self.lines if when >= moment)
+        return [text for text in lines if not any(word in text for word in dull)]
+
+    def missing_since(self, moment: float) -> int:
+        """Lines of steps that never came: numbers that were jumped over."""
+        numbers = [step for when, step in self.steps if when >= moment - 5]
+        return sum(b - a - 1 for a, b in itertools.pairwise(numbers) if b > a + 1)
+
+    def going_on(self, moment: float) -> tuple[float, int] | None:
+        """Seconds until training went on after a pause, and how many steps came again.
+
+        None: it has not yet. A group that was asked to stop has saved the very step it was at.
+        """
+        before = max(step for when, step in self.steps if when < moment)
+        for (then, last), (when, step) in itertools.pairwise(list(self.steps)):
+            if when > moment and (step <= last or when - then > PAUSE):
+                return when - moment, max(last, before) - step + 1
+        return None
+
+    def began_again(self, moment: float) -> bool:
+        """Whether a step came again."""
+        pairs = itertools.pairwise(step for when, step in list(self.steps) if when > moment)
+        return any(step <= last for last, step in pairs)
+
+
+class Stage:
+    """The cluster, the job and its watcher."""
+
+    def __init__(self, bed: Bed) -> None:
+        self.bed = bed
+        self.environ = {**os.environ, **bed.env}
+        self.rows: list[Outcome] = []
+
+    def begin(self, home: Path) -> None:
+        """Submit the job and wait until it trains."""
+        self.k8sjob("submit", str(home / "job.yaml"), "-n", "default")
+        self.watcher = Watcher(self.environ)
+        self.await_steps(5)
+
+    def k8sjob(self, *argv: str) -> None:
+        """A command of k8sjob's, which must succeed."""
+        subprocess.run([sys.executable, "-m", "k8sjob", *argv], env=self.environ, check=True)
+
+    def await_steps(self, count: int) -> None:
+        """Wait for so many more steps."""
+        wanted, end = len(self.watcher.steps) + count, time.monotonic() + LIMIT
+        while len(self.watcher.steps) < wanted:
+            if time.monotonic() > end:
+                raise TimeoutError("\n".join(text for _, text in self.watcher.lines[-30:]))
+            time.sleep(0.05)
+
+    def play(self, fault: str, action: Callable[[], object], *, pauses: bool = True) -> None:
+        """Play one fault and wait until it is over."""
+        self.await_steps(30)
+        moment = time.monotonic()
+        action()
+        over = None
+        while pauses and over is None:
+            if time.monotonic() > moment + LIMIT:
+                raise TimeoutError(f"{fault}: " + "\n".join(self.watcher.said_since(moment)))
+            time.sleep(0.05)
+            over = self.watcher.going_on(moment)
+        seconds, repeated = over or (time.monotonic() - moment, None)
+        self.await_steps(10)  # what comes late is seen, too
+        if not pauses and self.watcher.began_again(moment):
+            raise AssertionError(f"{fault}: the training began again")
+        seen = "; ".join(self.watcher.said_since(moment)[:2]) or "nothing"
+        missing = self.watcher.missing_since(moment)
+        self.rows.append(Outcome(fault, seen, seconds, repeated, missing))
+        print(self.rows[-1], flush=True)
+
+    def signal(self, replica: str, number: int) -> Callable[[], object]:
+        """Signals the training process of a replica."""
+        code = (
+            "import os, pathlib\n"
+            "for f in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
+            "    pid = int(f.parent.name)\n"
+            "    if pid != os.getpid() and b'k8sjob.runtime.boot' in f.read_bytes():\n"
+            f"        os.kill(pid, {number})"
+        )
+        return lambda: self.bed.kubectl("exec", f"faults-{replica}", "--", "python3", "-c", code)
+
+    def delete(self, *replicas: str) -> Callable[[], object]:
+        """Deletes pods, as the drain of a node does."""
+        names = [f"faults-{replica}" for replica in replicas]
+        return lambda: self.bed.kubectl("delete", "pod", *names, "--wait=false")
+
+    def away(self, component: str, seconds: float) -> Callable[[], object]:
+        """Kills a component of the cluster and starts it again."""
+
+        def action() -> None:
+            self.bed.kill(component)
+            time.sleep(seconds)
+            self.bed.start(component)
+
+        return action
+
+
+def play_all(stage: Stage) -> None:
+    """The faults, one after the other."""
+    stage.play("a worker's process is killed", stage.signal("worker-0", 9))
+    stage.play("the master's process is killed", stage.signal("master-0", 9))
+    stage.play("a worker's process is stopped (no progress)", stage.signal("worker-1", 19))
+    stage.play("a worker's pod is deleted", stage.delete("worker-0"))
+    stage.play("two workers' pods are deleted", stage.delete("worker-1", "worker-2"))
+    stage.play("the master's pod is deleted", stage.delete("master-0"))
+    stage.play("the operator is away for 60 s", stage.away("operator", 60), pauses=False)
+    stage.play("the apiserver is away for 60 s", stage.away("apiserver", 60), pauses=False)
+    stage.play("the kubelet is away for 10 s", stage.away("kubelet", 10), pauses=False)
+
+
+def sick_job(name: str, image: str) -> dict[str, object]:
+    """A job of one replica that pulls its image each time."""
+    container = {
+        "name": "pytorch",
+        "image": image,
+        "imagePullPolicy": "Always",
+        "command": ["sleep", "600"],
+    }
+    pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    master = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": pod}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"pytorchReplicaSpecs": {"Master": master}},
+    }
+
+
+def starts(bed: Bed) -> list[Told]:
+    """Jobs that cannot start, and what is said of them."""
+    backend = connect(kubeconfig=bed.kubeconfig, namespace="default")
+
+    def play(
+        fault: str, cause: Cause, image: str, after: Callable[[], object] | None = None
+    ) -> Told:
+        began = time.monotonic()
+        ref = backend.create_manifest(sick_job(str(cause), image))
+        found = diagnose(snapshot := backend.snapshot(ref), {})
+        while not found or found[0].cause != cause:
+            time.sleep(0.2)
+            found = diagnose(snapshot := backend.snapshot(ref), {})
+        told, recovered = time.monotonic() - began, None
+        if after:
+            after()
+            back = time.monotonic()
+            while job_status(snapshot).state != JobState.RUNNING:
+                time.sleep(0.2)
+                snapshot = backend.snapshot(ref)
+            recovered = time.monotonic() - back
+        backend.delete_and_wait(ref)
+        return Told(fault, found[0].message, told, recovered)
+
+    nowhere = f"{bed.registry}/k8sjob-tests:no-such"
+    rows = [play("there is no such image", Cause.IMAGE_MISSING, nowhere)]
+    bed.stop("registry")
+    fault = "the registry is away in a pull, and comes back then"
+    rows.append(play(fault, Cause.REGISTRY, bed.base_image, lambda: bed.start("registry")))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    bed.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {"pods": "0"}}}))
+    rows.append(play("the quota is used up", Cause.QUOTA, bed.base_image))
+    return rows
+
+
+def table(rows: list[Outcome]) -> str:
+    """The rows in Markdown."""
+    head = ("Fault", "First lines that the watcher saw", "Until the next step")
+    lines = [f"| {' | '.join(head)} | Steps repeated | Lines missing |", "|---|---|---|---|---|"]
+    for row in rows:
+        went = "it went on" if row.repeated is None else f"{row.seconds:.1f} s"
+        seen = row.seen.replace("|", "\\|")
+        lines.append(f"| {row.fault} | {seen} | {went} | {row.repeated or 0} | {row.missing} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of_starts(rows: list[Told]) -> str:
+    """The same of jobs that do not start."""
+    lines = ["| Fault | What `why` says | Told after | Then |", "|---|---|---|---|"]
+    for row in rows:
+        then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
+        said = row.finding.replace("|", "\\|")
+        lines.append(f"| {row.fault} | {said} | {row.seconds:.1f} s | {then} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Play, print, and write the table."""
+    with Bed() as bed, tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        home.chmod(0o755)
+        saves = bed.folder / "tmp/saves"  # the /tmp of its node
+        saves.mkdir()
+        saves.chmod(0o777)
+        text = JOB.format(registry=bed.registry, base=bed.base_image)
+        (home / "job.yaml").write_text(text)
+        (home / "main.py").write_text(PROGRAM)
+        stage = Stage(bed)
+        stage.begin(home)
+        try:
+            play_all(stage)
+        finally:
+            stage.watcher.process.terminate()
+            print(json.dumps([row._asdict() for row in stage.rows], indent=1))
+        stage.k8sjob("delete", "default/faults")
+        bed.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=120s")
+        told = starts(bed)
+    head, mark, _ = PAGE.read_text().partition(MARK)
+    PAGE.write_text(f"{head}{mark}{table(stage.rows)}\n{table_of_starts(told)}")
+
+
+if __name__ == "__main__":
+    main()
