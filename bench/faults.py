@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -300,7 +301,7 @@ def table_of_starts(rows: list[Told]) -> str:
     lines = ["| Fault | What `why` says | Told after | Then |", "|---|---|---|---|"]
     for row in rows:
         then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
-        said = row.finding.replace("|", "\\|")
+        said = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding).replace("|", "\\|")
         lines.append(f"| {row.fault} | {said} | {row.seconds:.1f} s | {then} |")
     return "\n".join(lines) + "\n"
 
