@@ -380,11 +380,12 @@ def fail(start, programs):
         fields["run"] = {"script": "failing.py", "env": env, "hang_timeout": "10s"}
         with start(told(how, {}, **fields), programs) as training:
             training.finish("Failed")
-            container = training.pod("worker-1")["status"]["containerStatuses"][0]
+            pod = training.pod("worker-1")  # one that still runs is removed with the job's end
+            ended = pod and pod["status"]["containerStatuses"][0]["state"].get("terminated")
             backend = connect(kubeconfig=training.cluster.kubeconfig, namespace=training.namespace)
             snapshot = backend.snapshot(backend.find(how))
             found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
-            return found[0], container["state"]["terminated"]
+            return found[0], ended
 
     return run
 
