@@ -4,6 +4,7 @@ The base is a shell and a `python` that notes what pip was asked for; real packa
 tests/system.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -34,7 +35,7 @@ PIP = """#!/bin/sh
 for last; do :; done
 case "$*" in
   *no-such-package*) echo "ERROR: No matching distribution found for no-such-package"; exit 1;;
-  *slow-package*) echo "waiting"; exec sleep 600;;
+  *slow-package*) echo "waiting"; exec sleep 4807;;
 esac
 [ -f "$last" ] && cat "$last" >> /installed
 echo "$*" >> /installed
@@ -256,7 +257,8 @@ def test_no_builder_is_there(built, nobody_builds):
 
 
 def k8sjob(*args, **options):
-    argv = [sys.executable, "-m", "k8sjob", *map(str, args)]
+    # Whoever started these tests may ignore signals (nohup does), and children would, too.
+    argv = ["env", "--default-signal", sys.executable, "-m", "k8sjob", *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(argv, **pipes, **options)
 
@@ -327,17 +329,14 @@ def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_p
 
 def sleeping():
     """Whether the base's `pip` waits."""
-    lines = (path.read_bytes() for path in processes())
-    return [line for line in lines if line == b"sleep\x00600\x00"]
+    return [line for line in processes() if line == b"sleep\x004807\x00"]
 
 
 def processes():
+    """The command lines of this machine, those in other tests' containers too."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            path.read_bytes()
-        except OSError:
-            continue
-        yield path
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            yield path.read_bytes()
 
 
 def test_each_platform_has_an_image_of_its_own(registry, write_job, tmp_path):
