@@ -162,9 +162,10 @@ def main(args: list[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
     # What is loaded stays: to look it over for garbage again and again takes a tenth of a command.
     gc.set_threshold(_GARBAGE)
-    # Nor at the end, when all goes at once: that would take half a second with the Python client.
-    atexit.register(gc.freeze)
-    args = sys.argv[1:] if args is None else args
+    if args is None:
+        # Nor at the end, when all goes at once: it would take half a second with the Python client.
+        atexit.register(gc.freeze)
+        args = sys.argv[1:]
     failures = Failures()
     with failures.told():
         code = program.main(
