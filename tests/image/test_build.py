@@ -313,18 +313,23 @@ def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_p
     for line in process.stderr:
         if line.strip() == "waiting":
             break
-    assert sleeping()
+    assert settles(sleeping)
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (128 + number, ""), err
     assert registry.tags("build/stopped") == []
     assert buildah(storage, "containers", "-q") == ""
     assert list(temporary.iterdir()) == []
-    deadline = time.monotonic() + 30
-    while sleeping() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not sleeping()
+    assert settles(lambda: not sleeping())
     assert str(storage.parent) not in Path("/proc/mounts").read_text()
+
+
+def settles(holds):
+    """Whether something comes to hold: a process is another one a moment later."""
+    deadline = time.monotonic() + 30
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return holds()
 
 
 def sleeping():
