@@ -11,7 +11,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.builders.table import AUTO, choose
 from k8sjob.image.content import SmallContent
 from k8sjob.image.credentials import Keyring
-from k8sjob.image.dependencies import Dependencies, Order
+from k8sjob.image.dependencies import Dependencies, Order, image_on_base
 from k8sjob.image.manifest import digest_of
 from k8sjob.image.reference import Reference
 from k8sjob.image.registries import Registries, read_base
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.image.append import Base
-    from k8sjob.spec import Image, JobSpec
+    from k8sjob.spec import JobSpec
 
 __all__ = ["Built", "build"]
 
@@ -88,7 +88,7 @@ def build(
         ImageError: there is no builder, it fails, or a registry refuses, or cannot be reached.
             There is no new tag then.
     """
-    image = _buildable(spec)
+    image = image_on_base(spec, "build")
     wanted = Dependencies.of(image, Path(folder))
     with closing(wire or Wire()) as connections:
         registries = Registries(connections, keyring or Keyring.load())
@@ -115,16 +115,6 @@ def build(
             " writes to the repository; build again with --no-cache"
         )
     return _told(base, made, wanted, chosen.name)
-
-
-def _buildable(spec: JobSpec) -> Image:
-    image = spec.image
-    if isinstance(image, str) or image.base is None:
-        raise ImageError(
-            f"image: {spec.image_reference!r} is used as it is, so there is nothing to build; write"
-            " `image: {repository: ..., base: ...}` to build on a base"
-        )
-    return image
 
 
 def _told(

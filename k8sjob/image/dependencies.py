@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from k8sjob.image.reference import Reference
     from k8sjob.image.registries import Registries
     from k8sjob.image.repository import Repository
-    from k8sjob.spec import Image
+    from k8sjob.spec import Image, JobSpec
 
-__all__ = ["Dependencies", "Order"]
+__all__ = ["Dependencies", "Order", "image_on_base"]
 
 _RECIPE: Final = 1
 """Raised when something else is to be made of equal wishes: older images are not found then."""
@@ -143,6 +143,25 @@ class Order:
         delivery = Delivery(self.target, self.below, self.progress, dry_run=False)
         delivery.blobs(self.base, [layer.content for layer in layers], made.config)
         self.target.put(made.manifest, made.media_type, self.tag)
+
+
+def image_on_base(spec: JobSpec, verb: str) -> Image:
+    """The image part of a spec, where it has a base that something is put on.
+
+    Args:
+        spec: the job.
+        verb: what is to be done with the image, for the message.
+
+    Raises:
+        ImageError: the image is used as it is.
+    """
+    image = spec.image
+    if isinstance(image, str) or image.base is None:
+        raise ImageError(
+            f"image: {spec.image_reference!r} is used as it is, so there is nothing to {verb};"
+            " write `image: {repository: ..., base: ...}` to have one made of your code"
+        )
+    return image
 
 
 def _requirements(path: Path) -> str:

@@ -16,7 +16,7 @@ from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.delivery import Delivery
-from k8sjob.image.dependencies import Dependencies
+from k8sjob.image.dependencies import Dependencies, image_on_base
 from k8sjob.image.layer import pack
 from k8sjob.image.layout import Layout
 from k8sjob.image.parallel import begin
@@ -106,7 +106,7 @@ def push(
         ImageError: the code cannot be packed, what it needs is not built, or a registry refuses, or
             cannot be reached. There is no new tag then.
     """
-    image = _built(spec)
+    image = image_on_base(spec, "push")
     wanted = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     context = read_context(Path(folder) / image.context)
     with ExitStack() as opened:
@@ -161,17 +161,6 @@ def push(
             files=context.files,
         ),
     )
-
-
-def _built(spec: JobSpec) -> Image:
-    """The image part of a spec whose code is put on something."""
-    image = spec.image
-    if isinstance(image, str) or image.base is None:
-        raise ImageError(
-            f"image: {spec.image_reference!r} is used as it is, so there is nothing to push; write"
-            " `image: {repository: ..., base: ...}` to put your code on a base"
-        )
-    return image
 
 
 def _installed(
