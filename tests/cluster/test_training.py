@@ -374,10 +374,10 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
 def fail(start, programs):
     """Runs a job to its end in which rank 2 fails in one way; what is found, and its node's end."""
 
-    def run(how, **policy):
+    def run(how, *, script="failing.py", **policy):
         fields = {"volumes": [], "checkpoint": None, "policy": policy}
         env = {"OMP_NUM_THREADS": "1", "FAILS": how}
-        fields["run"] = {"script": "failing.py", "env": env, "hang_timeout": "10s"}
+        fields["run"] = {"script": script, "env": env, "hang_timeout": "10s"}
         with start(told(how, {}, **fields), programs) as training:
             training.finish("Failed")
             pod = training.pod("worker-1")  # one that still runs is removed with the job's end
@@ -402,6 +402,12 @@ def test_a_rank_that_hangs_is_named(fail):
     finding, _ = fail("hangs", max_restarts=0)
     assert finding.cause == Cause.HUNG
     assert finding.message.startswith("rank 2 hung")
+
+
+def test_settings_that_cannot_work_are_told_as_such(fail):
+    finding, _ = fail("settings", script="not-in-the-image.py", max_restarts=0)
+    assert finding.cause == Cause.CONFIGURATION
+    assert "not-in-the-image.py" in finding.message
 
 
 def test_a_worker_lost_at_the_very_end_does_not_stay(start, programs, checkpoints, eventually):

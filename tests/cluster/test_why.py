@@ -95,6 +95,29 @@ one.bind(("127.0.0.1", 0))
 one.listen()
 two.bind(one.getsockname())
 """
+LEAVES = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(10000):
+    if dist.get_rank() == 1 and step == 3:
+        os._exit(0)
+    dist.all_reduce(torch.ones(1))
+"""
+BREAKS = """
+import os, socket, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    for fd in range(3, 200):
+        try:
+            one = socket.socket(fileno=os.dup(fd))
+            one.getpeername()
+            one.shutdown(socket.SHUT_RDWR)
+        except OSError:  # no socket, or none that is connected
+            pass
+    time.sleep(1000)
+dist.all_reduce(torch.ones(1))
+"""
 PROBED = container(FOR_EVER, readinessProbe={"exec": {"command": ["false"]}})
 MINE = {"name": "mine", "image": HERE, "command": ["sh", "-c", "exit 6"]}
 
@@ -112,6 +135,8 @@ FAULTS = [
      Cause.IMAGE_ACCESS, "the registry refuses the image 127.0.0.1:{closed}/secret/train:1"),
     ("image-never", {"master": replicas(container(image=THERE, imagePullPolicy="Never"))},
      Cause.IMAGE_MISSING, "pull_policy Never"),
+    ("image-junk", {"master": replicas(container(image="127.0.0.1:{closed}/junk/train:1"))},
+     Cause.IMAGE, "the image 127.0.0.1:{closed}/junk/train:1"),
     ("image-init", {"master": replicas(initContainers=[{"name": "mine", "image": THERE}])},
      Cause.REGISTRY, THERE),
     # nodes
@@ -205,6 +230,12 @@ FAULTS = [
     ("peers", {"master": replicas(python(PEERS), restart="Never"),
                "worker": replicas(python(PEERS), restart="Never")},
      Cause.CRASH, "worker-0: exit code 1: ValueError: the loss is no number"),
+    ("leaves", {"master": replicas(python(LEAVES), restart="Never"),
+                "worker": replicas(python(LEAVES), restart="Never")},
+     Cause.CONNECTION, "it waited for worker-0, which had ended with exit code 0"),
+    ("breaks", {"master": replicas(python(BREAKS), restart="Never"),
+                "worker": replicas(python(BREAKS), restart="Never")},
+     Cause.CONNECTION, "master-0: the connection to another rank broke off"),
     # the job
     ("overdue", {"master": RUNS, "runPolicy": {"activeDeadlineSeconds": 3}},
      Cause.DEADLINE, " 3 s"),
@@ -257,6 +288,10 @@ REFUSES = """
 import http.server
 class Refuses(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if "junk" in self.path:
+            self.send_response(200)
+            self.end_headers()
+            return self.wfile.write(b"junk")
         self.send_response(401)
         self.send_header("WWW-Authenticate", 'Basic realm="here"')
         self.end_headers()
@@ -471,6 +506,7 @@ def submit_again(ward, name):
 
 PROVOKED = {"again": submit_again, "drained": drain, "preempted": preempt}
 ALSO = {
+    "breaks": [[], [Cause.LEFTOVER]],  # its worker sleeps on
     "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],
     "overdue": [[], [Cause.LEFTOVER]],  # any event near it lets the operator notice
 }

@@ -144,6 +144,17 @@ def test_the_first_cause_is_not_its_consequences(snapshot, make_pod):
     assert "the cause" in finding.message
 
 
+def test_who_left_while_others_waited_is_named(snapshot, make_pod):
+    master = make_pod("master-0", "Failed", terminated=ended(1))
+    tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
+    left, runs = ({"terminated": {"exitCode": 0}}, {"running": {}})
+    for state, said in ((left, "worker-0, which had ended with exit code 0"), (runs, "broke off")):
+        job = snapshot("Failed", pods=[master, make_pod("worker-0", **state)])
+        finding = diagnose(job, tail)[0]
+        assert (finding.cause, finding.replica) == ("connection", "master-0")
+        assert said in finding.message
+
+
 def test_a_deleted_pod_is_still_explained_by_the_events_about_it(snapshot, make_pod):
     reason = Reason(1, 2, "ValueError", "long " * 300).encode()
     text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {reason}"

@@ -56,6 +56,11 @@ class Container:
         """Why it waits; empty if it does not."""
         return self.state.get("waiting") or {}
 
+    @property
+    def ended(self) -> Json:
+        """How it ended; empty if it has not, or was started again."""
+        return self.state.get("terminated") or {}
+
 
 @dataclass(frozen=True)
 class Pod:

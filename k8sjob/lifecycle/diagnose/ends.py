@@ -199,12 +199,29 @@ def _absent(case: Case) -> str:
 def _lost_connection(case: Case, end: End) -> Finding | None:
     if not lost_a_peer(_words(case, end)):
         return None
+    if left := _left_well(case, end):
+        return Finding(
+            Cause.CONNECTION,
+            f"{end.told}: it waited for {left}, which had ended with exit code 0{_said(end, case)}",
+            "let all ranks take the same number of steps, in the same order: run.batches and a"
+            " DistributedSampler give each as many batches; torch's Join stands in for who is done",
+            end.replica,
+        )
     return Finding(
         Cause.CONNECTION,
         f"{end.told}: the connection to another rank broke off{_said(end, case)}",
         f"see whether another replica ended: k8sjob status {case.called}; if none did, see what"
         " stands between them: a NetworkPolicy, a sidecar, the nodes' network",
         end.replica,
+    )
+
+
+def _left_well(case: Case, end: End) -> str:
+    """The replicas whose training was done while this one still waited for them."""
+    return ", ".join(
+        pod.replica
+        for pod in case.pods
+        if pod.replica != end.replica and pod.trainer and pod.trainer.ended.get("exitCode") == 0
     )
 
 

@@ -178,10 +178,9 @@ def bad_init(case: Case, pod: Pod) -> Seen | None:
     for container in pod.containers:
         if not container.init or container.name == OPERATOR_INIT:
             continue
-        now = container.state.get("terminated") or {}
         before = (container.status.get("lastState") or {}).get("terminated") or {}
-        ended = now if now.get("exitCode") else before
-        if ended.get("exitCode") and now.get("exitCode") != 0:
+        ended = container.ended if container.ended.get("exitCode") else before
+        if ended.get("exitCode") and container.ended.get("exitCode") != 0:
             return Seen(
                 Cause.INIT,
                 _init_ended(container, int(ended["exitCode"]), ended.get("message", "")),

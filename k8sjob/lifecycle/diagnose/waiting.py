@@ -64,7 +64,7 @@ def left_over(case: Case) -> Iterator[Finding]:
 
 def kept_by_a_sidecar(case: Case, pod: Pod) -> Seen | None:
     """A Pod whose training has ended well and that another container keeps from ending."""
-    ended = (pod.trainer.state if pod.trainer else {}).get("terminated") or {}
+    ended = pod.trainer.ended if pod.trainer else {}
     others = [c.name for c in pod.containers if not c.init and "running" in c.state]
     if pod.phase != "Running" or pod.dying or ended.get("exitCode") != 0 or not others:
         return None
@@ -99,7 +99,7 @@ def master_awaited(case: Case, *, explained: bool) -> Iterator[Finding]:
         and pod.phase == "Pending"
         and (
             "running" in container.state
-            or (container.state.get("terminated") or {}).get("exitCode")
+            or container.ended.get("exitCode")
             or container.waiting.get("reason") == "CrashLoopBackOff"
         )
     ]
