@@ -153,7 +153,7 @@ def zygote():
     """A process that has imported torch, from which ranks are forked."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-P", str(PROGRAMS / "zygote.py")],
+        [sys.executable, str(PROGRAMS / "zygote.py")],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

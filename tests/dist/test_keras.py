@@ -36,8 +36,14 @@ WRONG = {
     "compile": ({"kind": "ddp", "options": {"compile": True}}, "strategy.compile: not for a Keras"),
     "torch": ({"model": "plain"}, "strategy.kind: keras, but Sequential is no Keras model"),
     "inside": ({"model": "inside"}, "a torch module with Keras layers inside"),
-    "a constraint": ({"constraint": "non_neg"}, "dense/kernel has a constraint, which Adam of torch"),
-    "a schedule": ({"schedule": True, **KERAS_ADAM}, "scheduler: an optimizer of Keras has its own"),
+    "a constraint": (
+        {"constraint": "non_neg"},
+        "dense/kernel has a constraint, which Adam of torch",
+    ),
+    "a schedule": (
+        {"schedule": True, **KERAS_ADAM},
+        "scheduler: an optimizer of Keras has its own",
+    ),
     "unbuilt": ({"model": "unbuilt"}, "has no weights to train yet: begin it with keras.Input"),
 }
 

@@ -1,21 +1,14 @@
-"""Trains several cases in one group, and tells for each what the tests compare.
+"""Trains models of torch in several cases, see cases.py; tells their curves and weights."""
 
-The one argument is a JSON object {name: case}; a case has OPTIONS. Every case starts anew with the
-same seed. Rank 0 tells {name: {"losses", "weights", "equal", "evaluation", ...}}.
-"""
-
-import json
-import sys
-import zlib
 from dataclasses import replace
 
 import torch
+from cases import LENGTH, curve, mark, masks, tell, text
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from k8sjob import runtime
 from k8sjob.runtime.gradients import local
 
 OPTIONS = {
@@ -23,6 +16,7 @@ OPTIONS = {
     "options": {},
     "model": "digits",
     "steps": 20,
+    "epochs": 99,
     "batch": 32,  # samples of all ranks
     "dropout": 0.0,
     "optimizer": ["SGD", {"lr": 0.1, "momentum": 0.9}],
@@ -33,7 +27,7 @@ OPTIONS = {
     "norm": False,  # batch normalisation, of digits alone
     "schedule": None,  # steps between two halvings of the learning rate
 }
-SIZE, HEADS, LENGTH = 32, 8, 16
+SIZE, HEADS = 32, 8
 
 
 class Attention(nn.Module):
@@ -133,12 +127,8 @@ def task(case):
         found = load_digits()
         data = TensorDataset(torch.tensor(found.data / 16).float(), torch.tensor(found.target))
         return data, lambda: digits(case)
-    text = load_digits().DESCR  # English prose of 2,000 letters
-    letters = sorted(set(text))
-    codes = torch.tensor([letters.index(letter) for letter in text])
-    windows = codes.unfold(0, LENGTH + 1, 1)
-    data = TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
-    return data, lambda: transformer(case, len(letters))
+    data, letters = text()
+    return data, lambda: transformer(case, letters)
 
 
 def train(job, case):
@@ -159,54 +149,24 @@ def train(job, case):
         scheduler=schedule,
         schedule_by="step",
     )
-    strategy, losses = run._strategy, []
-    for _ in run.epochs(99):
-        for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
-            loss = run.step(inputs, targets)
-            count = len(targets) * strategy.counts
-            losses.append(job.reduce(loss=(float(loss) * count, count))["loss"])
-            if run.steps == case["steps"]:
-                break
-        if run.steps == case["steps"]:
-            break
+    strategy = run._strategy
+    losses = curve(job, run, data, case)
     evaluation = run.evaluate(torch.utils.data.Subset(data, range(101)), batch_size=16)
-    mine = torch.cat([local(value.detach()).flatten() for value in run.model.parameters()])
+    mine = [local(value.detach()) for value in run.model.parameters()]
     whole = strategy.capture(run.optimizer).get("model", {})  # rank 0's
-    marks = job.gather(torch.tensor([strategy.mesh.model_rank, zlib.crc32(mine.numpy().tobytes())]))
-    drawn = job.gather(torch.rand(1))
+    marks = job.gather(torch.tensor([strategy.mesh.model_rank, mark(mine)]))
     return {
         "losses": losses,
         "weights": [round(float(value.double().norm()), 9) for value in whole.values()]
         if job.is_main
         else [],
         "names": list(whole),
-        "marks": [mark.tolist() for mark in marks],
-        "drawn": [float(value) for value in drawn],
-        "held": mine.numel(),
+        "marks": [found.tolist() for found in marks],
+        "drawn": masks(job),
+        "held": sum(value.numel() for value in mine),
         "evaluation": evaluation,
         "steps": run.steps,
     }
 
 
-def attempt(job, case):
-    """The result, or what was refused."""
-    try:
-        return train(job, {**OPTIONS, **case})
-    except (ValueError, RuntimeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def main():
-    cases = json.loads(sys.argv[1])
-    with runtime.session(seed=3) as job:
-        results = {}
-        for name, case in cases.items():
-            results[name] = attempt(job, case)
-            if case.get("twice"):
-                results[f"{name} again"] = attempt(job, case)
-        if job.is_main:
-            sys.stdout.write(f"RESULT {json.dumps(results)}\n")
-            sys.stdout.flush()
-
-
-main()
+tell(train, OPTIONS)

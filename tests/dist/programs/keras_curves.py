@@ -1,23 +1,16 @@
-"""Trains Keras models in several cases in one group, and tells for each what the tests compare.
+"""Trains Keras models in several cases, see cases.py; tells their curves and weights."""
 
-The one argument is a JSON object {name: case}; a case has OPTIONS. Rank 0 tells
-{name: {"losses", "weights", "marks", ...}}.
-"""
-
-import json
-import sys
-import zlib
 from dataclasses import replace
 
 import keras
 import torch
+from cases import LENGTH, curve, mark, tell
+from cases import text as prose
 from keras import layers
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
-
-from k8sjob import runtime
 
 OPTIONS = {
     "kind": "keras",
@@ -69,6 +62,17 @@ def conv(case):
     )
 
 
+def text(case):
+    """A transformer of one block; causal attention tells places apart."""
+    _, letters = prose()
+    window = keras.Input((LENGTH,), dtype="int64")
+    x = layers.Embedding(letters, 32)(window)
+    attention = layers.MultiHeadAttention(4, 8, dropout=case["dropout"], seed=5)
+    x = layers.LayerNormalization()(x + attention(x, x, use_causal_mask=True))
+    x = layers.LayerNormalization()(x + layers.Dense(32)(layers.Dense(64, activation="gelu")(x)))
+    return keras.Model(window, layers.Permute((2, 1))(layers.Dense(letters)(x)))
+
+
 def named(_):
     """A model of two inputs, which are given by name."""
     left, right = keras.Input((64,), name="left"), keras.Input((64,), name="right")
@@ -88,19 +92,24 @@ def plain(_):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-BUILD = {build.__name__: build for build in (dense, conv, named, inside, unbuilt, plain)}
+BUILD = {build.__name__: build for build in (dense, conv, text, named, inside, unbuilt, plain)}
 
 
-def mark(values):
-    flat = torch.cat([value.detach().double().flatten() for value in values])
-    return zlib.crc32(flat.numpy().tobytes())
+def samples(case):
+    if case["model"] == "text":
+        return prose()[0]
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(-1) / 16
+    return TensorDataset(images, torch.tensor(found.target))
+
+
+def by_name(images):
+    return {"right": images.flatten(1) * 2, "left": images.flatten(1)}
 
 
 def train(job, case):
     job.config = replace(job.config, strategy=case["kind"], options=case["options"])
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(-1) / 16
-    data = TensorDataset(images, torch.tensor(found.target))
+    data = samples(case)
     if case["samples"]:
         data = Subset(data, range(case["samples"]))
     torch.manual_seed(3)
@@ -113,25 +122,16 @@ def train(job, case):
         optimizer=(getattr(module, name), settings),
         scheduler=case["schedule"] and (torch.optim.lr_scheduler.StepLR, {"step_size": 1}),
     )
-    losses = []
-    for _ in run.epochs(case["epochs"]):
-        for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
-            given = inputs
-            if case["model"] == "named":
-                given = {"right": inputs.flatten(1) * 2, "left": inputs.flatten(1)}
-            loss = run.step(given, targets)
-            losses.append(job.reduce(loss=(float(loss) * len(targets), len(targets)))["loss"])
-            if run.steps == case["steps"]:
-                break
-        if run.steps == case["steps"]:
-            break
+    given = by_name if case["model"] == "named" else lambda inputs: inputs
+    losses = curve(job, run, data, case, given)
     model = run.model
+    first = torch.stack([data[number][0] for number in range(8)])
     marks = job.gather(torch.tensor(mark(variable.value for variable in model.weights)))
     evaluation = {}
     if case["model"] != "named":
         evaluation = run.evaluate(Subset(data, range(101)), batch_size=16)
     model.train()
-    outputs = run._strategy.wrapped(images[:8]) if case["model"] != "named" else torch.zeros(1)
+    outputs = run._strategy.wrapped(first) if case["model"] != "named" else torch.zeros(1)
     drawn = job.gather(torch.tensor(mark([outputs])))
     return {
         "losses": losses,
@@ -146,27 +146,4 @@ def train(job, case):
     }
 
 
-def attempt(job, case):
-    """The result, or what was refused."""
-    try:
-        return train(job, {**OPTIONS, **case})
-    except (ValueError, TypeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    finally:
-        keras.utils.clear_session(free_memory=False)  # the same names again
-
-
-def main():
-    cases = json.loads(sys.argv[1])
-    with runtime.session(seed=3) as job:
-        results = {}
-        for name, case in cases.items():
-            results[name] = attempt(job, case)
-            if case.get("twice"):
-                results[f"{name} again"] = attempt(job, case)
-        if job.is_main:
-            sys.stdout.write(f"RESULT {json.dumps(results)}\n")
-            sys.stdout.flush()
-
-
-main()
+tell(train, OPTIONS, lambda: keras.utils.clear_session(free_memory=False))  # the same names again

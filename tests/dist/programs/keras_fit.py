@@ -1,21 +1,13 @@
-"""Trains Keras models by job.fit in several cases in one group, and tells what the tests compare.
+"""Trains Keras models by job.fit in several cases, see cases.py; tells histories and weights."""
 
-The one argument is a JSON object {name: case}; a case has OPTIONS. Rank 0 tells
-{name: {"history", "weights", "marks", ...}}.
-"""
-
-import json
-import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import keras
 import torch
+from cases import mark, tell
 from keras import layers
 from sklearn.datasets import load_digits
-
-from k8sjob import runtime
 
 OPTIONS = {
     "kind": "keras",
@@ -87,20 +79,16 @@ class Boundless(keras.callbacks.Callback):
 
 
 def callback(name, folder, model):
-    if name == "stop":
-        return keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=0)
-    if name == "stop on one":
-        return StopsOnOne()
-    if name == "stop on one by a function":
-        return stopping_on_one(model)
-    if name == "stop on one at the end":
-        return StopsOnOneAtTheEnd()
-    if name == "backup":
-        return keras.callbacks.BackupAndRestore("backup")
-    if name == "slow":
-        return Boundless()
-    mine = Path(folder) / f"rank-{torch.distributed.get_rank()}.keras"
-    return keras.callbacks.ModelCheckpoint(mine)
+    mine = Path(folder or ".") / f"rank-{torch.distributed.get_rank()}.keras"
+    return {
+        "stop": lambda: keras.callbacks.EarlyStopping("val_loss", min_delta=9.0, patience=0),
+        "stop on one": StopsOnOne,
+        "stop on one by a function": lambda: stopping_on_one(model),
+        "stop on one at the end": StopsOnOneAtTheEnd,
+        "backup": lambda: keras.callbacks.BackupAndRestore("backup"),
+        "slow": Boundless,
+        "save": lambda: keras.callbacks.ModelCheckpoint(mine),
+    }[name]()
 
 
 def build(case):
@@ -117,11 +105,6 @@ def build(case):
             metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3")],
         )
     return model
-
-
-def mark(values):
-    flat = torch.cat([value.detach().double().flatten() for value in values])
-    return zlib.crc32(flat.numpy().tobytes())
 
 
 def train(job, case):
@@ -157,27 +140,4 @@ def train(job, case):
     }
 
 
-def attempt(job, case):
-    """The result, or what was refused."""
-    try:
-        return train(job, {**OPTIONS, **case})
-    except (ValueError, TypeError, RuntimeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    finally:
-        keras.utils.clear_session(free_memory=False)  # the same names again
-
-
-def main():
-    cases = json.loads(sys.argv[1])
-    with runtime.session(seed=3) as job:
-        results = {}
-        for name, case in cases.items():
-            results[name] = attempt(job, case)
-            if case.get("twice"):
-                results[f"{name} again"] = attempt(job, case)
-        if job.is_main:
-            sys.stdout.write(f"RESULT {json.dumps(results)}\n")
-            sys.stdout.flush()
-
-
-main()
+tell(train, OPTIONS, lambda: keras.utils.clear_session(free_memory=False))  # the same names again

@@ -1,4 +1,4 @@
-"""Forks ranks from a process that has imported torch already, which takes seconds each time.
+"""Forks ranks from a process that has imported torch and scikit-learn, which takes seconds.
 
 Reads one JSON object a line from stdin: {"argv", "env", "out", "err", "code"}; the last three are
 files. Answers with the pid; writes the exit status to "code" when the process has ended. Ends, and
@@ -11,6 +11,7 @@ import select
 import sys
 from pathlib import Path
 
+import sklearn.datasets  # noqa: F401 - for those that are forked
 import torch
 import torch.distributed
 import torch.distributed.optim

@@ -1,0 +1,73 @@
+"""What the programs have in common that train several cases in one group.
+
+The one argument of such a program is a JSON object {name: case}; a case changes some of the
+program's OPTIONS. Every case starts anew with the same seed. Rank 0 tells {name: result}.
+"""
+
+import json
+import sys
+import zlib
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from k8sjob import runtime
+
+LENGTH = 16  # letters of a window
+
+
+def text():
+    """(data set of windows and the letters after each of theirs, size of the alphabet)"""
+    prose = load_digits().DESCR  # 2,000 letters of English
+    letters = sorted(set(prose))
+    codes = torch.tensor([letters.index(letter) for letter in prose])
+    windows = codes.unfold(0, LENGTH + 1, 1)
+    return TensorDataset(windows[:, :-1].contiguous(), windows[:, 1:].contiguous()), len(letters)
+
+
+def mark(tensors):
+    """A number that differs where a bit does."""
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+    return zlib.crc32(flat.numpy().tobytes())
+
+
+def masks(job):
+    """A mark of the dropout mask that each rank draws next."""
+    mask = functional.dropout(torch.ones(64), 0.5)
+    return [int(found) for found in job.gather(torch.tensor(mark([mask])))]
+
+
+def curve(job, run, data, case, given=lambda inputs: inputs):
+    """Train; the loss of each step over all ranks."""
+    losses = []
+    for _ in run.epochs(case["epochs"]):
+        for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
+            loss = float(run.step(given(inputs), targets))
+            count = len(targets) * run._strategy.counts
+            losses.append(job.reduce(loss=(loss * count, count))["loss"])
+            if run.steps == case["steps"]:
+                return losses
+    return losses
+
+
+def tell(train, options, after=lambda: None):
+    """Train all cases, those with "twice" a second time, and tell what became of each."""
+    results = {}
+    with runtime.session(seed=3) as job:
+        for name, case in json.loads(sys.argv[1]).items():
+            for run in (name, f"{name} again") if case.get("twice") else (name,):
+                results[run] = _attempt(train, job, {**options, **case})
+                after()
+        if job.is_main:
+            sys.stdout.write(f"RESULT {json.dumps(results)}\n")
+            sys.stdout.flush()
+
+
+def _attempt(train, job, case):
+    """The result, or what was refused."""
+    try:
+        return train(job, case)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
