@@ -11,6 +11,7 @@ import time
 import urllib.parse
 
 HANG = 4.0  # seconds; longer than the patience of who tests it
+UPSTREAM = 120.0  # seconds for the registry, which may wait for a busy disk
 
 
 class FaultyRegistry:
@@ -26,12 +27,14 @@ class FaultyRegistry:
         self.upstream = registry
         self.fault, self.at, self.seen = None, 0, []
         self._lock = threading.Lock()
+        self._late = None
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.host = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def arm(self, fault, at=0):
+        self._end_late()
         with self._lock:
             self.fault, self.at, self.seen = fault, at, []
 
@@ -41,7 +44,29 @@ class FaultyRegistry:
             self.seen.append(what)
             return self.fault if self.at in {0, len(self.seen)} else None
 
+    def later(self, path, requests, act):
+        """Do something when so many more requests for a path have been answered, or at the end."""
+        with self._lock:
+            self._late = [path, requests, act]
+
+    def answered(self, path):
+        """A request has been answered by the registry."""
+        with self._lock:
+            if self._late is None or self._late[0] != path:
+                return
+            self._late[1] -= 1
+            if self._late[1]:
+                return
+        self._end_late()
+
+    def _end_late(self):
+        with self._lock:
+            late, self._late = self._late, None
+        if late:
+            late[2]()
+
     def stop(self):
+        self._end_late()
         self._server.shutdown()
         self._server.server_close()
 
@@ -62,32 +87,48 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def handle_any(self):
-        parts = urllib.parse.urlsplit(self.path)
-        if parts.path == "/token":  # for those who were told that theirs has expired
+        if self.place == "/token":  # for those who were told that theirs has expired
             return self.answer(200, {}, json.dumps({"token": str(time.time())}).encode())
         length = int(self.headers.get("Content-Length") or 0)
-        fault = self.proxy.note(f"{self.command} {parts.path}")
+        fault = self.proxy.note(f"{self.command} {self.place}")
         if fault is None:
             return self.answer(*self.forward(self.rfile.read(length)))
         return getattr(self, fault)(length)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any  # noqa: N815 - http.server's names
 
-    def forward(self, body, length=None):
-        """Ask the real registry; less of the body than announced cuts its connection."""
-        upstream = http.client.HTTPConnection(self.proxy.upstream.host, timeout=10)
-        with contextlib.closing(upstream):
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
-                    upstream.putheader(name, value)  # Host too, so that locations lead back here
-            upstream.putheader("Content-Length", str(len(body) if length is None else length))
-            upstream.endheaders(body or None)
-            if length is not None and len(body) < length:
-                time.sleep(0.05)  # what has come is written before the end is noticed
-                return None
+    @property
+    def place(self):
+        return urllib.parse.urlsplit(self.path).path
+
+    def begin(self, length):
+        """A request to the real registry, whose body is still to come."""
+        upstream = http.client.HTTPConnection(self.proxy.upstream.host, timeout=UPSTREAM)
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
+                upstream.putheader(name, value)  # Host too, so that locations lead back here
+        upstream.putheader("Content-Length", str(length))
+        upstream.endheaders()
+        return upstream
+
+    def forward(self, body):
+        """Ask the real registry."""
+        with contextlib.closing(self.begin(len(body))) as upstream:
+            if body:
+                upstream.send(body)
             response = upstream.getresponse()
-            return response.status, dict(response.headers.items()), response.read()
+            answer = response.status, dict(response.headers.items()), response.read()
+        self.proxy.answered(self.place)
+        return answer
+
+    def cut(self, upstream, body):
+        """Send less of a body than was announced; returns when the registry has written that."""
+        with contextlib.closing(upstream):
+            upstream.send(body)
+            upstream.sock.shutdown(socket.SHUT_WR)
+            while upstream.sock.recv(1 << 16):
+                pass  # its refusal, which comes when it has closed its file
 
     def answer(self, status, headers, body):
         self.send_response(status)
@@ -116,8 +157,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Half of the body arrives; the registry keeps what it got."""
         half = self.rfile.read(length // 2)
         if length:
-            self.forward(half, length)
+            self.cut(self.begin(length), half)
         self.hang_up()
+
+    def late(self, length, requests):
+        """The same, and the registry writes it when the client has already gone on."""
+        half = self.rfile.read(length // 2)
+        if length:
+            upstream = self.begin(length)
+            self.proxy.later(self.place, requests, lambda: self.cut(upstream, half))
+        self.hang_up()
+
+    def late_once(self, length):
+        self.late(length, 1)  # between the look at how much there is, and what follows that
+
+    def late_twice(self, length):
+        self.late(length, 2)  # between that, and the end of the upload
+
+    def late_thrice(self, length):
+        self.late(length, 3)  # when the blob has its name
 
     def lost_answer(self, length):
         """All is done, and nobody hears of it."""
