@@ -16,6 +16,7 @@ __all__ = [
     "QUEUE",
     "REPLICA_INDEX",
     "REPLICA_TYPE",
+    "replica_of",
     "same_manifest",
 ]
 
@@ -44,6 +45,13 @@ ISTIO: Final = "sidecar.istio.io/inject"
 """An annotation of pods: "false" where a mesh must not put itself between the ranks."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of the job, for Kueue: the queue in which it waits."""
+
+
+def replica_of(pod: dict[str, Any]) -> str:
+    """The replica that a pod is, "worker-2"; empty for one that the operator has not labelled."""
+    labels = pod["metadata"].get("labels") or {}
+    role, index = labels.get(REPLICA_TYPE), labels.get(REPLICA_INDEX)
+    return f"{role}-{index}" if role else ""
 
 
 def same_manifest(one: dict[str, Any], other: dict[str, Any]) -> bool:

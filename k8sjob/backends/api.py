@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
     from threading import Event
@@ -175,8 +175,17 @@ class Backend(Protocol):
         left out; on this machine there are none.
         """
 
-    def suspend(self, ref: JobRef, *, value: bool) -> None:
-        """Suspend the job (its replicas are stopped, the job stays) or let it go on."""
+    def suspend(
+        self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
+    ) -> None:
+        """Suspend the job (its replicas are stopped, the job stays) or let it go on.
+
+        Args:
+            ref: the job.
+            value: whether it is to be suspended.
+            waiting: called once where something has to end first, with the seconds that it may
+                take at most.
+        """
 
     def delete(self, ref: JobRef) -> None:
         """Stop the job and remove it with all that belongs to it."""

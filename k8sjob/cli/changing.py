@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.backends.api import LOCAL, JobRef
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.conditions import is_suspended
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, local_backend
 from k8sjob.cli.place import Place, place_options
@@ -44,19 +45,15 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
     """Suspend or resume a job, and say so; or that it is as it is to be already."""
     there = backend.snapshot(ref)
     state = job_status(there).state
-    is_suspended = bool((there.job["spec"].get("runPolicy") or {}).get("suspend"))
-    if is_suspended == value and not state.finished:
+    if is_suspended(there.job) == value and not state.finished:
         how = "is suspended already" if value else f"is not suspended ({state})"
         click.echo(f"{ref} {how}: nothing was changed")
         return
-    if not value and there.pods and ref.namespace != LOCAL:
-        from k8sjob.backends.cluster.belongings import (  # noqa: PLC0415 - of no use for local jobs
-            seconds_to_end,
-        )
 
-        seconds = seconds_to_end(there.job)
+    def waiting(seconds: float) -> None:
         say(f"waiting until the old pods of {ref} are gone, {seconds:.0f} s at most")
-    backend.suspend(ref, value=value)
+
+    backend.suspend(ref, value=value, waiting=waiting)
     click.echo(f"{ref} is being {'suspended' if value else 'resumed'}")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import compat
 from k8sjob.adopt.normal import config_of
 from k8sjob.backends.api import JobRef
+from k8sjob.backends.conditions import true_conditions
 from k8sjob.backends.events import moment
 from k8sjob.contract import CONTAINER_NAME, Reason, Role
 from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
@@ -173,7 +174,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     """What the job's objects say about it."""
     job = snapshot.job
     meta, status = job.get("metadata") or {}, job.get("status") or {}
-    state, condition = _state(status.get("conditions") or [])
+    state, condition = _state(status)
     if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
         state = JobState.QUEUED
     if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
@@ -249,8 +250,8 @@ def last_end(pod: Json) -> Json:
     return ended
 
 
-def _state(conditions: list[Json]) -> tuple[JobState, Json]:
-    true = {c.get("type"): c for c in conditions if c.get("status") == "True"}
+def _state(status: Json) -> tuple[JobState, Json]:
+    true = true_conditions(status)
     for state in _PRECEDENCE:
         if state in true:
             stopped = state is JobState.FAILED and true[state].get("reason") == STOPPED_REASON

@@ -9,18 +9,19 @@ from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import finished, owned, seconds_to_end
+from k8sjob.backends.cluster.belongings import owned, seconds_to_end
 from k8sjob.backends.cluster.listing import listing, slim
 from k8sjob.backends.cluster.reflect import reflect
 from k8sjob.backends.cluster.snapshots import snapshot, snapshots
 from k8sjob.backends.cluster.words import InWords, is_absent
+from k8sjob.backends.conditions import finished, is_suspended
 from k8sjob.backends.paths import JOBS, path
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.labels import JOB_NAME, same_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from threading import Event
 
@@ -226,7 +227,7 @@ class ClusterBackend:
 
         def ended() -> bool:
             try:
-                return finished(self._get(ref))
+                return finished(self._get(ref).get("status") or {})
             except JobNotFound:
                 return True
 
@@ -252,11 +253,18 @@ class ClusterBackend:
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def suspend(self, ref: JobRef, *, value: bool) -> None:
+    def suspend(
+        self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
+    ) -> None:
         """Suspend the job (its pods are deleted, the job stays) or let it go on.
 
         To go on waits until the last of the old pods is gone: the operator would take its end for
         one of the new pods', and with restartPolicy Never give the job up as failed.
+
+        Args:
+            ref: the job.
+            value: whether it is to be suspended.
+            waiting: called with the seconds that old pods may take, if there are any.
 
         Raises:
             JobNotFound: it is gone.
@@ -270,10 +278,10 @@ class ClusterBackend:
                 f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` says what it"
                 " waits for; submit it again when it is gone"
             )
-        if finished(job):
+        if finished(job.get("status") or {}):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
-        if not value and _is_suspended(job):
-            self.wait_for_pods(JobRef.of(job), seconds_to_end(job))
+        if not value and is_suspended(job):
+            self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting)
         # With its uid a job of the same name that was made meanwhile refuses the change.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
@@ -316,12 +324,15 @@ class ClusterBackend:
         self.delete(there)
         self.wait_for_pods(there, timeout)
 
-    def wait_for_pods(self, ref: JobRef, seconds: float) -> None:
+    def wait_for_pods(
+        self, ref: JobRef, seconds: float, waiting: Callable[[float], object] | None = None
+    ) -> None:
         """Return when a job has no pod any more.
 
         Args:
             ref: the job, with its uid: pods of one before it are not its own.
             seconds: the pods may take their whole grace period.
+            waiting: called with `seconds` if there is one.
 
         Raises:
             BackendError: there are still pods after so long.
@@ -331,6 +342,9 @@ class ClusterBackend:
         while pods := [
             p for p in listing(self.transport, where, of_job).items if owned(p, ref.uid)
         ]:
+            if waiting:
+                waiting(seconds)
+                waiting = None
             if time.monotonic() > deadline:
                 names = ", ".join(pod["metadata"]["name"] for pod in pods)
                 raise BackendError(
@@ -362,10 +376,6 @@ class ClusterBackend:
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
             " `k8sjob list` names those there are, -n chooses another namespace"
         )
-
-
-def _is_suspended(job: Json) -> bool:
-    return bool((job["spec"].get("runPolicy") or {}).get("suspend"))
 
 
 @contextmanager

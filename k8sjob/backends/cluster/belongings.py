@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
 
-__all__ = ["finished", "in_time", "is_of_pods", "own_pods", "owned", "seconds_to_end"]
+__all__ = ["in_time", "is_of_pods", "own_pods", "owned", "seconds_to_end"]
 
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
@@ -42,14 +42,6 @@ def is_of_pods(job: Json, event: Json) -> bool:
 def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
     """Events, oldest first."""
     return tuple(sorted(events, key=event_time))
-
-
-def finished(job: Json) -> bool:
-    """Whether the job has succeeded or failed."""
-    return any(
-        condition.get("type") in ("Succeeded", "Failed") and condition.get("status") == "True"
-        for condition in (job.get("status") or {}).get("conditions") or []
-    )
 
 
 def seconds_to_end(job: Json) -> float:

@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.cluster.belongings import owned
 from k8sjob.backends.paths import path
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.labels import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
+from k8sjob.labels import JOB_NAME, REPLICA_INDEX, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,20 +144,14 @@ class JobPods:
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self._transport.request("GET", self._path, query=query)
         self._instances = {
-            self._replica(pod): _instance(pod) for pod in found.get("items") or [] if self._is(pod)
+            replica_of(pod): _instance(pod) for pod in found.get("items") or [] if self._is(pod)
         }
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _SHARE)
 
     def _is(self, pod: Json) -> bool:
         """Whether it is the job's own, and not that of one of the same name before it."""
-        owners = pod["metadata"].get("ownerReferences") or []
-        return not self._job_uid or any(owner.get("uid") == self._job_uid for owner in owners)
-
-    @staticmethod
-    def _replica(pod: Json) -> str:
-        labels = pod["metadata"].get("labels") or {}
-        return f"{labels.get(REPLICA_TYPE)}-{labels.get(REPLICA_INDEX)}"
+        return not self._job_uid or owned(pod, self._job_uid)
 
 
 def _instance(pod: Json) -> Instance:

@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
-from k8sjob.backends.local.conditions import finished, stamp
+from k8sjob.backends.conditions import finished, is_suspended
+from k8sjob.backends.local.conditions import stamp
 from k8sjob.backends.local.logfiles import attempts, follow, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
 from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
@@ -246,7 +247,13 @@ class LocalBackend:
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def suspend(self, ref: JobRef, *, value: bool) -> None:
+    def suspend(
+        self,
+        ref: JobRef,
+        *,
+        value: bool,
+        waiting: Callable[[float], object] | None = None,  # noqa: ARG002 - there is no need to
+    ) -> None:
         """Stop the job's replicas and keep the job, or let it go on.
 
         Raises:
@@ -260,8 +267,7 @@ class LocalBackend:
         folder.ask("suspend", value=value)
 
         def taken_up() -> bool:
-            policy = read_state(folder).job["spec"].get("runPolicy") or {}
-            return bool(policy.get("suspend")) == value
+            return is_suspended(read_state(folder).job) == value
 
         if not _wait_for(taken_up, ANSWER_SECONDS):
             raise BackendError(

@@ -6,24 +6,14 @@ import copy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.backends.conditions import is_true
+
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
 
-__all__ = ["fail", "finished", "is_true", "set_condition", "stamp"]
+__all__ = ["fail", "set_condition", "stamp"]
 
 _RIVALS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
-
-
-def finished(status: Json) -> bool:
-    """Whether the job has succeeded or failed."""
-    return is_true(status, "Succeeded") or is_true(status, "Failed")
-
-
-def is_true(status: Json, condition: str) -> bool:
-    """Whether a condition's status is "True"."""
-    return any(
-        c["type"] == condition and c["status"] == "True" for c in status.get("conditions", [])
-    )
 
 
 def fail(status: Json, reason: str, message: str, now: datetime) -> Json:

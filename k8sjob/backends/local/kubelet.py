@@ -14,6 +14,7 @@ from k8sjob.backends.local import pods
 from k8sjob.backends.local.conditions import stamp
 from k8sjob.backends.local.container import Container
 from k8sjob.backends.local.logfiles import attempts
+from k8sjob.labels import replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ class Kubelet:
         """The Pods, by replica type (Master first) and index."""
         return [
             slot.pod
-            for slot in sorted(self._slots.values(), key=lambda s: _order(pods.replica_of(s.pod)))
+            for slot in sorted(self._slots.values(), key=lambda s: _order(replica_of(s.pod)))
         ]
 
     @property
@@ -95,7 +96,7 @@ class Kubelet:
         meta = slot.pod["metadata"]
         if meta.get("deletionTimestamp"):
             return
-        grace = self._launches[pods.replica_of(slot.pod)].grace
+        grace = self._launches[replica_of(slot.pod)].grace
         meta["deletionTimestamp"] = stamp(datetime.now(UTC))
         meta["deletionGracePeriodSeconds"] = int(grace)
         self._stop(slot, None)
@@ -142,7 +143,7 @@ class Kubelet:
             if slot.end and "terminated" in slot.pod["status"]["containerStatuses"][0]["state"]:
                 self._back_off(slot)
             return
-        replica = pods.replica_of(slot.pod)
+        replica = replica_of(slot.pod)
         launch, folder = self._launches[replica], self._folder.replica(replica)
         earlier = attempts(folder / "logs")
         number = earlier[-1] + 1 if earlier else 0
@@ -162,7 +163,7 @@ class Kubelet:
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
         final = dying or self._halted or not again
         if end.exit_code and not dying and not self._halted:
-            self.failures[pods.replica_of(slot.pod)] += 1
+            self.failures[replica_of(slot.pod)] += 1
         pods.ended(slot.pod, slot.starts - 1, end, final=final)
         ran = (end.finished - end.started).total_seconds()
         if ran >= _LONG_ENOUGH:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from k8sjob.backends.local.conditions import finished, is_true, set_condition, stamp
+from k8sjob.backends.conditions import finished, is_true
+from k8sjob.backends.local.conditions import set_condition, stamp
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.labels import JOB_NAME, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE
 

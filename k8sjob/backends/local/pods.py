@@ -16,7 +16,7 @@ from k8sjob.labels import JOB_NAME, JOB_ROLE, OPERATOR_NAME, REPLICA_INDEX, REPL
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
 
-__all__ = ["End", "ended", "is_live", "last_message", "new_pod", "replica_of", "running", "waiting"]
+__all__ = ["End", "ended", "is_live", "last_message", "new_pod", "running", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,6 @@ def new_pod(job: Json, role: Role, index: int, now: datetime) -> Json:
         },
         "status": {"phase": "Pending", "startTime": stamp(now)},
     }
-
-
-def replica_of(pod: Json) -> str:
-    """The replica that a Pod is: "worker-2"."""
-    labels = pod["metadata"]["labels"]
-    return f"{labels[REPLICA_TYPE]}-{labels[REPLICA_INDEX]}"
 
 
 def is_live(pod: Json) -> bool:

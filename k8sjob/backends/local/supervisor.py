@@ -20,13 +20,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.conditions import finished, is_true
 from k8sjob.backends.local import operator, pods
-from k8sjob.backends.local.conditions import fail, finished, is_true, stamp
+from k8sjob.backends.local.conditions import fail, stamp
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.operator import CreatePod, DeletePod, Record
 from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
 from k8sjob.contract import ExitCode, Reason
+from k8sjob.labels import replica_of
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -155,7 +157,7 @@ class Supervisor:
             if reason and reason.exit_code in (ExitCode.USER_ERROR, ExitCode.CONFIG):
                 return (
                     f"Job {self._job['metadata']['name']} has failed because"
-                    f" {pods.replica_of(pod)} ended with exit code {reason.exit_code}"
+                    f" {replica_of(pod)} ended with exit code {reason.exit_code}"
                 )
         return ""
 

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
+from k8sjob.backends.conditions import finished
 from k8sjob.backends.local import pods
-from k8sjob.backends.local.conditions import fail, finished
+from k8sjob.backends.local.conditions import fail
 from k8sjob.backends.local.store import read_json
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.labels import replica_of
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -92,7 +94,7 @@ class Silence:
             return True
         if not finished(snapshot.job.get("status") or {}):
             return False
-        of_replica = [pod for pod in snapshot.pods if pods.replica_of(pod) == self._replica]
+        of_replica = [pod for pod in snapshot.pods if replica_of(pod) == self._replica]
         return not any(map(pods.is_live, of_replica))
 
 

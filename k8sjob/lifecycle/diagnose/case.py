@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.events import moment
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.labels import REPLICA_INDEX, REPLICA_TYPE
+from k8sjob.labels import replica_of
 from k8sjob.lifecycle.status import job_status, processes, replica_names
 
 if TYPE_CHECKING:
@@ -196,11 +196,9 @@ class Case:
             about[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
         for pod in self.snapshot.pods:
-            meta = pod.get("metadata") or {}
+            meta = pod["metadata"]
             name = meta.get("name", "")
-            labels = meta.get("labels") or {}
-            role, index = labels.get(REPLICA_TYPE), labels.get(REPLICA_INDEX)
-            replica = f"{role}-{index}" if role else name.removeprefix(f"{self.name}-")
+            replica = replica_of(pod) or name.removeprefix(f"{self.name}-")
             events = about[name, meta.get("uid", "")]  # not those about one of the same name before
             pods.append(Pod(pod, replica, tuple(events)))
         return tuple(pods)

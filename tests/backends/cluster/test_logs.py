@@ -59,7 +59,7 @@ class Pod:
             "uid": self.uid,
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "labels": {f"{label}-type": role, f"{label}-index": index},
-            "ownerReferences": [{"uid": self.owner}],
+            "ownerReferences": [{"uid": self.owner, "controller": True}],
         }
         if self.leaving:
             meta["deletionTimestamp"] = "2026-01-01T00:01:00Z"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k8sjob.backends.local.conditions import finished, is_true
+from k8sjob.backends.conditions import finished, is_true
 from k8sjob.backends.local.operator import (
     CreatePod,
     DeleteJob,
