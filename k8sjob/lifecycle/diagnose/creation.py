@@ -34,7 +34,7 @@ _SUCCESS: Final = {
 
 def cannot_be_made(case: Case) -> Iterator[Finding]:
     """What keeps the operator from making Pods or Services."""
-    refused: dict[Told, Json] = {}
+    refused: dict[Told, tuple[str, Json]] = {}
     newest: dict[tuple[str, Cause], Told] = {}
     for event in case.job_events:  # the newest of each kind remains
         if event.get("reason") in _SUCCESS:
@@ -43,9 +43,8 @@ def cannot_be_made(case: Case) -> Iterator[Finding]:
             if replica and (before := newest.get((replica, told.cause))):
                 refused.pop(before, None)  # a name that is taken by now is given free, say
             newest[replica, told.cause] = told
-            refused[told] = event
-    for told, event in refused.items():
-        replica = _named(case, event.get("message", ""))
+            refused[told] = replica, event
+    for told, (replica, event) in refused.items():
         if _made_since(case, replica, event) or _tells_less(told, refused):
             continue
         replicas = (replica,) if replica else case.missing

@@ -20,13 +20,23 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, Snapshot
 
-__all__ = ["Heard", "Init", "Moment", "Start", "last_to_start", "resumed", "starts", "submitted"]
+__all__ = [
+    "SLACK",
+    "Heard",
+    "Init",
+    "Moment",
+    "Start",
+    "last_to_start",
+    "resumed",
+    "starts",
+    "submitted",
+]
 
 _OF_TRAINING: Final = f"spec.containers{{{CONTAINER_NAME}}}"
 _OF_INIT: Final = re.compile(r"spec\.initContainers\{(?P<name>[^}]+)\}")
 _TOOK: Final = re.compile(r" in (?P<alone>[0-9.hmsµn]+)(?: \([0-9.hmsµn]+ including waiting\))?")
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
-_SLACK: Final = 1.0
+SLACK: Final = 1.0
 """Seconds by which whole seconds may be behind."""
 
 
@@ -175,7 +185,7 @@ def starts(snapshot: Snapshot, before: float | None = None) -> list[Start]:
     found = []
     for name in replica_names(job):
         pods = sorted(seen[prefix + name].values(), key=lambda one: one.since)
-        fitting = [one for one in pods if before is None or one.since <= before + _SLACK]
+        fitting = [one for one in pods if before is None or one.since <= before + SLACK]
         if chosen := (fitting or pods[:1])[-1:]:
             again = pods.index(chosen[0])
             first = None if again else made.get(prefix + name)
@@ -190,7 +200,7 @@ def _start(name: str, seen: _Seen, made: Moment | None, before: float | None, ag
     pulled = next((e for e in ours if e.get("reason") == "Pulled"), {})
     pulling = _of(ours, "Pulling")
     begun = list(_begun(status.get("containerStatuses") or (), ours))
-    fitting = [m for m in begun if before is None or m.time <= before + _SLACK]
+    fitting = [m for m in begun if before is None or m.time <= before + SLACK]
     return Start(
         replica=name,
         node=(pod.get("spec") or {}).get("nodeName") or _node(ours),

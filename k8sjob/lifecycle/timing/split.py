@@ -10,9 +10,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.backends.api import JobRef
+from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.lifecycle.status import job_status
-from k8sjob.lifecycle.timing.moments import Heard, Moment, Start, resumed, starts, submitted
+from k8sjob.lifecycle.timing.moments import (
+    SLACK,
+    Heard,
+    Moment,
+    Start,
+    resumed,
+    starts,
+    submitted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Phase", "Row", "Timing", "timing"]
 
-_LOCAL: Final = "local"
-_SLACK: Final = 1.0
-"""Seconds by which whole seconds may be behind."""
 _WORTH_TELLING: Final = 0.5
 
 
@@ -138,7 +143,7 @@ def timing(snapshot: Snapshot, heard: Mapping[str, Heard]) -> Timing:
         *_of_objects(snapshot.job, last),
         *_of_output(last.replica, heard.get(last.replica, Heard()), speaker, told),
     ]
-    if ref.namespace == _LOCAL:  # what no machine of one's own has is not missing
+    if ref.namespace == LOCAL:  # what no machine of one's own has is not missing
         marks = [m for m in marks if m.end or m.phase not in {"scheduling", "setup", "image"}]
     phases, behind = _phases(marks, begin)
     return Timing(
@@ -169,7 +174,7 @@ def _last(found: Sequence[Start], speaker: str) -> Start | None:
 
 def _of_objects(job: Json, last: Start) -> Iterator[_Mark]:
     let_go = resumed(job)
-    if let_go and (last.made is None or last.made.time + _SLACK >= let_go.time):
+    if let_go and (last.made is None or last.made.time + SLACK >= let_go.time):
         yield _Mark("suspended", let_go, "")
     yield _Mark("pod", last.made, last.replica)
     yield _Mark("scheduling", last.scheduled, last.replica, last.node and f"to {last.node}")
@@ -199,7 +204,7 @@ def _phases(marks: Sequence[_Mark], begin: Moment) -> tuple[tuple[Phase, ...], f
         joined.append(mark.phase)
         if mark.end is None:
             continue
-        behind = max(behind, before.time - mark.end.time - (not mark.end.exact) * _SLACK)
+        behind = max(behind, before.time - mark.end.time - (not mark.end.exact) * SLACK)
         end = max(before, mark.end)
         phases.append(
             Phase(
@@ -259,7 +264,7 @@ def _missing(
     over = job_status(snapshot).state.finished
     if last.started is None and not last.gone:
         yield f"{last.replica} has not been started yet; k8sjob why says what it waits for"
-    elif JobRef.of(snapshot.job).namespace != _LOCAL and last.pulled is None:
+    elif JobRef.of(snapshot.job).namespace != LOCAL and last.pulled is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
     if last.started and last.replica not in heard:
         kept = "is gone with its Pod" if last.gone else "has nothing, or cannot be read"
