@@ -17,6 +17,9 @@ EXAMPLES = {
     "pipeline": ("test_loss", 0.5),
     "parameter-server": ("test_loss", 0.9),
     "model-split": ("test_loss", 0.5),
+    "accumulate": ("test_loss", 0.6),
+    "sync-batchnorm": ("test_loss", 0.5),
+    "data-parallel": ("test_loss", 0.5),
 }
 
 
