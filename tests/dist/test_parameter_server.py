@@ -44,10 +44,6 @@ WRONG = {
         served("momentum", servers=7, tables=BOTH),
         "shades has 6 columns for 7 servers; set servers to at most 6",
     ),
-    "a table of two layers": (
-        {**served("momentum", tables=["shades"]), "tied": True},
-        "shades.weight is a parameter of other layers too",
-    ),
     "no table": (
         {**served("momentum"), "model": "digits"},
         "Sequential has no nn.EmbeddingBag for the servers; name nn.Embedding layers (there is",

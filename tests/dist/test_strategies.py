@@ -64,7 +64,6 @@ FOUR = {
     ),
     "ddp clipped, recomputed": case("clipped", "ddp", checkpoint_activations=True),
 }
-TIED = {"fsdp tied": {**case("text", "fsdp"), "tied": True, "steps": 5}}
 BF16 = {
     **{f"{kind} bf16": case("digits", kind, bf16=True) for kind in ("ddp", "fsdp")},
     "mesh bf16": mesh("digits", 2, bf16=True),
@@ -89,10 +88,6 @@ WRONG = {
     "a stage that has nothing to train": (
         pipeline("digits", ["act.0", "fc2", "tanh"]),
         "stage 1 (act.0, act.1) has nothing to train; split elsewhere",
-    ),
-    "a parameter of two stages": (
-        {**pipeline("text", ["block1"]), "tied": True},
-        "embed.letters.weight and head.letters.weight are one parameter, in stages 0, 1",
     ),
     "is divided and used as a whole": (
         mesh("text", 2, {"embed.places.weight": [None, "model"]}),
@@ -119,14 +114,13 @@ def launch(run_once, world, cases):
 
 @pytest.fixture(scope="module")
 def alone(run_once):
-    tied = {**MODELS["text"], "tied": True, "steps": 5}
-    return launch(run_once, 1, {**MODELS, "tied": tied, **ONE_PROCESS})
+    return launch(run_once, 1, {**MODELS, **ONE_PROCESS})
 
 
 @pytest.fixture(scope="module")
 def four(run_once):
     wrong = {name: wanted for name, (wanted, _) in WRONG.items()}
-    return launch(run_once, 4, {**FOUR, **TIED, **BF16, **wrong})
+    return launch(run_once, 4, {**FOUR, **BF16, **wrong})
 
 
 def same(found, alone):
@@ -149,7 +143,7 @@ def base(name):
     return name.partition(" ")[2].partition(",")[0]
 
 
-@pytest.mark.parametrize("name", {**FOUR, **TIED})
+@pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_have_the_curve_of_one(name, four, alone):
     same(four[name], alone[base(name)])
 

@@ -1,6 +1,7 @@
 """Trains models of torch in several cases, see cases.py; tells their curves and weights."""
 
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from cases import LENGTH, curve, mark, masks, tell, text
@@ -24,6 +25,7 @@ OPTIONS = {
     "tail": "pad",
     "twice": False,  # train it again, to compare
     "tied": False,
+    "unpicklable": False,  # the loss holds a lock
     "norm": False,  # batch normalisation, of digits alone
     "schedule": None,  # steps between two halvings of the learning rate
 }
@@ -131,11 +133,23 @@ def task(case):
     return data, lambda: transformer(case, letters)
 
 
+def guarded():
+    """A loss that nothing can pickle."""
+    lock = Lock()
+
+    def loss(output, target):
+        with lock:
+            return functional.cross_entropy(output, target)
+
+    return loss
+
+
 def train(job, case):
     job.config = replace(job.config, strategy=case["kind"], options=case["options"])
     data, build = task(case)
     if case["samples"]:
         data = torch.utils.data.Subset(data, range(case["samples"]))
+    loss = guarded() if case["unpicklable"] else functional.cross_entropy
     torch.manual_seed(3)
     name, settings = case["optimizer"]
     optimizer = (getattr(torch.optim, name), settings)
@@ -144,15 +158,16 @@ def train(job, case):
         schedule = torch.optim.lr_scheduler.StepLR, {"step_size": case["schedule"], "gamma": 0.5}
     run = job.prepare(
         build,
-        loss=functional.cross_entropy,
+        loss=loss,
         optimizer=optimizer,
         scheduler=schedule,
         schedule_by="step",
     )
     strategy = run._strategy
     losses = curve(job, run, data, case)
-    evaluation = run.evaluate(torch.utils.data.Subset(data, range(101)), batch_size=16)
-    mine = [local(value.detach()) for value in run.model.parameters()]
+    held = range(min(101, len(data)))
+    evaluation = run.evaluate(torch.utils.data.Subset(data, held), batch_size=16)
+    mine = [local(value.detach()).clone() for value in run.model.parameters()]
     whole = strategy.capture(run.optimizer).get("model", {})  # rank 0's
     marks = job.gather(torch.tensor([strategy.mesh.model_rank, mark(mine)]))
     return {

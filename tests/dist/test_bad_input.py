@@ -1,0 +1,132 @@
+"""What a user gets wrong, under each strategy: one clear error, or the result of one process.
+
+Settings that are wrong by themselves are in tests/test_compat.py, layouts in tests/runtime.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.dist
+TOLERANCE = 1e-5
+BELOW = "global_batch=3 is below the number of ranks, 4: some would have nothing to do"
+TWO_STAGES = "embed.letters.weight and head.letters.weight are one parameter, in stages 0, 1"
+TWO_LAYERS = "embed.letters.weight is a parameter of other layers too"
+
+CASES = {  # each for five steps of one process
+    "unpicklable": {"model": "digits", "unpicklable": True},
+    "tied": {"model": "text", "tied": True},
+    "small batch": {"model": "digits", "batch": 3},
+    "few samples": {"model": "digits", "batch": 8, "samples": 3, "tail": "short"},
+}
+SPLITS = {"digits": ["fc2"], "text": ["block1"]}
+ROWS, COLUMNS = ["model", None], [None, "model"]
+LAYOUTS = {
+    "digits": {"fc1.weight": ROWS, "fc2.weight": COLUMNS},
+    "text": {r"(embed|head)\.letters\.weight": COLUMNS, r"block\d\.up\.weight": ROWS},
+}
+REFUSED = {
+    **{f"{kind}: small batch": BELOW for kind in ("ddp", "fsdp")},
+    **{f"{kind}: tied": TWO_STAGES for kind in ("pipeline", "model_split")},
+    "parameter_server: tied": TWO_LAYERS,
+}
+
+
+def settings(kind, model):
+    return {
+        "mesh": {"model": 2, "layout": LAYOUTS[model]},
+        "pipeline": {"splits": SPLITS[model]},
+        "model_split": {"splits": SPLITS[model]},
+        "parameter_server": {"servers": 1, "tables": [r"embed\.letters"]},
+    }.get(kind, {})
+
+
+def cases(kinds, names=CASES):
+    return {
+        f"{kind}: {name}": {
+            **CASES[name],
+            "steps": 5,
+            "kind": kind,
+            "options": settings(kind, CASES[name]["model"]),
+        }
+        for kind in kinds
+        for name in names
+    }
+
+
+FOUR = cases(["ddp", "fsdp", "mesh", "pipeline"])
+ONE = cases(["model_split", "data_parallel"])
+SERVED = cases(["parameter_server"], ["tied"])
+SERVED["parameter_server: unpicklable"] = {
+    **CASES["unpicklable"],
+    "steps": 5,
+    "model": "bags",
+    "kind": "parameter_server",
+    "options": {"servers": 1},
+}
+LAYOUT_FAULTS = {
+    "a key that matches nothing": (
+        {"fc9.weight": ROWS},
+        "'fc9.weight' matches no parameter and no output; there is fc1.weight, fc1.bias,",
+    ),
+    "two keys that match one name": (
+        {r"fc\d\.weight": ROWS, r"fc1\..*": ROWS},
+        r"both match fc1.weight; make them narrower, or give fc1.weight a key of its own",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def results(run_once):
+    def launch(world, chosen, **more):
+        return run_once(chosen, program="curves.py", world=world, **more).result
+
+    alone = {name: {**case, "steps": 5} for name, case in CASES.items()}
+    alone["unpicklable bags"] = {**alone["unpicklable"], "model": "bags"}
+    wrong = {
+        name: {"kind": "mesh", "options": {"model": 2, "layout": layout}}
+        for name, (layout, _) in LAYOUT_FAULTS.items()
+    }
+    serving = {"strategy": "parameter_server", "options": {"servers": 1}}
+    return {
+        **launch(1, {**alone, **ONE}),
+        **launch(4, {**FOUR, **wrong}),
+        **launch(3, SERVED, **serving),
+    }
+
+
+@pytest.mark.parametrize("name", {**FOUR, **ONE, **SERVED})
+def test_one_clear_error_or_the_right_result(name, results):
+    found, like = results[name], name.partition(": ")[2]
+    if name in REFUSED:
+        assert REFUSED[name] in found["error"]
+        return
+    assert "error" not in found, found
+    alone = results["unpicklable bags" if name.endswith("server: unpicklable") else like]
+    assert len(found["losses"]) == 5
+    assert found["losses"] == pytest.approx(alone["losses"], abs=TOLERANCE)
+    assert found["weights"] == pytest.approx(alone["weights"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYOUT_FAULTS)
+def test_a_layout_that_does_not_fit_is_one_error(name, results):
+    assert LAYOUT_FAULTS[name][1] in results[name]["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (
+            "mesh",
+            {"model": 2, "layout": LAYOUTS["digits"]},
+            "3 ranks do not divide by mesh axis model=2; set it to 1, 3",
+        ),
+        ("pipeline", {"splits": ["fc2"]}, "3 ranks do not divide by 1 splits + 1 = 2 stages"),
+        ("model_split", {"splits": ["fc2"]}, "is one process with all GPUs of its node, not"),
+        ("data_parallel", {}, "is one process with all GPUs of its node, not"),
+    ],
+)
+def test_a_world_that_no_shape_fits_is_told_by_every_rank(start_ranks, kind, options, said):
+    outcome = start_ranks(
+        {"case": {}}, program="curves.py", world=3, strategy=kind, options=options
+    ).finish()
+    assert 0 not in outcome.codes
+    assert all(said in reason["message"] for reason in outcome.reasons), outcome.reasons
