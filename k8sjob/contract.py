@@ -111,7 +111,7 @@ class EventKind(StrEnum):
     METRICS = "metrics"
     """What the user's `job.log(...)` was given."""
     CHECKPOINT = "checkpoint"
-    """path, epoch, step, seconds."""
+    """path, epoch, step, seconds (until it was on the disk), stall_s (how long training waited)."""
     RESUMED = "resumed"
     """path, epoch, step."""
     WARNING = "warning"
@@ -238,6 +238,7 @@ class RuntimeConfig:
         checkpoint_dir: folder of the checkpoints; None switches them off.
         checkpoint_every: "epoch", or a number of optimizer steps.
         checkpoint_keep: how many whole checkpoints stay.
+        checkpoint_format: "auto", "full" (one file, by rank 0) or "sharded" (each rank its part).
         local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
             arguments for scripts that parse it; None for all others.
         max_restarts: how often the group may meet again inside the pods.
@@ -255,6 +256,7 @@ class RuntimeConfig:
     checkpoint_dir: str | None = None
     checkpoint_every: Literal["epoch"] | int = "epoch"
     checkpoint_keep: int = 3
+    checkpoint_format: str = "auto"
     local_rank_arg: str | None = None
     max_restarts: int = 3
     restart_policy: str = "OnFailure"

@@ -187,7 +187,7 @@ def _settings(wanted: Json) -> Json:
             "policy": {"max_restarts": config["max_restarts"]},
         }
         if config["checkpoint_dir"] is not None:
-            keys = ("dir", "every", "keep")
+            keys = ("dir", "every", "keep", "format")
             made["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
     except (ValueError, KeyError, TypeError):
         return {}

@@ -1,8 +1,9 @@
 """A folder of checkpoints of which the newest whole one counts.
 
-A file appears under its name only when all of it is on the disk, so a crash, a full disk or a
-killed pod leaves the older ones as they were. What is loaded may come from elsewhere: tensors and
-plain values alone are accepted, never code.
+One is a file that rank 0 wrote, or a folder in which each rank wrote its part. It appears under its
+name only when all of it is on the disk, so a crash, a full disk or a killed pod leaves the older
+ones as they were. What is loaded may come from elsewhere: tensors and plain values alone are
+accepted, never code.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ import errno
 import io
 import os
 import re
+import shutil
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from k8sjob.runtime import digests, shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Checkpoints", "decode"]
+__all__ = ["Checkpoints", "check_state", "decode", "load", "passed_over", "remove", "verify"]
 
-_NAME: Final = re.compile(r"step-(\d+)\.pt")
+_NAME: Final = re.compile(r"step-(\d+)(\.pt|\.old)?")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
 
@@ -39,7 +44,7 @@ class Checkpoints:
         self.folder, self.keep = folder, max(keep, 1)
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint whole or not at all, then remove what is older than the last `keep`.
+        """Write a checkpoint of one file, whole or not at all; then forget the oldest.
 
         Args:
             step: optimizer steps done; the file's name, and what "newest" goes by.
@@ -53,17 +58,55 @@ class Checkpoints:
             OSError: it could not be written (a full disk, no permission); the older ones are as
                 they were.
         """
-        _check(state, "state")
-        target = self.folder / f"step-{step:08d}.pt"
-        draft = self.folder / f".step-{step:08d}.{os.getpid()}.tmp"
+        check_state(state)
+        return self.fill(self.draft(step, folder=False), step, state)
+
+    def draft(self, step: int, *, folder: bool) -> Path:
+        """Begin a checkpoint: an empty file or folder that is none yet.
+
+        Raises:
+            OSError: it could not be made.
+        """
+        path = self.folder / f".step-{step:08d}.{os.getpid()}.tmp"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove(path)
+        if folder:
+            path.mkdir()
+        else:
+            path.touch()
+        return path
+
+    def fill(self, draft: Path, step: int, state: dict[str, Any]) -> Path:
+        """Write a state, which check_state has passed, into the draft of a file; then publish it.
+
+        Raises:
+            OSError: it could not be written; the draft is gone.
+        """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             _write(draft, state)
-            draft.replace(target)
-            _sync(self.folder)
+            return self.publish(draft, step)
         except OSError:
-            draft.unlink(missing_ok=True)
+            remove(draft)
             raise
+
+    def publish(self, draft: Path, step: int) -> Path:
+        """Make a draft, all of which is on the disk, a checkpoint; then forget the oldest.
+
+        Raises:
+            OSError: it could not be renamed.
+        """
+        target = self.folder / f"step-{step:08d}"
+        old = target.with_suffix(".old")
+        if not draft.is_dir():
+            target = target.with_suffix(".pt")
+        elif target.exists():
+            # A folder cannot replace another one at once; meanwhile that one counts still.
+            self._move_away(old)
+            target.replace(old)
+        _sync(draft)
+        draft.replace(target)
+        _sync(self.folder)
+        self._move_away(old)
         self._prune(step)
         return target
 
@@ -87,40 +130,102 @@ class Checkpoints:
             )
         return None
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[Path, bytes] | None:
-        """The newest checkpoint that is whole, as (file, content); None where there is none.
+    def probe(self) -> str | None:
+        """Make a folder in which others may try to write; its name, None where there is no room."""
+        path = self.folder / f".step-probe.{os.getpid()}.{os.urandom(8).hex()}.tmp"
+        try:
+            path.mkdir(parents=True)
+        except OSError:
+            return None
+        return path.name
+
+    def newest_first(self) -> list[Path]:
+        """All checkpoints, whole or not."""
+        return [path for _, path in reversed(self._all())]
+
+    def newest(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint that is whole; None where there is none.
 
         Args:
             warn: told of each one that is passed over, and why.
         """
-        for _, path in reversed(self._files()):
+        for path in self.newest_first():
             try:
-                content = path.read_bytes()
-                decode(content)
+                verify(path)
             except (OSError, ValueError) as error:
-                warn(f"checkpoint {path} is passed over: {error}")
+                warn(passed_over(path, error))
                 continue
-            return path, content
+            return path
         return None
 
     def tidy(self) -> None:
         """Remove what a killed process left half written. Call it before the first save."""
         for draft in self.folder.glob(".step-*.tmp"):
-            draft.unlink(missing_ok=True)
+            remove(draft)
 
-    def _files(self) -> list[tuple[int, Path]]:
-        """(step, file), the oldest first."""
+    def _all(self) -> list[tuple[int, Path]]:
+        """(step, checkpoint), the oldest first."""
         if not self.folder.is_dir():
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return sorted((int(match[1]), path) for match, path in found if match)
+        named = [(int(match[1]), path) for match, path in found if match]
+        return sorted(
+            (one for one in named if one[1].is_dir() == (one[1].suffix != ".pt")), key=_age
+        )
 
     def _prune(self, step: int) -> None:
         # Newer ones than this step were torn, or this run would have begun with them. They must
         # not push out the whole ones.
-        done = [path for number, path in self._files() if number <= step]
+        done = [path for number, path in self._all() if number <= step]
         for path in done[: -self.keep]:
-            path.unlink(missing_ok=True)
+            self._move_away(path)
+
+    def _move_away(self, path: Path) -> None:
+        """Remove a checkpoint; a folder loses its name first, so that none is there in part."""
+        with suppress(OSError):
+            if path.is_dir():
+                path = path.replace(path.with_name(f".{path.name}.{os.getpid()}.old.tmp"))
+            remove(path)
+
+
+def _age(one: tuple[int, Path]) -> tuple[int, bool]:
+    return one[0], one[1].suffix != ".old"
+
+
+def passed_over(path: Path, why: Exception | str) -> str:
+    """What is said of a checkpoint that is not whole."""
+    return f"checkpoint {path} is passed over: {why}"
+
+
+def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
+    """Find out whether a checkpoint is whole, and holds nothing but tensors and plain values.
+
+    Args:
+        path: a file or a folder.
+        part: which share of a folder's files to look at, 0 to of - 1: ranks divide them.
+        of: number of shares.
+
+    Raises:
+        ValueError: it is not; which of its files, and why.
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        if part == 0:
+            decode(path.read_bytes())
+        return
+    wanted = digests.read(path)
+    digests.check(path, wanted, sorted(wanted)[part::of])
+    shards.read(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint; a folder's tensors are read as they are needed (shards.Stored).
+
+    Raises:
+        ValueError: it is torn, or holds anything but tensors and plain values.
+        OSError: it cannot be read.
+    """
+    return shards.read(path) if path.is_dir() else decode(path.read_bytes())
 
 
 def decode(content: bytes) -> dict[str, Any]:
@@ -136,47 +241,46 @@ def decode(content: bytes) -> dict[str, Any]:
         raise ValueError(f"it is torn: {error} ({len(content)} bytes)") from None
     if torn:
         raise ValueError(f"it is torn: {torn} does not match its checksum")
-    try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:
-        # torch raises whatever it meets: pickle.UnpicklingError, RuntimeError, EOFError, ...
-        raise ValueError(f"it cannot be loaded: {str(error).splitlines()[0]}") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
-    return state
+    return shards.read_others(content)
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
     except RuntimeError as error:
         # torch's archive writer trips over what the file system said.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
 
 
-def _sync(folder: Path) -> None:
-    """Make a rename in a folder last beyond a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+def remove(path: Path) -> None:
+    """Remove a file or a folder with what is in it, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or a rename in a folder, last beyond a power cut."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def _check(value: Any, where: str) -> None:
+def check_state(value: Any, where: str = "state") -> None:
     """Refuse now what weights_only would refuse when it is needed most."""
     if isinstance(value, dict):
         if type(value) not in (dict, Counter) and type(value).__name__ != "OrderedDict":
             raise TypeError(f"{where} is a {type(value).__name__}; make it a dict")
         for key, item in value.items():
-            _check(item, f"{where}[{key!r}]")
+            check_state(item, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
         for index, item in enumerate(value):
-            _check(item, f"{where}[{index}]")
+            check_state(item, f"{where}[{index}]")
     elif not isinstance(value, _PLAIN) or type(value).__module__ == "numpy":
         raise TypeError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be "

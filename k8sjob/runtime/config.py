@@ -45,6 +45,7 @@ _TEXTS: Final = {
     "job": False,
     "strategy": False,
     "restart_policy": False,
+    "checkpoint_format": False,
     "backend": True,
     "checkpoint_dir": True,
     "local_rank_arg": True,

@@ -11,29 +11,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from k8sjob.runtime.shards import Stored, gathered
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["capture", "restore"]
+__all__ = ["capture", "parts", "restore"]
+
+
+def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The states of both as this rank has them: its parts of the distributed tensors."""
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
 def capture(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
-    """The states of both, whole; all ranks call it, since the parts are gathered one by one.
+    """A copy of the states of both, whole and in host memory.
+
+    All ranks call it, since the parts are gathered one by one.
 
     Args:
         model: with parameters that may be distributed.
         optimizer: of these parameters.
         keep: whether this rank needs the result; the others only take part.
     """
-    return {
-        "model": _whole(model.state_dict(), keep=keep),
-        "optimizer": _whole(optimizer.state_dict(), keep=keep),
-    }
+    found: dict[str, Any] = _whole(parts(model, optimizer), keep=keep)
+    return found
 
 
 def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Put back what capture gave; all ranks have the whole state, and take their parts of it.
+
+    Of a tensor that lies in a checkpoint still, no more than the part is read.
 
     Raises:
         RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
@@ -42,20 +51,22 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
     weights = {name: _part(value, now.get(name)) for name, value in state["model"].items()}
     model.load_state_dict(weights)
     parameters = [item for group in optimizer.param_groups for item in group["params"]]
-    found = dict(state["optimizer"])
-    found["state"] = {
+    by_number = {
         number: {key: _part(value, parameters[number]) for key, value in numbers.items()}
-        for number, numbers in found["state"].items()
+        for number, numbers in state["optimizer"]["state"].items()
         if number < len(parameters)
     }
-    optimizer.load_state_dict(found)
+    rest = {key: gathered(value) for key, value in state["optimizer"].items() if key != "state"}
+    optimizer.load_state_dict({**rest, "state": by_number})
 
 
 def _whole(value: Any, *, keep: bool) -> Any:
-    """The same nest of containers with plain tensors; gathered ones are dropped if not kept."""
+    """The same nest of containers with plain tensors of its own; dropped if they are not kept."""
     if isinstance(value, DTensor):
         full = value.full_tensor().detach()
         return full.cpu() if keep else full.new_empty(0)
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True) if keep else value
     if isinstance(value, dict):
         return {key: _whole(item, keep=keep) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -65,6 +76,10 @@ def _whole(value: Any, *, keep: bool) -> Any:
 
 def _part(value: Any, like: Tensor | None) -> Any:
     """A whole tensor divided as another one is."""
+    if isinstance(value, Stored):
+        if isinstance(like, DTensor) and value.shape == like.shape:
+            return value.divided_as(like)
+        return value.whole()
     if not (isinstance(value, torch.Tensor) and isinstance(like, DTensor)):
         return value
     if value.shape != like.shape:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Job"]
 
 _KIND: Final = "k8sjob/own/1"
+_LAST_SAVE_S: Final = 3.0
+"""Seconds in which nothing more is written of a checkpoint before a rank that fails leaves it."""
 _LOSS_GRACE: Final = 5.0
 """Seconds that the main thread has to meet a peer's loss by itself, with a traceback of its own."""
 
@@ -82,7 +84,13 @@ class Job:
         self.saves = None
         if self.checkpoint_dir is not None:
             checkpoints = Checkpoints(self.checkpoint_dir, config.checkpoint_keep)
-            self.saves = Saves(checkpoints, group, reporter)
+            self.saves = Saves(
+                checkpoints,
+                group,
+                reporter,
+                form=config.checkpoint_format,
+                beat=lambda: self.beat(self._step, "checkpoint"),
+            )
 
     # --- training -------------------------------------------------------------------------------
 
@@ -132,6 +140,11 @@ class Job:
             raise ValueError(
                 "scheduler: an optimizer of Keras has its own; give it learning_rate="
                 "keras.optimizers.schedules...., or use one of torch.optim"
+            )
+        if prepared.parts is None and self.config.checkpoint_format == "sharded":
+            raise ValueError(
+                f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
+                " the state; leave checkpoint.format at auto"
             )
         prepared.ready(made)
         schedule = None if scheduler is None else _made(scheduler, made)
@@ -308,6 +321,8 @@ class Job:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Save a state of one's own loop; all ranks call it, rank 0's state is written.
 
+        What is in it is copied before this returns, and written while the loop goes on.
+
         Args:
             step: what "newest" goes by.
             state: dicts, lists and tuples of tensors and plain values: state_dict()s, numbers.
@@ -355,7 +370,9 @@ class Job:
         self.group.on_phase = lambda phase: self.beat(self._step, phase)
 
     def end(self) -> None:
-        """Training is over: what comes now may take its time."""
+        """Training is over, and its last checkpoint written: what comes now may take its time."""
+        if self.saves is not None:
+            self.saves.settle()
         if self._watchdog is not None:
             self._watchdog.close()
         self._watchdog = None
@@ -368,8 +385,10 @@ class Job:
 
     def fail(self, why: str) -> None:
         """Leave alone: the others are told, and wait for nothing from here."""
-        self.end()
         self.lookout.warn_others(f"rank {self._env.rank} failed: {why}")
+        if self.saves is not None:
+            self.saves.settle(_LAST_SAVE_S)
+        self.end()
         self.lookout.close()
         if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
             self.group.destroy()
@@ -385,6 +404,8 @@ class Job:
         self.waiting.phase(phase)
         if self._watchdog is not None:
             self._watchdog.beat(step, phase)
+        if self.saves is not None:
+            self.saves.poll()
 
     def _leave(self, lost: PeerLost) -> None:
         """In the lookout's thread: end this process if its main thread does not notice."""

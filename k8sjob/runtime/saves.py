@@ -1,24 +1,36 @@
-"""Saving and resuming as all ranks do it together: rank 0 has the files, everybody the state."""
+"""Saving and resuming as all ranks do it together, while the training goes on."""
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime import rng
-from k8sjob.runtime.checkpoint import decode
+from k8sjob.runtime import rng, shards
+from k8sjob.runtime.background import Background
+from k8sjob.runtime.checkpoint import check_state, decode, load, passed_over, remove, verify
+from k8sjob.runtime.tally import Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from k8sjob.runtime.checkpoint import Checkpoints
     from k8sjob.runtime.process_group import Group
     from k8sjob.runtime.report import Reporter
+    from k8sjob.runtime.shard_writing import Part, Plans
 
 __all__ = ["Saved", "Saves"]
+
+
+_LAST_WORD_S: Final = 0.5
+"""Seconds in which a save that is left alone says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +38,9 @@ class Saved:
     """A checkpoint that was read.
 
     Attributes:
-        path: its file, on rank 0.
+        path: the file or folder, on rank 0.
         step: optimizer steps done.
-        state: what was stored.
+        state: what was stored; with a shards.Stored for each tensor of which a part may be read.
     """
 
     path: str
@@ -45,11 +57,70 @@ class Saved:
         self._saves.restore_random(self.state, stream)
 
 
-class Saves:
-    """The checkpoints of a group. Only rank 0 touches the disk, so no volume has to be shared."""
+@dataclass(slots=True)
+class _Save:
+    """One save, from its beginning to its event."""
 
-    def __init__(self, checkpoints: Checkpoints, group: Group, reporter: Reporter) -> None:
+    step: int
+    began: float
+    position: dict[str, int]
+    others: dict[str, Any]
+    stall: float = 0.0
+
+
+class Saves:
+    """The checkpoints of a group.
+
+    Rank 0 writes one file, so no volume has to be shared; or each rank its part of a folder, where
+    all of them see it. Either is written beside the training, one at a time, while rank 0 tells
+    what came of the one before.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        group: Group,
+        reporter: Reporter,
+        *,
+        form: str = "auto",
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The checkpoints of a group.
+
+        Args:
+            checkpoints: where they are.
+            group: the ranks.
+            reporter: told of each one.
+            form: "full": always one file; "sharded": parts wherever the state can be divided;
+                "auto": parts where the ranks have different ones anyhow.
+            beat: called while a rank waits for a checkpoint that is being written.
+        """
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
+        self._form, self._beat = form, beat
+        self._shared = group.world_size == 1
+        self._told_apart = False
+        self._background, self._tally = Background(), Tally(group)
+        self._plans: Plans | None = None
+        self._draft: Path | None = None
+        self._count, self._left = 0, False
+
+    def divides(self, *, parted: bool) -> bool:
+        """Whether each rank is to write its part; the same on all ranks, once newest() was called.
+
+        Args:
+            parted: whether the ranks have different parts of the state.
+        """
+        wanted = self._form == "sharded" or (self._form == "auto" and parted)
+        if wanted and not self._shared and not self._told_apart:
+            self._told_apart = True
+            self._reporter.warn(
+                f"checkpoint.dir {self._checkpoints.folder} is not one folder for all ranks: rank 0"
+                " gathers the whole state and writes it; mount one volume there in all replicas,"
+                " and each rank writes its own part"
+            )
+        return wanted and self._shared
+
+    # --- saving ---------------------------------------------------------------------------------
 
     def store(
         self,
@@ -57,67 +128,265 @@ class Saves:
         step: int,
         state: dict[str, Any],
         *,
+        held: dict[str, Any] | None = None,
         stream: int | None = None,
         **position: int,
     ) -> None:
-        """Write rank 0's state with the random numbers of all ranks; all ranks call it.
+        """Begin to write rank 0's state with the random numbers of all ranks; all ranks call it.
 
-        A failed write is told and does not end the run: the older checkpoints are whole.
+        What is to be written is copied at once. A failed write is told and does not end the run:
+        the older checkpoints are whole.
 
         Args:
             kind: tells one form of state from another.
             step: optimizer steps done.
             state: see Checkpoints.save.
+            held: more of the state, which nobody changes any more, so that it needs no copy.
             stream: ranks with the same number draw the same random numbers; None: the rank.
             position: more about where the run is, for the event.
         """
+        save = self._begin(kind, step, state, stream, position)
+        if self._group.rank != 0:
+            return
+        whole = {**save.others, **(held or {})}
+        check_state(whole)
+        try:
+            draft = self._checkpoints.draft(step, folder=False)
+        except OSError as error:
+            self._tell(save, error)
+            return
+        self._draft = draft
+        save.stall = time.monotonic() - save.began
+        self._background.begin(
+            lambda: self._checkpoints.fill(draft, step, whole),
+            lambda outcome: self._tell(save, outcome),
+        )
+
+    def store_parts(
+        self,
+        kind: str,
+        step: int,
+        state: dict[str, Any],
+        parts: dict[str, Any],
+        *,
+        describes: bool,
+        stream: int | None = None,
+        **position: int,
+    ) -> None:
+        """The same with what each rank has of the model and the optimizer, where divides() says so.
+
+        Args:
+            kind: see store.
+            step: see store.
+            state: the rest, rank 0's; see store.
+            parts: see shard_writing.Plans.stage.
+            describes: see shard_writing.Plans.stage.
+            stream: see store.
+            position: see store.
+        """
+        from k8sjob.runtime.shard_writing import Plans  # imports much of torch.distributed
+
+        save = self._begin(kind, step, state, stream, position)
+        self._plans = self._plans or Plans(self._group)
+        part = self._plans.stage(parts, describes=describes)
+        if self._group.rank == 0:
+            check_state({**save.others, **part.marked})
+        draft = self._common_draft(save)
+        if draft is None:
+            return
+        self._draft, self._count = draft, self._count + 1
+        matter = f"save/{self._count}"
+        save.stall = time.monotonic() - save.began
+        self._background.begin(
+            lambda: self._write_part(part, draft, save, matter),
+            lambda outcome: self._tell(save, outcome),
+        )
+
+    def poll(self) -> None:
+        """Tell what came of the last save, if that is known by now; costs nothing else."""
+        self._background.take()
+
+    def settle(self, patience: float | None = None) -> None:
+        """Wait until the last save is done, and tell what came of it.
+
+        Args:
+            patience: seconds in which nothing more is written after which it is left alone; None:
+                never, which is for the watchdog to judge.
+        """
+        if self._left or self._background.finish(self._written, self._beat, patience):
+            return
+        self._left = True
+        self._tally.abandon()
+        self._background.finish(self._written, self._beat, patience=_LAST_WORD_S)
+
+    def _begin(
+        self,
+        kind: str,
+        step: int,
+        state: dict[str, Any],
+        stream: int | None,
+        position: dict[str, int],
+    ) -> _Save:
+        """What every checkpoint has; waits for the one before."""
         began = time.monotonic()
+        self.settle()
         mine = rng.capture(self._group.device)
         random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
         streams = self._streams(stream)
         if self._group.rank != 0:
-            return
+            return _Save(step, began, position, {})
         ranks = {"world_size": self._group.world_size, "streams": streams}
-        whole = {**state, "kind": kind, "step": step, "random": random, **ranks}
+        others = {**shards.on_host(state), "kind": kind, "step": step, "random": random, **ranks}
+        return _Save(step, began, position, others)
+
+    def _common_draft(self, save: _Save) -> Path | None:
+        """The folder that all ranks write into; None, which is told, where it cannot be made."""
+        name = None
+        if self._group.rank == 0:
+            try:
+                name = self._checkpoints.draft(save.step, folder=True).name.encode()
+            except OSError as error:
+                self._tell(save, error)
+        found = self._group.broadcast_bytes(name)
+        return None if found is None else self._checkpoints.folder / found.decode()
+
+    def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> Path | None:
+        """In the thread: write this rank's part; rank 0 waits for all, and publishes the whole."""
+        told, failure = "", None
         try:
-            path = self._checkpoints.save(step, whole)
-        except OSError as error:
+            told = part.write(draft)
+        except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for ever
+            failure = error
+        if self._group.rank != 0:
+            self._tally.tell(matter, str(failure) if failure else told, failed=bool(failure))
+            return None
+        try:
+            others = self._tally.hear(matter) if self._group.world_size > 1 else []
+            if failure:
+                raise failure  # noqa: TRY301 - what the others wrote is to be heard before
+            part.finish(draft, save.others, [told, *others])
+            return self._checkpoints.publish(draft, save.step)
+        except Exception:
+            remove(draft)
+            raise
+
+    def _tell(self, save: _Save, outcome: Path | Exception | None) -> None:
+        if isinstance(outcome, Exception):
             self._reporter.warn(
-                f"no checkpoint at step {step}: {error}; training goes on and the older ones are "
-                f"whole: make room in {self._checkpoints.folder}, or let it be written"
+                f"no checkpoint at step {save.step}: {outcome}; training goes on and the older ones"
+                f" are whole: make room in {self._checkpoints.folder}, or let it be written"
             )
             return
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(time.monotonic() - save.began, 3)
         self._reporter.emit(
-            EventKind.CHECKPOINT, path=str(path), step=step, seconds=seconds, **position
+            EventKind.CHECKPOINT,
+            path=str(outcome),
+            step=save.step,
+            seconds=seconds,
+            stall_s=round(save.stall, 3),
+            **save.position,
         )
+
+    def _written(self) -> int:
+        """Bytes of what is being written."""
+        draft = self._draft
+        try:
+            if draft is None or not draft.is_dir():
+                return 0 if draft is None else draft.stat().st_size
+            return sum(file.stat().st_size for file in draft.iterdir())
+        except OSError:
+            return 0
+
+    # --- resuming -------------------------------------------------------------------------------
 
     def newest(self, kind: str) -> Saved | None:
         """The newest whole checkpoint, on all ranks; None where there is none.
 
         Raises:
-            OSError: none can be saved there.
+            OSError: none can be saved there, or not in the form that was asked for.
             ValueError: it was stored by another kind of loop.
         """
-        found = refusal = None
-        if self._group.rank == 0:
-            refusal = self._checkpoints.refusal()
-            found = self._checkpoints.newest(self._reporter.warn)
-            with suppress(OSError):
-                self._checkpoints.tidy()
+        self.settle()
+        first = self._group.rank == 0
+        refusal = self._checkpoints.refusal() if first else None
         if said := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(said.decode())
-        name = self._group.broadcast_bytes(str(found[0]).encode() if found else None)
-        content = self._group.broadcast_bytes(found[1] if found else None)
-        if name is None or content is None:
+        self._look_whether_shared()
+        found = self._newest_whole()
+        if first:
+            with suppress(OSError):
+                self._checkpoints.tidy()
+        if found is None:
             return None
-        state, path = decode(content), name.decode()
+        path, state = found
         if state.get("kind") != kind:
             raise ValueError(
                 f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
                 "resume it with the code that saved it, or choose another checkpoint.dir"
             )
-        return Saved(path, state["step"], state, self)
+        return Saved(str(path), state["step"], state, self)
+
+    def _look_whether_shared(self) -> None:
+        """Find out whether what each rank writes in its folder, rank 0 sees in its own."""
+        name = self._checkpoints.probe() if self._group.rank == 0 else None
+        found = self._group.broadcast_bytes(name.encode() if name else None)
+        if self._group.world_size > 1 and found is not None:
+            probe = self._checkpoints.folder / found.decode()
+            with suppress(OSError):
+                (probe / str(self._group.rank)).touch()
+            self._group.barrier()
+            seen = 0
+            if self._group.rank == 0:
+                seen = len(list(probe.iterdir()))
+            seen = int(self._group.broadcast(torch.tensor(seen)))
+            self._shared = seen == self._group.world_size
+        if self._group.rank == 0 and found is not None:
+            remove(self._checkpoints.folder / found.decode())
+        if self._form == "sharded" and not self._shared:
+            raise OSError(
+                f"checkpoint.format: sharded, but checkpoint.dir {self._checkpoints.folder} is not"
+                f" one folder for all {self._group.world_size} ranks: mount one volume there in all"
+                " replicas, or leave checkpoint.format at auto"
+            )
+
+    def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
+        names = [path.name for path in self._checkpoints.newest_first()]
+        listed = self._group.broadcast_bytes(json.dumps(names).encode())
+        for name in json.loads(listed or b"[]"):
+            path = self._checkpoints.folder / name
+            together = self._shared and not name.endswith(".pt")
+            problem = self._verify(path) if together else self._read_for_all(path)
+            if isinstance(problem, dict):
+                return path, problem
+            if problem is None:
+                return path, load(path)
+            self._reporter.warn(passed_over(path, problem))
+        return None
+
+    def _verify(self, path: Path) -> str | None:
+        """What is wrong with a folder, of which each rank looks at its share; None: nothing."""
+        said = ""
+        try:
+            verify(path, part=self._group.rank, of=self._group.world_size)
+        except (OSError, ValueError) as error:
+            said = str(error)
+        self._beat()
+        text = torch.frombuffer(bytearray(said.encode() + b"\0"), dtype=torch.uint8)
+        told = [bytes(one.tolist()).rstrip(b"\0").decode() for one in self._group.gather(text)]
+        return next(filter(None, told), None)
+
+    def _read_for_all(self, path: Path) -> dict[str, Any] | str:
+        """The whole state, which rank 0 reads and gives to the others; or what is wrong with it."""
+        content, problem = None, None
+        if self._group.rank == 0:
+            try:
+                content = _whole(path)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        content = self._group.broadcast_bytes(content)
+        if content is not None:
+            return decode(content)
+        return (self._group.broadcast_bytes(problem.encode() if problem else None) or b"").decode()
 
     def restore_random(self, state: dict[str, Any], stream: int | None) -> None:
         """See Saved."""
@@ -143,3 +412,18 @@ class Saves:
         """The number of each rank's random numbers, by rank."""
         mine = self._group.rank if stream is None else stream
         return [int(other) for other in self._group.gather(torch.tensor(mine))]
+
+
+def _whole(path: Path) -> bytes:
+    """A checkpoint as the bytes of one file.
+
+    Raises:
+        ValueError: it is torn, or holds anything but tensors and plain values.
+        OSError: it cannot be read.
+    """
+    verify(path)
+    if not path.is_dir():
+        return path.read_bytes()
+    whole = io.BytesIO()
+    torch.save(shards.gathered(load(path)), whole)
+    return whole.getvalue()

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
+from k8sjob.runtime.shards import gathered, on_host
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
     from k8sjob.runtime.mesh import Mesh
 
-__all__ = ["Names", "capture", "check", "equalise_buffers", "names", "restore"]
+__all__ = ["Names", "capture", "check", "equalise_buffers", "names", "parts", "restore"]
 
 
 class Names(NamedTuple):
@@ -40,30 +42,44 @@ def check(optimizer: Optimizer) -> None:
         )
 
 
-def capture(model: nn.Module, whole: Names, mesh: Mesh, optimizer: Optimizer) -> dict[str, Any]:
-    """The states of all stages, put together on rank 0; all ranks call it."""
-    if mesh.data_rank > 0:
-        return {}
+def parts(model: nn.Module, whole: Names, optimizer: Optimizer) -> dict[str, Any]:
+    """The states of this stage, under the names and numbers of the whole model."""
     own = optimizer.state_dict()
     numbers = _numbers(model, whole)
-    mine = {
-        "model": {name: value.cpu() for name, value in model.state_dict().items()},
-        "state": {numbers[number]: state for number, state in own["state"].items()},
-        "group": {**own["param_groups"][0], "params": list(range(len(whole.parameters)))},
+    group = {**own["param_groups"][0], "params": list(range(len(whole.parameters)))}
+    state = {numbers[number]: value for number, value in own["state"].items()}
+    return {
+        "model": model.state_dict(),
+        "optimizer": {"state": state, "param_groups": [group]},
     }
-    parts: list[Any] = [None] * mesh.model_size
+
+
+def capture(model: nn.Module, whole: Names, mesh: Mesh, optimizer: Optimizer) -> dict[str, Any]:
+    """A copy of the states of all stages, put together in rank 0's host memory; all ranks call it.
+
+    Args:
+        model: the stage.
+        whole: see names.
+        mesh: the ranks.
+        optimizer: the stage's.
+    """
+    if mesh.data_rank > 0:
+        return {}
+    mine = on_host(parts(model, whole, optimizer))
+    stages: list[Any] = [None] * mesh.model_size
     if mesh.model_size == 1:
-        parts = [mine]
+        stages = [mine]
     else:
         first = mesh.model_rank == 0
-        dist.gather_object(mine, parts if first else None, group=mesh.process_group("model"))
+        dist.gather_object(mine, stages if first else None, group=mesh.process_group("model"))
         if not first:
             return {}
-    weights = {name: value for part in parts for name, value in part["model"].items()}
-    state = {number: value for part in parts for number, value in part["state"].items()}
+    weights = {name: value for stage in stages for name, value in stage["model"].items()}
+    states = [stage["optimizer"]["state"] for stage in stages]
+    state = {number: value for found in states for number, value in found.items()}
     return {
         "model": {name: weights[name] for name in whole.state},
-        "optimizer": {"state": state, "param_groups": [parts[0]["group"]]},
+        "optimizer": {"state": state, "param_groups": stages[0]["optimizer"]["param_groups"]},
     }
 
 
@@ -76,11 +92,11 @@ def restore(model: nn.Module, whole: Names, optimizer: Optimizer, state: dict[st
     if state["model"].keys() != set(whole.state):
         odd = state["model"].keys() ^ set(whole.state)
         raise ValueError(f"{', '.join(sorted(odd)[:6])}: in one of them and not in the other")
-    model.load_state_dict({name: state["model"][name] for name in model.state_dict()})
+    model.load_state_dict({name: gathered(state["model"][name]) for name in model.state_dict()})
     (group,) = state["optimizer"]["param_groups"]
     found = state["optimizer"]["state"]
     numbers = _numbers(model, whole)
-    own = {mine: found[number] for mine, number in enumerate(numbers) if number in found}
+    own = {mine: gathered(found[number]) for mine, number in enumerate(numbers) if number in found}
     groups = [{**group, "params": list(range(len(numbers)))}]
     optimizer.load_state_dict({"state": own, "param_groups": groups})
 

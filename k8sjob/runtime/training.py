@@ -298,7 +298,7 @@ class Run:
     # --- saving and resuming --------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Write a checkpoint unless this very point is saved; all ranks take part."""
+        """Begin a checkpoint unless this very point is saved; all ranks take part."""
         here = (self.steps, self._position["epoch"])
         if self._job.saves is None or here == self._saved_at:
             return
@@ -309,12 +309,17 @@ class Run:
             position["loss"], position["count"] = self._progress.sums
         state = {
             "position": position,
-            **self._strategy.capture(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "state": self.state,
         }
-        stream = self._strategy.stream
-        self._job.saves.store(_KIND, self.steps, state, stream=stream, epoch=position["epoch"])
+        saves, strategy = self._job.saves, self._strategy
+        more = {"stream": strategy.stream, "epoch": position["epoch"]}
+        if strategy.parts and saves.divides(parted=strategy.parted):
+            parts, describes = strategy.parts(self.optimizer), strategy.mesh.data_rank == 0
+            saves.store_parts(_KIND, self.steps, state, parts, describes=describes, **more)
+        else:
+            held = strategy.capture(self.optimizer)
+            saves.store(_KIND, self.steps, state, held=held, **more)
 
     def _resume(self) -> None:
         saved = self._job.saves and self._job.saves.newest(_KIND)

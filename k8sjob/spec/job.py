@@ -294,6 +294,7 @@ class JobSpec(Part):
             checkpoint_dir=checkpoint.dir if checkpoint else None,
             checkpoint_every=checkpoint.every if checkpoint else "epoch",
             checkpoint_keep=checkpoint.keep if checkpoint else 3,
+            checkpoint_format=checkpoint.format if checkpoint else "auto",
             local_rank_arg=run.local_rank_arg,
             max_restarts=self.policy.max_restarts,
             restart_policy=self.restart_policy,

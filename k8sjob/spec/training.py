@@ -222,3 +222,12 @@ class Checkpoint(Part):
         doc("epoch, or a number of optimizer steps.", "epoch", 500, unit="steps"),
     ] = "epoch"
     keep: Annotated[Count, doc("How many whole checkpoints stay.", 3, unit="checkpoints")] = 3
+    format: Annotated[
+        Literal["auto", "full", "sharded"],
+        doc(
+            "full: one file, which rank 0 writes. sharded: a folder, where each rank writes its"
+            " part; dir lies on a volume that all replicas mount. auto: sharded where strategy"
+            " divides the model and all ranks see the folder, else full.",
+            "sharded",
+        ),
+    ] = "auto"

@@ -103,7 +103,7 @@ class Ranks:
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(restart),
             "K8SJOB_CONFIG": RuntimeConfig(**self._config).encode(),
-            **self._env,
+            **{key: value.replace("{rank}", str(rank)) for key, value in self._env.items()},
         }
         argv = [str(PROGRAMS / self.program), json.dumps(self._options)]
         mark = f"{rank}-{time.monotonic_ns()}"

@@ -1,12 +1,20 @@
-"""A checkpoint has one form: any strategy, on any number of ranks, goes on from any other's."""
+"""Any strategy, on any number of ranks, goes on from the checkpoint of any other."""
+
+import random
+import signal
+import time
 
 import pytest
+
+from k8sjob.contract import ExitCode
 
 pytestmark = pytest.mark.dist
 
 OPTIONS = {"epochs": 3, "batch": {"global_batch": 8}}
 DDP = {"strategy": "ddp"}
 FSDP = {"strategy": "fsdp"}
+ONE_FILE = {"checkpoint_format": "full"}
+PARTS = {"checkpoint_format": "sharded"}
 LAYOUT = {"0.weight": ["model", None], "4.weight": [None, "model"]}
 MESH = {"strategy": "mesh", "options": {"model": 2, "layout": LAYOUT}}
 
@@ -26,13 +34,22 @@ def whole(run_once):
         ({**FSDP, "world": 4}, {**MESH, "world": 4}),
         ({**MESH, "world": 4}, {**PIPELINE, "world": 2}),
         ({**PIPELINE, "world": 4}, {**DDP, "world": 1}),
+        ({**FSDP, "world": 2}, {**FSDP, "world": 4}),
+        ({**FSDP, **ONE_FILE, "world": 4}, {**FSDP, "world": 2}),
+        ({**DDP, **PARTS, "world": 2}, {**FSDP, "world": 1}),
     ],
-    ids=lambda ranks: f"{ranks['strategy']} x {ranks['world']}",
+    ids=lambda ranks: " ".join(
+        [ranks["strategy"], "x", str(ranks["world"]), ranks.get("checkpoint_format", "")]
+    ),
 )
 def test_the_curve_goes_on(start_ranks, tmp_path, whole, first, then):
     settings = {"checkpoint_dir": str(tmp_path / "saved"), "checkpoint_every": 5}
     killed = start_ranks({**OPTIONS, "kill": [1, 18]}, **settings, **first).finish()
     assert killed.told("checkpoint")[-1]["step"] == 15, killed.errors
+    auto = "full" if first["strategy"] == "ddp" else "sharded"
+    one_file = first.get("checkpoint_format", auto) == "full"
+    name = "step-00000015.pt" if one_file else "step-00000015"
+    assert killed.told("checkpoint")[-1]["path"] == str(tmp_path / "saved" / name)
     resumed = start_ranks(OPTIONS, restart=1, **settings, **then).finish()
     assert resumed.told("resumed")[0]["step"] == 15
     assert "random numbers (dropout, augmentation) do not" in resumed.told("warning")[0]["message"]
@@ -51,6 +68,70 @@ def test_with_dropout_the_resumed_is_the_undisturbed_bit_by_bit(
     resumed = run_ranks(options, world=2, restart=1, **settings)
     assert resumed.told("resumed")[0]["step"] == 15
     assert resumed.result["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_killed_at_any_moment_go_on_from_a_whole_one(
+    start_ranks, run_ranks, tmp_path, whole, seed
+):
+    settings = {"checkpoint_dir": str(tmp_path / "saved"), "checkpoint_every": 1, **FSDP}
+    ranks = start_ranks({**OPTIONS, "pause": 0.01}, world=2, **settings)
+    ranks.await_event("checkpoint")
+    time.sleep(random.Random(seed).uniform(0.1, 0.6))  # most of which goes by in saves
+    for rank in (0, 1):
+        ranks.signal(rank, signal.SIGKILL)
+    told = [found["step"] for found in ranks.finish().told("checkpoint")]
+    resumed = run_ranks(OPTIONS, world=2, restart=1, **settings)
+    assert resumed.told("resumed")[0]["step"] >= told[-1]
+    assert not resumed.told("warning")
+    assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
+    assert not list((tmp_path / "saved").glob(".step-*"))
+
+
+def test_a_folder_that_ranks_do_not_share_is_found_out(start_ranks, run_ranks, tmp_path, whole):
+    for rank in (0, 1):
+        (tmp_path / f"of-{rank}").mkdir()
+    settings = {
+        "world": 2,
+        "checkpoint_every": 5,
+        "env": {"K8SJOB_CHECKPOINT_DIR": f"{tmp_path}/of-{{rank}}"},
+        **FSDP,
+    }
+    start_ranks({**OPTIONS, "kill": [1, 18]}, **settings).finish()
+    resumed = run_ranks(OPTIONS, restart=1, **settings)
+    [warning] = [found["message"] for found in resumed.told("warning")]
+    assert f"{tmp_path}/of-0 is not one folder for all ranks: rank 0 gathers" in warning
+    assert resumed.told("resumed")[0]["path"] == f"{tmp_path}/of-0/step-00000015.pt"
+    assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
+    refused = start_ranks(OPTIONS, **settings, **PARTS).finish()
+    assert refused.codes[0] == ExitCode.USER_ERROR
+    assert "checkpoint.format: sharded, but checkpoint.dir" in refused.reasons[0]["message"]
+    assert not refused.told("progress")
+
+
+def test_parts_in_a_folder_of_rank_0_alone_are_read_for_all(
+    start_ranks, run_ranks, tmp_path, whole
+):
+    settings = {"world": 2, "checkpoint_every": 5, **FSDP}
+    here = str(tmp_path / "of-0")
+    start_ranks({**OPTIONS, "kill": [1, 18]}, checkpoint_dir=here, **settings).finish()
+    env = {"K8SJOB_CHECKPOINT_DIR": f"{tmp_path}/of-{{rank}}"}
+    resumed = run_ranks(OPTIONS, restart=1, env=env, **settings)
+    assert resumed.told("resumed")[0]["path"] == f"{tmp_path}/of-0/step-00000015"
+    assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
+
+
+def test_a_part_that_is_damaged_is_found_by_the_rank_that_looks(
+    start_ranks, run_ranks, tmp_path, whole
+):
+    settings = {"checkpoint_dir": str(tmp_path / "saved"), "checkpoint_every": 5, **FSDP}
+    start_ranks({**OPTIONS, "kill": [1, 18]}, world=4, **settings).finish()
+    part = tmp_path / "saved" / "step-00000015" / "__3_0.distcp"
+    part.write_bytes(part.read_bytes()[:-10])
+    resumed = run_ranks(OPTIONS, world=2, restart=1, **settings)
+    assert "__3_0.distcp has" in resumed.told("warning")[0]["message"]
+    assert resumed.told("resumed")[0]["step"] == 10
+    assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
 
 
 def test_a_checkpoint_of_another_model_is_refused(start_ranks, run_ranks, tmp_path):

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from k8sjob.runtime.checkpoint import Checkpoints, decode
+from k8sjob.runtime.checkpoint import Checkpoints, load
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def newest(checkpoints):
     """(state, warnings)"""
     warnings = []
     found = checkpoints.newest(warnings.append)
-    return found and decode(found[1]), warnings
+    return found and load(found), warnings
 
 
 def test_what_is_saved_is_loaded(checkpoints):

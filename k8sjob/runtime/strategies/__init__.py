@@ -61,7 +61,11 @@ class Strategy:
         settle: makes the model equal on all ranks where training lets it differ (buffers).
         clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to
             `largest`, or left alone for None; None where they are in no one place.
-        capture: optimizer -> the whole state of both on rank 0; all ranks take part.
+        capture: optimizer -> a copy of the whole state of both in rank 0's host memory; all ranks
+            take part.
+        parts: optimizer -> what this rank has of that, under the same keys; None where some of it
+            is on no rank.
+        parted: whether ranks have different parts.
         restore: (optimizer, state) takes up what capture gave, under this strategy or another.
         ready: told of the optimizer once it is made.
         counts: whether this rank has outputs whose losses and metrics count.
@@ -76,6 +80,8 @@ class Strategy:
     settle: Callable[[], None]
     clip: Callable[[Optimizer, float | None], Tensor | None]
     capture: Callable[[Optimizer], dict[str, Any]]
+    parts: Callable[[Optimizer], dict[str, Any]] | None
+    parted: bool
     restore: Callable[[Optimizer, dict[str, Any]], None]
     ready: Callable[[Optimizer], None]
     counts: bool
@@ -93,6 +99,8 @@ def assemble(
         "settle": partial(equalise_buffers, model, mesh.group),
         "clip": clipping(),
         "capture": partial(full_state.capture, model, keep=keep),
+        "parts": partial(full_state.parts, model),
+        "parted": False,
         "restore": partial(full_state.restore, model),
         "ready": lambda _: None,
         "counts": mesh.has_data,

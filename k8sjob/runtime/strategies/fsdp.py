@@ -56,6 +56,10 @@ def prepare(
         _gather_nothing(model.modules())
         return full_state.capture(model, optimizer, keep=group.rank == 0)
 
+    def parts(optimizer: Optimizer) -> dict[str, Any]:
+        _gather_nothing(model.modules())
+        return full_state.parts(model, optimizer)
+
     return assemble(
         model,
         mesh,
@@ -63,6 +67,8 @@ def prepare(
         bf16=options["bf16"],
         clip=clipping(mesh.process_group("data")),
         capture=capture,
+        parts=parts,
+        parted=group.world_size > 1,
     )
 
 

@@ -78,6 +78,7 @@ def prepare(
         backward,
         forward=evaluated,
         clip=clipping(mesh.process_group("model")),
+        parted=bool(divided) and ranks is not None,
         restore=restore,
         ready=_one_by_one,
     )

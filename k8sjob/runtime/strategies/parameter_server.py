@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from k8sjob.runtime import full_state, stage_state, tables
 from k8sjob.runtime.mesh import Mesh, equalise_buffers
 from k8sjob.runtime.remote_tables import RemoteTables, choose
+from k8sjob.runtime.shards import gathered
 from k8sjob.runtime.step import autocast, call, mean_loss
 from k8sjob.runtime.strategies import Strategy, assemble
 
@@ -66,6 +67,7 @@ def prepare(
         settle=settle,
         clip=lambda _optimizer, _largest: None,
         capture=state.capture,
+        parts=None,
         restore=state.restore,
         ready=steps.prepare,
     )
@@ -134,6 +136,7 @@ class _State:
 
     def restore(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """See Strategy.restore; rank 0 gives the servers their parts."""
+        state = {key: gathered(state[key]) for key in ("model", "optimizer")}
         stage_state.restore(self._model, self._whole, optimizer, state)
         if self._group.rank == 0:
             found = state["optimizer"]["state"]

@@ -73,6 +73,8 @@ def prepare(
         settle=partial(stage_state.equalise_buffers, model, mesh),
         clip=clipping(mesh.process_group("model"), parted=True),
         capture=partial(stage_state.capture, model, whole, mesh),
+        parts=partial(stage_state.parts, model, whole),
+        parted=len(stages) > 1,
         restore=partial(stage_state.restore, model, whole),
         ready=stage_state.check,
         counts=last,

@@ -63,6 +63,12 @@ def counted(reductions, bucket):
     return allreduce_hook(None, bucket)
 
 
+def await_saves(job):
+    """Wait until no checkpoint is being written, here or by another rank."""
+    while job.checkpoint_dir and list(job.checkpoint_dir.glob(".step-*")):
+        time.sleep(0.01)
+
+
 def main():
     options = {**OPTIONS, **json.loads(sys.argv[1])}
     torch.set_default_dtype(torch.float64)
@@ -84,6 +90,7 @@ def main():
             resumed = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
             for inputs, targets in run.batches(data, tail=options["tail"], **options["batch"]):
                 if options["kill"] == [job.rank, run.steps] and not resumed:
+                    await_saves(job)
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(options["pause"])
                 if options["slow"] and options["slow"][0] == job.rank:

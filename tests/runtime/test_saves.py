@@ -1,0 +1,254 @@
+"""One rank's saves, in both forms: what is on the disk, what is read, what is refused."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from k8sjob.runtime import digests, shards
+from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.env import dist_env
+from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.report import Reporter
+from k8sjob.runtime.saves import Saves
+
+
+class Desk:
+    """A group of one that saves and resumes in one folder."""
+
+    def __init__(self, folder, keep=2):
+        self.folder, self.said = folder, io.StringIO()
+        self._keep = keep
+
+    @property
+    def saves(self):
+        group = Group(dist_env({}), "gloo", torch.device("cpu"))
+        reporter = Reporter(active=True, events=False, out=self.said)
+        return Saves(Checkpoints(self.folder, self._keep), group, reporter, form="sharded")
+
+    def save(self, *steps):
+        saves = self.saves
+        for step in steps:
+            begin(saves, step)
+        saves.settle()
+
+    def newest(self):
+        saved = self.saves.newest("test")
+        return saved and shards.gathered(saved.state)
+
+    @property
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+def state(step):
+    weight = torch.arange(6.0).view(2, 3) + step
+    numbers = {"momentum": weight * 2, "step": torch.tensor(float(step))}
+    groups = [{"lr": 0.1 * step, "betas": (0.9, 0.99), "params": [0]}]
+    return {"model": {"a.weight": weight}, "optimizer": {"state": {0: numbers}, "groups": groups}}
+
+
+def begin(saves, step, parts=None):
+    saves.store_parts(
+        "test", step, {"epoch": step}, parts or state(step), describes=True, epoch=step
+    )
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path / "saved")
+
+
+def test_what_each_rank_wrote_is_found_again(desk):
+    desk.save(1, 7)
+    found = desk.newest()
+    assert found["epoch"] == 7
+    assert torch.equal(found["model"]["a.weight"], state(7)["model"]["a.weight"])
+    assert torch.equal(
+        found["optimizer"]["state"][0]["momentum"], state(7)["model"]["a.weight"] * 2
+    )
+    assert found["optimizer"]["groups"] == state(7)["optimizer"]["groups"]
+    assert desk.names == ["step-00000001", "step-00000007"]
+    told = f"checkpoint {desk.folder}/step-00000001 (epoch 1, step 1)\n"
+    assert desk.said.getvalue().startswith(told)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_tools_read_it(desk):
+    desk.save(3)
+    into = {"model": {"a.weight": torch.zeros(2, 3)}}
+    dcp.load(into, checkpoint_id=desk.folder / "step-00000003", no_dist=True)
+    assert torch.equal(into["model"]["a.weight"], state(3)["model"]["a.weight"])
+
+
+def test_what_changes_while_it_is_written_is_not_in_it(desk):
+    saves, parts = desk.saves, state(1)
+    begin(saves, 1, parts)
+    parts["model"]["a.weight"].fill_(-1)
+    saves.settle()
+    assert torch.equal(desk.newest()["model"]["a.weight"], state(1)["model"]["a.weight"])
+
+
+def test_the_last_ones_stay(desk):
+    desk.save(1, 2, 3, 4)
+    assert desk.names == ["step-00000003", "step-00000004"]
+
+
+def test_the_same_step_again_replaces_it(desk):
+    desk.save(1, 2)
+    saves = desk.saves
+    begin(saves, 2, state(9))
+    saves.settle()
+    assert desk.names == ["step-00000001", "step-00000002"]
+    assert torch.equal(desk.newest()["model"]["a.weight"], state(9)["model"]["a.weight"])
+
+
+def test_one_that_is_being_replaced_counts_until_the_new_one_is_there(desk):
+    desk.save(1, 2)
+    (desk.folder / "step-00000002").rename(desk.folder / "step-00000002.old")
+    assert desk.newest()["epoch"] == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "others.pt", "digests.json"])
+def test_a_damaged_file_is_told_and_the_one_before_taken(desk, name, damage):
+    desk.save(1, 2)
+    file = desk.folder / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    else:
+        content[len(content) // 2] ^= 0x80
+        file.write_bytes(content[:-9] if damage == "cut" else content)
+    assert desk.newest()["epoch"] == 1
+    [told] = [line for line in desk.said.getvalue().splitlines() if "passed over" in line]
+    assert told.startswith(f"warning: checkpoint {desk.folder}/step-00000002 is passed over: ")
+    assert name in told
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def forge(folder, name, content):
+    """Change a file and its digest, as somebody would who means harm."""
+    found = digests.read(folder)
+    (folder / name).write_bytes(content)
+    digests.write(folder, {**found, name: digests.measure(folder / name)})
+
+
+def saved_by_torch(value):
+    whole = io.BytesIO()
+    torch.save(value, whole)
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize("name", [".metadata", "others.pt"])
+@pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])
+def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
+    desk.save(1, 2)
+    forge(desk.folder / "step-00000002", name, wrap({"model": Evil(tmp_path / "ran")}))
+    assert desk.newest()["epoch"] == 1
+    assert f"step-00000002 is passed over: {name}" in desk.said.getvalue()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])
+def test_code_in_a_part_is_never_run(desk, tmp_path, wrap):
+    desk.save(2)
+    folder = desk.folder / "step-00000002"
+    content = wrap(Evil(tmp_path / "ran"))
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for place in about.storage_data.values():
+        place.offset, place.length = 0, len(content)
+    forge(folder, "__0_0.distcp", content)
+    forge(folder, ".metadata", pickle.dumps(about))
+    with pytest.raises(ValueError, match=r"a\.weight cannot be loaded"):
+        desk.newest()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_description_reaches_no_file_outside(desk, tmp_path):
+    desk.save(1, 2)
+    folder = desk.folder / "step-00000002"
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for place in about.storage_data.values():
+        place.relative_path = "../secret"
+    forge(folder, ".metadata", pickle.dumps(about))
+    assert desk.newest()["epoch"] == 1
+    assert "names ../secret, of which there is no digest" in desk.said.getvalue()
+
+
+def test_what_could_not_be_loaded_is_not_saved(desk):
+    parts = state(1)
+    parts["optimizer"]["groups"][0]["odd"] = object()
+    with pytest.raises(TypeError, match=r"\['odd'\] is a builtins.object"):
+        begin(desk.saves, 1, parts)
+
+
+FULL_DISK = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import torch
+from test_saves import Desk, begin, state
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+desk = Desk(Path(sys.argv[2]))
+saves = desk.saves
+begin(saves, 1)
+saves.settle()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+big = {**state(2), "model": {"big": torch.zeros(1 << 16)}}
+begin(saves, 2, big)
+saves.settle()
+begin(saves, 3)
+saves.settle()
+print(desk.said.getvalue(), desk.names)
+"""
+
+
+def test_a_full_disk_leaves_the_older_ones_and_is_told(desk):
+    # a process of its own: the limit is for all that a process writes
+    argv = [sys.executable, "-c", FULL_DISK, str(Path(__file__).parent), str(desk.folder)]
+    seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "warning: no checkpoint at step 2: " in seen
+    assert "training goes on and the older ones are whole" in seen
+    assert "['step-00000001', 'step-00000003']" in seen
+    assert desk.newest()["epoch"] == 3
+
+
+def test_a_failed_write_is_told_at_the_next_step(desk):
+    saves = desk.saves
+    (desk.folder / "step-00000002.pt" / "in the way").mkdir(parents=True)
+    saves.store("test", 2, {"model": torch.zeros(3)})
+    until = time.monotonic() + 60
+    while not desk.said.getvalue():
+        saves.poll()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert desk.said.getvalue().startswith("warning: no checkpoint at step 2: ")
+    saves.store("test", 3, {"model": torch.zeros(3)})
+    saves.settle()
+    assert desk.newest()["step"] == 3
+    assert not list(desk.folder.glob(".step-*"))
+
+
+def test_a_file_and_a_folder_count_alike(desk):
+    desk.save(1)
+    saves = desk.saves
+    saves.store("test", 2, {"epoch": 2})
+    saves.settle()
+    assert desk.newest()["epoch"] == 2
+    desk.save(3)
+    assert desk.names == ["step-00000002.pt", "step-00000003"]
