@@ -181,6 +181,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             strict=strict,
             dry_run=dry_run,
             output=layout,
+            say=warn,
+            packing=progress.packing,
             progress=progress,
             wire=Wire(plain_http=plain_http),
         )
@@ -262,7 +264,7 @@ def _fields(pushed: Pushed) -> dict[str, Any]:
 
 
 class _Line:
-    """What has been sent so far, on one line of a terminal or now and then elsewhere."""
+    """What is done so far, on one line of a terminal or now and then elsewhere."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -270,11 +272,18 @@ class _Line:
         self.written = False
 
     def __call__(self, sent: int, total: int) -> None:
+        self._show("sending", sent, total)
+
+    def packing(self, packed: int, total: int) -> None:
+        """The same of the code, before any of it is sent."""
+        self._show("packing", packed, total)
+
+    def _show(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _EVERY[self._terminal]
-        text = safe_line(f"sending: {shown_size(min(sent, total))} of {shown_size(total)}")
+        text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
         click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
         self.written = self._terminal
 

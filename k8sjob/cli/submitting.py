@@ -138,8 +138,9 @@ def _with_image(
 
     with progress_line() as progress:
         build = partial(build_and_tell, wire=options["wire"], progress=progress)
+        told: dict[str, Any] = {"say": warn, "packing": progress.packing, "progress": progress}
         made, pushed = push_code(
-            spec, made, backend, build=build if builds else None, progress=progress, **options
+            spec, made, backend, build=build if builds else None, **told, **options
         )
     tell(pushed, dry_run=options["dry_run"])
     return made

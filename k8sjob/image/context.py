@@ -16,13 +16,15 @@ from k8sjob.rendering.dockerfile import PRIVATE_FILES, dockerignore
 from k8sjob.rendering.ignore import Ignore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 __all__ = ["LARGEST", "Context", "File", "read_context", "shown_size"]
 
 LARGEST: Final = 10 << 30
 """Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
+_MUCH: Final = 500_000_000
+"""Bytes from which on a context is remarked upon: code alone is never as large."""
 _HISTORY: Final = "**/.git\n"
 """Left out like a private file: what was committed once and taken out again is in it."""
 _SHOWN: Final = 5
@@ -72,6 +74,16 @@ class Context:
         """How many files and links there are."""
         return sum(not entry.is_folder for entry in self.entries)
 
+    @property
+    def remark(self) -> str | None:
+        """What to say of a context that is larger than code is, before it is packed."""
+        if self.size < _MUCH:
+            return None
+        return (
+            f"{shown_size(self.size)} of code, which the nodes pull again at each change;"
+            f" {_advice(self.entries)}"
+        )
+
 
 def read_context(folder: Path) -> Context:
     """Find what goes into the image.
@@ -99,12 +111,18 @@ def read_context(folder: Path) -> Context:
 
 
 def _too_large(folder: Path, files: list[File], size: int) -> str:
-    largest = sorted(files, key=lambda file: -file.state.st_size)[:_SHOWN]
-    shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
     return (
         f"{folder}: {shown_size(size)} is too much for an image (at most {shown_size(LARGEST)});"
-        f" the largest: {shown}; leave data out by {OWN_IGNORE} and mount it as a volume"
+        f" {_advice(files)}"
     )
+
+
+def _advice(files: Iterable[File]) -> str:
+    """What of a large context could be elsewhere."""
+    contents = [file for file in files if stat.S_ISREG(file.state.st_mode)]
+    largest = sorted(contents, key=lambda file: -file.state.st_size)[:_SHOWN]
+    shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
+    return f"the largest: {shown}; leave data out by {OWN_IGNORE} and mount it as a volume"
 
 
 def shown_size(size: float) -> str:

@@ -22,7 +22,7 @@ from k8sjob.rendering.dockerfile import HOME
 from k8sjob.rendering.manifest import IMAGE_UID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from k8sjob.image.context import Context, File
     from k8sjob.image.secrets import Finding
@@ -45,12 +45,18 @@ class CodeLayer(Layer):
     findings: tuple[Finding, ...]
 
 
-def pack(context: Context, *, alone: bool = False) -> CodeLayer:
+def pack(
+    context: Context,
+    *,
+    alone: bool = False,
+    progress: Callable[[int, int], object] = lambda _packed, _total: None,
+) -> CodeLayer:
     """Make the layer.
 
     Args:
         context: the user's code.
         alone: hide what the layers below have at /app and /opt/k8sjob.
+        progress: is called with the bytes of code that are packed, and how many there are.
 
     Returns:
         The layer, to be closed by the caller.
@@ -59,8 +65,15 @@ def pack(context: Context, *, alone: bool = False) -> CodeLayer:
         ImageError: a file cannot be read or changes meanwhile, or there is no space for the layer.
     """
     findings: list[Finding] = []
+    packed = 0
+
+    def note(size: int) -> None:
+        nonlocal packed
+        packed += size
+        progress(packed, context.size)
+
     members = (
-        (member, () if source is None else _blocks(source, member.size, findings))
+        (member, () if source is None else _blocks(source, member.size, findings, note))
         for member, source in _members(context, alone=alone)
     )
     layer = write_layer(members)
@@ -122,7 +135,9 @@ class _Source:
     ours: bool = False
 
 
-def _blocks(source: _Source, size: int, findings: list[Finding]) -> Iterator[bytes]:
+def _blocks(
+    source: _Source, size: int, findings: list[Finding], note: Callable[[int], object]
+) -> Iterator[bytes]:
     """A file that stays as it is meanwhile; what in it looks like a credential is noted."""
     try:
         file = os.open(source.path, _OPEN)
@@ -138,6 +153,7 @@ def _blocks(source: _Source, size: int, findings: list[Finding]) -> Iterator[byt
             left -= len(block)
             if not source.ours:
                 scanner.feed(block)
+                note(len(block))
             yield block
         after = os.fstat(file)
     finally:

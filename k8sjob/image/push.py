@@ -81,6 +81,8 @@ def push(
     strict: bool = False,
     dry_run: bool = False,
     output: str | Path | None = None,
+    say: Callable[[str], object] = lambda _line: None,
+    packing: Callable[[int, int], object] = lambda _packed, _total: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
     wire: Wire | None = None,
     keyring: Keyring | None = None,
@@ -98,6 +100,8 @@ def push(
         dry_run: read, and write nothing.
         output: a folder that the whole image is written to, as an OCI layout, instead of the
             registry.
+        say: is called with what may not be meant, before anything is packed.
+        packing: is called with the bytes of code that are packed, and how many there are.
         progress: is called with the bytes sent, and how many there are to send.
         wire: how registries are spoken to; None: with the ordinary patience.
         keyring: the user's credentials; None: those of docker and podman.
@@ -109,6 +113,8 @@ def push(
     image = image_on_base(spec, "push")
     wanted = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     context = read_context(Path(folder) / image.context)
+    if context.remark:
+        say(context.remark)
     with ExitStack() as opened:
         wire = opened.enter_context(closing(wire or Wire()))
         registries = Registries(wire, keyring or Keyring.load())
@@ -125,7 +131,9 @@ def push(
                 else (read_base(below, image.platform), None)
             )
         )
-        layer = opened.enter_context(closing(pack(context, alone=onto is not None)))
+        layer = opened.enter_context(
+            closing(pack(context, alone=onto is not None, progress=packing))
+        )
         if strict and layer.findings:
             raise ImageError(_refused(layer.findings))
         base, bare = fetched()

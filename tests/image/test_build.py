@@ -24,7 +24,9 @@ from registries import QUICK, Layout, job, read_image, skopeo
 from k8sjob.errors import ImageError
 from k8sjob.image.build import build
 from k8sjob.image.builders.buildah import _exported
+from k8sjob.image.builders.table import BUILDERS
 from k8sjob.image.credentials import Keyring
+from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.wire import Wire
 
 pytestmark = pytest.mark.system
@@ -87,6 +89,7 @@ def base(registry, storage, tmp_path_factory):
     (root / "bin/python").write_text(PIP)
     (root / "bin/python").chmod(0o755)
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
     name, reference = buildah(storage, "from", "scratch"), f"{registry.host}/build/base:1"
     buildah(storage, "copy", name, root, "/")
     buildah(storage, "config", "--env", "PATH=/bin", "--env", "PYTHONPATH=/base", name)
@@ -135,6 +138,26 @@ def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
     other, _ = built("build/once", image=image)
     assert other.tag != first.tag
     assert pushed(f"{registry.host}/build/once", base, code, image=image).base == other.reference
+
+
+@pytest.mark.parametrize("name", ["podman", "buildx"])
+def test_other_builders_build_the_same(registry, base, built, name):
+    if why := BUILDERS[name].missing(Dependencies()):
+        pytest.skip(why)
+    first, said = built(f"build/{name}", builder=name)
+    assert "the certificates are at /run/k8sjob/ca.crt" in said
+    assert (first.builder, registry.tags(f"build/{name}")) == (name, [first.tag])
+    manifest, config, layers = read_image(first.reference)
+    below, base_config, _ = read_image(base)
+    assert config["rootfs"]["diff_ids"][:1] == base_config["rootfs"]["diff_ids"]
+    assert len(manifest["layers"]) > len(below["layers"])
+    assert config["config"]["Env"] == base_config["config"]["Env"]
+    assert any("tqdm" in layer["installed"].decode() for layer in layers if "installed" in layer)
+    assert not any("run/k8sjob/ca.crt" in layer and layer["run/k8sjob/ca.crt"] for layer in layers)
+    assert built(f"build/{name}", builder=name)[0].builder is None  # it is found
+    with pytest.raises(ImageError, match=r"no-such-package"):
+        built(f"build/{name}", builder=name, image={"pip": ["no-such-package"]})
+    assert registry.tags(f"build/{name}") == [first.tag]
 
 
 def test_a_layer_like_one_of_the_base_is_written_all_the_same(storage, storage_of, tmp_path):

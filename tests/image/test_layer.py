@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -318,6 +319,25 @@ from k8sjob.image.layer import pack
 pack(read_context(Path(sys.argv[1]))).close()
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
+
+
+def test_a_context_that_is_larger_than_code_is_remarked_upon(code):
+    assert read_context(code).remark is None
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(9 << 30)
+    remark = read_context(code).remark
+    assert re.match(r"9\.66 GB of code, which the nodes pull again at each change; the l", remark)
+    assert "largest: data.bin (9.66 GB), main.py (15 bytes)," in remark
+
+
+def test_it_says_how_far_it_is(code):
+    (code / "data.bin").write_bytes(bytes(600_000))
+    seen = []
+    context = read_context(code)
+    pack(context, progress=lambda *numbers: seen.append(numbers)).close()
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (context.size, context.size)
+    assert len(seen) >= 3  # a large file is not packed in one go
 
 
 def test_memory_does_not_grow_with_the_layer(code):
