@@ -56,6 +56,7 @@ COMMANDS: Final = {
         Command("Look", "watch", "running", "Follow a job to its end"),
         Command("Look", "logs", "reading", "Print what the replicas wrote"),
         Command("Look", "why", "explaining", "Say why a job failed or does not go on"),
+        Command("Look", "export", "exporting", "Write a checkpoint's weights as one file"),
         Command("Change", "suspend", "changing", "Stop a job's replicas after a checkpoint"),
         Command("Change", "resume", "changing", "Let a suspended job go on"),
         Command("Change", "delete", "changing", "Stop a job and remove it"),

@@ -1,0 +1,167 @@
+"""One file of weights from a checkpoint, on any machine with torch: no group, no model's code.
+
+A program: `python -m k8sjob.runtime.export '{"source": ...}'` prints one JSON object, the result or
+what was wrong. `k8sjob export` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from k8sjob.runtime.checkpoint import Checkpoints, load, verify
+from k8sjob.runtime.shards import gathered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["export", "main"]
+
+_SAFETENSORS: Final = ".safetensors"
+
+
+def export(
+    source: Path, target: Path, *, everything: bool, force: bool, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the weights of a checkpoint's model as one state_dict.
+
+    Args:
+        source: a checkpoint, file or folder; or a folder of them, of which the newest whole one
+            counts.
+        target: the file: safetensors by that suffix, else a torch.save.
+        everything: the optimizer, the place in the data and the rest, too.
+        force: whether the file may be there already.
+        warn: told of checkpoints that are passed over.
+
+    Returns:
+        What was done: path, source, step, tensors, bytes.
+
+    Raises:
+        ValueError: the checkpoint is torn or holds no weights, or the file cannot be of that form.
+        OSError: something cannot be read or written; the file is as it was.
+    """
+    if target.exists() and not force:
+        raise ValueError(f"{target} exists; name another file by -o, or replace it by --force")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}; make it first")
+    as_safetensors = target.suffix == _SAFETENSORS
+    if as_safetensors and everything:
+        raise ValueError(
+            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or leave "
+            "out --all"
+        )
+    path = _checkpoint(source, warn)
+    state = load(path)
+    chosen = gathered(state if everything else _weights(state, path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        (_write_safetensors if as_safetensors else _write_torch)(chosen, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return {
+        "path": str(target),
+        "source": str(path),
+        "step": state.get("step"),
+        "tensors": _count(chosen),
+        "bytes": target.stat().st_size,
+    }
+
+
+def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
+    """The checkpoint that is meant, which is whole."""
+    if not source.exists():
+        raise ValueError(
+            f"{source} is not there; name a checkpoint (step-00000120.pt, or a folder "
+            "step-00000120), or the folder of checkpoints"
+        )
+    if source.is_file() or (source / "digests.json").exists() or source.name.startswith("step-"):
+        try:
+            verify(source)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}; take another checkpoint") from error
+        return source
+    found = Checkpoints(source).newest(warn)
+    if found is None:
+        raise ValueError(
+            f"{source} has no whole checkpoint; name the folder that has step-... files or folders"
+        )
+    return found
+
+
+def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The model's own part of a state; of a loop of one's own, what it calls model."""
+    found = state.get("model", (state.get("state") or {}).get("model"))
+    if not isinstance(found, dict) or not found:
+        raise ValueError(
+            f"{path} holds {', '.join(sorted(map(str, state)))} and no model's weights by name; "
+            "take everything by --all"
+        )
+    return found
+
+
+def _write_safetensors(weights: dict[str, Any], path: Path) -> None:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError:
+        raise ValueError(
+            "safetensors is not installed; pip install 'k8sjob[safetensors]', or write a .pt"
+        ) from None
+    odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if odd:
+        raise ValueError(f"{odd[0]} is no tensor, which safetensors cannot hold; write a .pt")
+    # Tensors that share memory, as tied weights do, become tensors of their own: the format has no
+    # other way to keep all names.
+    try:
+        save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
+
+
+def _write_torch(chosen: dict[str, Any], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(chosen, file)
+    except RuntimeError as error:
+        # torch's archive writer trips over what the file system said.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
+
+
+def _count(nest: Any) -> int:
+    if isinstance(nest, torch.Tensor):
+        return 1
+    values = nest.values() if isinstance(nest, dict) else nest
+    return sum(map(_count, values)) if isinstance(nest, dict | list | tuple) else 0
+
+
+def main(argument: str) -> int:
+    """The program; 1 where it told an error."""
+    asked, warnings = json.loads(argument), list[str]()
+    try:
+        told = export(
+            Path(asked["source"]),
+            Path(asked["target"]),
+            everything=asked["everything"],
+            force=asked["force"],
+            warn=warnings.append,
+        )
+    except ValueError as error:
+        told = {"error": str(error)}
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        told = {"error": f"{place}{error.strerror or error}"}
+    sys.stdout.write(json.dumps({**told, "warnings": warnings}) + "\n")
+    return int("error" in told)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,127 @@
+"""Weights out of checkpoints of both forms, as a user has them on a laptop."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.env import dist_env
+from k8sjob.runtime.export import export
+from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.report import Reporter
+from k8sjob.runtime.saves import Saves
+
+
+def tied():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4))
+    model[1].weight = model[0].weight
+    return model
+
+
+@pytest.fixture(params=["full", "sharded"])
+def folder(request, tmp_path):
+    """The checkpoints of steps 1 and 2."""
+    folder, model = tmp_path / "saved", tied()
+    group = Group(dist_env({}), "gloo", torch.device("cpu"))
+    reporter = Reporter(active=False, events=False)
+    saves = Saves(Checkpoints(folder), group, reporter, form=request.param)
+    for step in (1, 2):
+        with torch.no_grad():
+            model[1].bias.fill_(step)
+        parts = {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": []}}
+        if request.param == "sharded":
+            saves.store_parts("run", step, {"epoch": step}, parts, describes=True)
+        else:
+            saves.store("run", step, {"epoch": step, **parts})
+        saves.settle()
+    return folder
+
+
+def newest(folder):
+    return max(folder.iterdir())
+
+
+def fits(weights, step):
+    model = tied()
+    model.load_state_dict(weights)
+    assert model[1].bias.tolist() == [step] * 4
+    assert torch.equal(model[0].weight, tied()[0].weight)
+
+
+def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
+    target = tmp_path / "out.pt"
+    done = k8sjob("export", folder, "-o", target)
+    assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
+    fits(torch.load(target, weights_only=True), 2)
+    again = k8sjob("export", folder, "-o", target)
+    hint = "name another file by -o, or replace it by --force"
+    assert again == (1, "", f"error: {target} exists; {hint}\n")
+
+
+def take(source, target, *, everything=False, force=False):
+    """(what was done, warnings)"""
+    warnings = []
+    told = export(source, target, everything=everything, force=force, warn=warnings.append)
+    return told, warnings
+
+
+def test_one_checkpoint_as_safetensors_with_all_names(folder, tmp_path):
+    target = tmp_path / "out.safetensors"
+    target.write_text("older")
+    told, _ = take(newest(folder), target, force=True)
+    assert told["step"] == 2
+    fits(load_file(target), 2)
+
+
+def test_everything(folder, tmp_path):
+    take(folder, tmp_path / "out.pt", everything=True)
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert found["epoch"] == 2
+    fits(found["model"], 2)
+    with pytest.raises(ValueError, match="safetensors holds tensors by name and nothing else"):
+        take(folder, tmp_path / "out.safetensors", everything=True)
+
+
+def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
+    path = newest(folder)
+    file = path / "__0_0.distcp" if path.is_dir() else path
+    file.write_bytes(file.read_bytes()[:-5])
+    told, [warning] = take(folder, tmp_path / "out.pt")
+    assert told["step"] == 1
+    assert f"{path} is passed over: it is torn" in warning
+    with pytest.raises(ValueError, match=r"it is torn: .*take another checkpoint"):
+        take(path, tmp_path / "other.pt")
+    assert not (tmp_path / "other.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nowhere", "is not there; name a checkpoint"),
+        (".", "has no whole checkpoint; name the folder"),
+        ("list.pt", "it holds a list, not a dict: another program's file; take another"),
+        ("epoch.pt", "holds epoch, step and no model's weights by name; take everything by --all"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_error(tmp_path, source, said):
+    torch.save([1], tmp_path / "list.pt")
+    torch.save({"epoch": 1, "step": 2}, tmp_path / "epoch.pt")
+    with pytest.raises(ValueError, match=said):
+        take(tmp_path / source, tmp_path / "out.pt")
+    with pytest.raises(ValueError, match="there is no folder"):
+        take(tmp_path / "epoch.pt", tmp_path / "none" / "out.pt")
+
+
+def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2])])
+    monkeypatch.setattr("sys.path_importer_cache", {})
+    monkeypatch.delitem(sys.modules, "torch")
+    done = k8sjob("export", folder)
+    assert done.code == 1
+    assert done.err.startswith("error: torch is not installed for ")
+    assert "pip install 'k8sjob[torch]'" in done.err
