@@ -96,7 +96,7 @@ class Access:
 
     def _token(self, parameters: dict[str, str]) -> str:
         realm = parameters.get("realm", "")
-        if urlsplit(realm).scheme not in {"http", "https"}:
+        if not _is_url(realm):
             raise ImageError(f"{self.host}: its tokens come from {realm!r}, which is no URL")
         asked = set(parameters.get("scope", "").split())
         service = parameters.get("service", "")
@@ -139,6 +139,14 @@ class Access:
         separator = "&" if "?" in realm else "?"
         headers = {} if basic is None else {"Authorization": basic}
         return self.wire.ask("GET", f"{realm}{separator}{urlencode(query)}", headers=headers)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _basic(login: Login | None) -> str | None:

@@ -184,7 +184,9 @@ def _running(base: Base, spec: JobSpec) -> dict[str, Any]:
 
 
 def _variables(run: dict[str, Any]) -> dict[str, str]:
-    return dict(item.partition("=")[::2] for item in run.get("Env") or [])
+    found = run.get("Env")
+    lines = found if isinstance(found, list) else []
+    return dict(str(line).partition("=")[::2] for line in lines)
 
 
 def _lines(variables: dict[str, str]) -> list[str]:

@@ -77,11 +77,18 @@ def write_layer(
             out.close()
         except OSError as error:
             raise ImageError(
-                f"the layer cannot be written to {tempfile.gettempdir()}: {error.strerror}; make"
-                " space, or name another folder by TMPDIR"
+                f"the layer cannot be written to {_desk()}: {error.strerror}; make space, or name"
+                " another folder by TMPDIR"
             ) from None
         failed.pop_all()
     return Layer(out.content, out.diff_id, zstd=zstd)
+
+
+def _desk() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # none can be written to
+        return "a temporary folder"
 
 
 class _Compressor(Protocol):

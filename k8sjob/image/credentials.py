@@ -198,13 +198,20 @@ def _table(content: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def _paths(environ: Mapping[str, str]) -> Iterator[Path]:
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    home = _home(environ)
     yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     if named := environ.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers/auth.json"
     yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # users of containers may have none
+        return Path("/")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

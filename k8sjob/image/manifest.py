@@ -169,7 +169,7 @@ def digest_of(content: bytes) -> str:
 
 def encode(content: dict[str, Any]) -> bytes:
     """JSON for a registry: equal content gives equal bytes."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 def read_object(raw: bytes, where: str) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ssl
 import threading
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import urllib3
+from urllib3.exceptions import HTTPError, ProxySchemeUnknown
 
 from k8sjob.errors import ImageError
 
@@ -71,15 +73,22 @@ class Pools:
         context = _context(host) if host else None
         if not proxy:
             return urllib3.PoolManager(timeout=self.timeout, maxsize=_SIZE, ssl_context=context)
-        user = urlsplit(proxy)
-        login = f"{user.username}:{user.password or ''}" if user.username else None
-        return urllib3.ProxyManager(
-            proxy,
-            proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
-            timeout=self.timeout,
-            maxsize=_SIZE,
-            ssl_context=context,
-        )
+        try:
+            user = urlsplit(proxy)
+            login = f"{user.username}:{user.password or ''}" if user.username else None
+            return urllib3.ProxyManager(
+                proxy,
+                proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+                timeout=self.timeout,
+                maxsize=_SIZE,
+                ssl_context=context,
+            )
+        except (ValueError, HTTPError, ProxySchemeUnknown):
+            raise ImageError(
+                f"the proxy that the environment names is no http://[USER:PASSWORD@]HOST:PORT:"
+                f" {proxy.rpartition('@')[2]!r}; correct http_proxy and https_proxy, or name the"
+                " registry in no_proxy"
+            ) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -94,7 +103,7 @@ def _proxy(scheme: str, host: str) -> str:
     """The proxy for a host as the environment names it; none for loopback, as other tools do."""
     if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
         return ""
-    proxy = urllib.request.getproxies().get(scheme, "")
+    proxy = urllib.request.getproxies().get(scheme, "").strip()
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
@@ -120,4 +129,5 @@ def _certificate_folders(host: str) -> Iterator[Path]:
     for folder in _CERTIFICATES:
         yield Path(folder) / host
     for folder in _HOME_CERTIFICATES:
-        yield Path.home() / folder / host
+        with suppress(RuntimeError):  # users of containers may have none
+            yield Path.home() / folder / host

@@ -125,7 +125,13 @@ class Session:
         """
         if not self._base:
             self._base = self._wire.base(self._endpoint)
-        url = urljoin(answer.url if answer else f"{self._base}/", location)
+        try:
+            url = urljoin(answer.url if answer else f"{self._base}/", location)
+        except ValueError:
+            raise ImageError(
+                f"{self.registry} leads to {location!r}, which is no URL; it is out of order, or a"
+                " proxy before it is"
+            ) from None
         if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
             return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()
         return url

@@ -69,7 +69,7 @@ def _seconds(retry_after: str | None) -> float:
         pass
     try:
         return email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
 
 
@@ -228,15 +228,17 @@ def _in_words(error: exceptions.HTTPError, url: str) -> Exception:
         )
     if isinstance(error, exceptions.LocationValueError):
         return ImageError(f"{_place(url)!r} is no URL of a registry")
-    words = next((said for kind, said in _KINDS.items() if isinstance(error, kind)), None)
-    if words is None and isinstance(error, exceptions.NewConnectionError):
-        words = text.rpartition(": ")[2]
+    kind = next((kind for kind in type(error).__mro__ if kind in _KINDS), None)
+    words = _KINDS[kind] if kind else None
+    if kind is exceptions.NewConnectionError:
+        words = text.rpartition(": ")[2].rpartition("] ")[2]  # as the system says it
     return Broken(f"{host}: {words or f'the connection broke ({type(error).__name__})'}")
 
 
-_KINDS: Final[dict[type[Exception], str]] = {
+_KINDS: Final[dict[type, str]] = {
     exceptions.ProxyError: "the proxy that the environment names does not lead there",
     exceptions.NameResolutionError: "there is no host of that name",
+    exceptions.NewConnectionError: "no connection",
     exceptions.ConnectTimeoutError: "no connection in time",
     exceptions.ReadTimeoutError: "no answer in time",
 }

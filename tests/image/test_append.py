@@ -64,6 +64,16 @@ def test_the_container_is_the_one_that_the_dockerfile_gives(appended, build_spec
     assert kept.items() <= run["config"].items()
 
 
+@pytest.mark.parametrize("variables", [{"A": "1"}, "A=1", 7, None])
+def test_variables_of_a_base_that_are_none(appended, variables):
+    config = appended({"config": {"Env": variables}})[1]["config"]
+    assert [line.partition("=")[0] for line in config["Env"]] == ["PYTHONPATH", "HOME", "USER"]
+
+
+def test_a_base_with_half_a_character(appended):
+    assert appended({"author": "\ud83d"})[1]["author"] == "?"
+
+
 def test_paths_are_not_named_twice(appended):
     ours = {"Env": ["PYTHONPATH=/opt/k8sjob:/app:/deps"]}
     env = appended({"config": ours})[1]["config"]["Env"]

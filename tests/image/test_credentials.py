@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import pwd
 
 import pytest
 
@@ -46,6 +47,12 @@ def helper(tmp_path, monkeypatch):
 def login(text, environ=None):
     entries = Keyring.load(environ).entries(Reference.parse(text))
     return next((found for entry in entries if (found := entry.login())), None)
+
+
+def test_nobody_with_a_home(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container with any user
+    assert login("reg.example/no-such") is None
 
 
 def test_nobody_has_logged_in(home):

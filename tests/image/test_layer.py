@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -309,6 +310,14 @@ def test_a_disk_that_is_full(code, tmp_path):
     argv = [sys.executable, "-c", FULL, str(code), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert f"the layer cannot be written to {tmp_path}: File too large; make space" in done.stderr
+
+
+def test_no_folder_for_what_is_temporary(code, monkeypatch):
+    (code / "data.bin").write_bytes(hashlib.shake_128(b"x").digest(9_000_000))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as on a disk to read alone
+    with pytest.raises(ImageError, match=r"cannot be written to a temporary folder: .*by TMPDIR"):
+        packed(code)
 
 
 MEMORY = """

@@ -3,12 +3,14 @@ import threading
 import time
 
 import pytest
+from registries import free_port
 
 from k8sjob.errors import ImageError
-from k8sjob.image.access import _challenges
+from k8sjob.image.access import Access, _challenges
 from k8sjob.image.parallel import at_once, begin
 from k8sjob.image.pools import is_loopback
-from k8sjob.image.wire import Answer, Patience, Wire, _seconds
+from k8sjob.image.session import Session
+from k8sjob.image.wire import Answer, Broken, Patience, Wire, _seconds
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,31 @@ def test_a_pause_is_what_the_other_side_asks_for():
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     assert 90 < _seconds(date) <= 100
     assert _seconds(email.utils.formatdate(0)) < 0
+    assert _seconds("Mon, 01 Jan 0001 00:00:00 -0000") <= 0
+
+
+def test_why_there_is_no_connection():
+    with pytest.raises(Broken, match=r"^127\.0\.0\.1:\d+: Connection refused$"):
+        Wire().send("GET", f"http://127.0.0.1:{free_port()}/v2/")
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://[::1", "socks5://me:secret@127.0.0.1:9", "http://127.0.0.1:99999"]
+)
+def test_a_proxy_that_is_none(proxy, monkeypatch):
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(ImageError, match=r"is no http://\[USER:PASSWORD@\]HOST:PORT: ") as caught:
+        Wire().send("GET", "https://reg.example/v2/")
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_of_a_registry_that_are_none():
+    session = Session(Wire(), "reg.example", "reg.example", lambda: None)
+    with pytest.raises(ImageError, match=r"reg.example leads to 'http://\[x', which is no URL"):
+        session.url("http://[x")
+    challenge = Answer("", 401, {"WWW-Authenticate": 'Bearer realm="http://[x"'})
+    with pytest.raises(ImageError, match=r"its tokens come from 'http://\[x', which is no URL"):
+        Access(Wire(), "reg.example", lambda: None).renew(challenge, None)
 
 
 def test_pauses_grow():
