@@ -1,6 +1,6 @@
 """All measurements in one run: a table on stdout and bench/results.json.
 
-    make bench            or            python bench/run.py [commands] [training] [startup]
+    make bench            or            python bench/run.py [commands] [training] [checkpoints] ...
 
 Times on a shared machine are noisy: read the ratios. Nothing here is asserted by a test.
 """
@@ -14,10 +14,12 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import checkpoints
 import commands
 import listing
 import peers
 import startup
+import strategies
 import submit
 import training
 import watch
@@ -54,6 +56,32 @@ def trainings(results: dict[str, object]) -> None:
     print(f"{'training, samples/s':<26}{'bare':>9}{'k8sjob':>10}{'ratio':>8}")
     for label, row in table.items():
         print(f"{label:<26}{row['bare']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}")
+    print()
+
+
+def saves(results: dict[str, object]) -> None:
+    """Checkpoints, beside torch.save."""
+    table = results["checkpoints"] = checkpoints.measure()
+    print(f"{'checkpoints':<12}{'stall ms':>9}{'/sync':>7}{'save ms':>9}{'load ms':>9}", end="")
+    print(f"{'MB':>7}{'+ MB of rank 0':>16}")
+    for form, row in table.items():
+        stall, save, load = (row[key] * 1000 for key in ("stall", "save", "load"))
+        print(
+            f"{form:<12}{stall:>9.0f}{row['async_to_sync']:>7.2f}{save:>9.0f}{load:>9.0f}", end=""
+        )
+        print(f"{row['mb']:>7.0f}{row['peak_mb']:>16.0f}")
+    print()
+
+
+def strategy_costs(results: dict[str, object]) -> None:
+    """Each strategy beside its recipe by hand: samples per second, memory, messages."""
+    table = results["strategies"] = strategies.measure()
+    print(f"{'strategy, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>8}{'MB':>8}")
+    for label, row in table.items():
+        held = row["bytes_of_a_rank"] / 1e6
+        print(
+            f"{label:<26}{row['hand']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}{held:>8.1f}"
+        )
     print()
 
 
@@ -106,6 +134,8 @@ def watches(results: dict[str, object]) -> None:
 PARTS = {
     "commands": command_lines,
     "training": trainings,
+    "strategies": strategy_costs,
+    "checkpoints": saves,
     "startup": start_up,
     "submit": submissions,
     "watch": watches,

@@ -24,6 +24,13 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
+    checkpoint = spec.checkpoint
+    if checkpoint and checkpoint.format == "sharded" and spec.strategy.kind == "parameter_server":
+        yield Broken(
+            ("checkpoint", "format"),
+            "no rank of a parameter_server has a part of the tables to write; set it to auto, under"
+            " which rank 0 writes one file",
+        )
     gang = spec.gang
     if gang and gang.min_available and gang.min_available > spec.nnodes:
         yield Broken(

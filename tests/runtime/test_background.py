@@ -1,0 +1,84 @@
+"""Work beside the training, and how ranks tell each other of it."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from k8sjob.runtime.background import Background
+from k8sjob.runtime.env import dist_env
+from k8sjob.runtime.meeting import Meeting
+from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.tally import AbandonedError, Tally
+
+
+def test_what_came_of_it_is_handed_over_where_it_is_asked_for():
+    background, taken, go = Background(), [], threading.Event()
+    background.begin(lambda: go.wait(60) and "done", taken.append)
+    background.take()
+    assert (background.busy, taken) == (True, [])
+    with pytest.raises(RuntimeError, match="before this one is not done"):
+        background.begin(lambda: None, taken.append)
+    go.set()
+    assert background.finish(progress=lambda: 0, beat=lambda: None)
+    assert (background.busy, taken) == (False, ["done"])
+
+
+def test_an_exception_is_handed_over_too():
+    background, taken = Background(), []
+    background.begin(lambda: 1 / 0, taken.append)
+    background.finish(progress=lambda: 0, beat=lambda: None)
+    assert isinstance(taken[0], ZeroDivisionError)
+
+
+def test_a_beat_comes_for_progress_alone():
+    background, go, sizes, beats = Background(), threading.Event(), [1, 2, 2, 2, 5], []
+
+    def progress():
+        if len(sizes) == 1:
+            go.set()
+        return sizes.pop(0) if sizes else 5
+
+    background.begin(lambda: go.wait(60), lambda _: None)
+    assert background.finish(progress, lambda: beats.append(len(sizes)))
+    assert beats == [4, 3, 0]
+
+
+def test_work_that_does_not_move_is_left_alone():
+    background, go = Background(), threading.Event()
+    background.begin(lambda: go.wait(60), lambda _: None)
+    assert not background.finish(lambda: 0, lambda: None, patience=0.1)
+    assert background.busy
+    go.set()
+
+
+@pytest.fixture
+def tallies():
+    """Those of three ranks that share a store."""
+    store = dist.HashStore()
+    meeting = Meeting(store, lambda: store, "gloo", "", 0.0)
+    ranks = [replace(dist_env({}), rank=rank, world_size=3) for rank in range(3)]
+    return [Tally(Group(env, "gloo", torch.device("cpu"), meeting)) for env in ranks]
+
+
+def test_rank_0_hears_what_each_has_done(tallies):
+    for matter in ("save/1", "save/2"):
+        tallies[2].tell(matter, f"two of {matter}")
+        tallies[1].tell(matter, f"one of {matter}")
+        assert tallies[0].hear(matter) == [f"one of {matter}", f"two of {matter}"]
+
+
+def test_a_rank_that_could_not_do_it_is_named(tallies):
+    tallies[1].tell("save/1", "done")
+    tallies[2].tell("save/1", "No space left on device", failed=True)
+    with pytest.raises(OSError, match="rank 2: No space left on device"):
+        tallies[0].hear("save/1")
+
+
+def test_nobody_waits_for_a_rank_that_has_gone(tallies):
+    tallies[1].tell("save/1", "done")
+    tallies[0].abandon()
+    with pytest.raises(AbandonedError, match="rank 2 did not say that its part is written"):
+        tallies[0].hear("save/1")
