@@ -148,7 +148,8 @@ def timing(snapshot: Snapshot, heard: Mapping[str, Heard]) -> Timing:
     phases, behind = _phases(marks, begin)
     return Timing(
         ref,
-        None if told.step is None else told.step - begin.time,
+        # Where a replica came last and the first step was before it, that is the end all the same.
+        None if told.step is None else phases[-1].at,
         phases,
         tuple(_row(start, heard.get(start.replica, Heard()), begin) for start in found),
         (*_notes(last, heard, speaker, told), *_clocks(behind)),
