@@ -134,7 +134,7 @@ def test_connections_that_are_cut_lose_and_repeat_no_line(
     over = cutting(proxy, seed=client)
     lines = list(through.logs(ref, "master-0", follow=True))
     over.set()
-    assert proxy.cuts > 3
+    assert proxy.cuts > 1
     kept = list(direct.logs(ref, "master-0"))  # as the node's file has them
     assert sorted(map(int, texts(kept))) == list(range(1500))
     assert lines == kept
