@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.bed import Bed  # noqa: E402 - of the tests
+from cluster.desk import Desk  # noqa: E402 - as the line before
+from cluster.test_timing import MAIN  # noqa: E402 - as the line before
 
 PAGE = ROOT / "docs/how-to/set-up-a-cluster.md"
 FLAG = "--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml"
@@ -30,31 +31,6 @@ TEMPLATES = {
     "short waits": TEXT[TEXT.index("- name: init-pytorch") :].partition("```")[0],
     "none": "[]\n",
 }
-JOB = """\
-name: first
-namespace: default
-image: {{repository: {registry}/bench/first, base: {base}}}
-replicas: {{workers: 1}}
-resources: {{cpu: "2", memory: 800Mi, requests: {{cpu: 100m, memory: 300Mi}}}}
-run: {{script: main.py, env: {{OMP_NUM_THREADS: "1"}}}}
-policy: {{clean_pod_policy: None, termination_grace: 2s}}
-"""
-MAIN = """\
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import TensorDataset
-
-from k8sjob import runtime
-
-data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
-with runtime.session() as job:
-    optimizer = (torch.optim.SGD, {"lr": 0.1})
-    run = job.prepare(lambda: nn.Linear(2, 2), loss=F.cross_entropy, optimizer=optimizer)
-    for epoch in run.epochs(1):
-        for x, y in run.batches(data, batch_size=4):
-            run.step(x, y)
-"""
 
 
 def use(bed: Bed, template: str | None, argv: list[str]) -> None:
@@ -65,11 +41,26 @@ def use(bed: Bed, template: str | None, argv: list[str]) -> None:
     bed.start("operator")
 
 
-def once(bed: Bed, folder: Path, edit: int) -> dict[str, float]:
+def job(desk: Desk, **image: object) -> Path:
+    """The job.yaml of a Master and a Worker that train, on the cluster's base."""
+    cluster = desk.cluster
+    return desk.file(
+        image={"repository": f"{cluster.registry}/bench/step", "base": cluster.base_image, **image},
+        run={"script": "main.py", "env": {"OMP_NUM_THREADS": "1"}},
+        resources={
+            "cpu": "2",
+            "memory": "800Mi",
+            "requests": {"cpu": "100m", "memory": "300Mi"},
+        },
+        policy={"clean_pod_policy": "None", "termination_grace": "2s"},
+    )
+
+
+def once(desk: Desk, file: Path, edit: int) -> dict[str, float]:
     """One job: seconds after its submission."""
-    (folder / "main.py").write_text(f"{MAIN}# {edit}\n")
-    k8sjob(bed, folder, "submit", "job.yaml", "--replace", "--watch")
-    told = json.loads(k8sjob(bed, folder, "why", "--timing", "default/first", "-o", "json"))
+    (desk.folder / "main.py").write_text(f"{MAIN}# {edit}\n")
+    desk.call("submit", file, "--replace", "--watch")
+    told = json.loads(desk.call("why", "--timing", "default/tiny", "-o", "json")[0])
     rows = {row["name"]: row for row in told["replicas"]}
     master, worker = rows["master-0"], rows["worker-0"]
     return {
@@ -80,14 +71,6 @@ def once(bed: Bed, folder: Path, edit: int) -> dict[str, float]:
     }
 
 
-def k8sjob(bed: Bed, folder: Path, *args: str) -> str:
-    """Run `k8sjob ...`; what it printed."""
-    argv = [sys.executable, "-m", "k8sjob", *args]
-    env = bed.env | {"K8SJOB_STATE": str(folder / "state")}
-    done = subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True)
-    return done.stdout
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -95,12 +78,12 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     found: dict[str, list[dict[str, float]]] = {name: [] for name in TEMPLATES}
     with tempfile.TemporaryDirectory() as name, Bed() as bed:
-        folder, argv = Path(name), list(bed.commands["operator"])
-        (folder / "job.yaml").write_text(JOB.format(registry=bed.registry, base=bed.base_image))
+        desk, argv = Desk(bed, "default", Path(name)), list(bed.commands["operator"])
+        file = job(desk)
         for number in range(rounds):
             for way, template in TEMPLATES.items():
                 use(bed, template, argv)
-                found[way].append(once(bed, folder, number))
+                found[way].append(once(desk, file, number))
     print(f"seconds after the submission, median (least) of {rounds}")
     for way, times in found.items():
         print(f"init container: {way}")

@@ -1,13 +1,15 @@
-"""From one line of code changed to a digest in the registry, beside buildah with overlay storage.
+"""From one line of code changed to a digest in the registry, beside buildah and podman.
 
-    python bench/push.py [BASE]
+    python bench/push.py [--rounds 7] [--size 1500]
 
-BASE is an image that buildah's storage of the tests has, by default the one that they build upon
-(Debian with torch, 1.3 GB). Whole processes, on loopback; needs root, buildah and docker-registry.
+Whole processes, on loopback, in a network of their own, whose counter says what went over it. The
+base is the one that the tests build upon (Debian with torch), filled up to a size in MB as it is
+compressed. Needs root, docker-registry, skopeo and buildah; podman takes part where it is there.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -18,43 +20,136 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-K8SJOB = [str(Path(sys.executable).parent / "k8sjob")]
-CONTEXTS = {"5 files": 5, "5,000 files": 5000}
-WARM_ROUNDS = 7
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "k8sjob-bench"
+CONTEXTS: Final = {"5 files": 5, "5,000 files": 5000}
+LARGE: Final = 1 << 30
+INSIDE: Final = "K8SJOB_BENCH_INSIDE"
+MODULE: Final = '''"""Module {number}."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Layer{number}:
+    """Settings of a layer, and what follows from them."""
+
+    width: int = {width}
+    dropout: float = 0.{number}
+
+    def parameters(self, depth: int) -> int:
+        """How many numbers are learned in a block of this width and depth."""
+        if depth < 1:
+            raise ValueError(f"depth {{depth}}: at least 1")
+        return sum(self.width * self.width + self.width for _ in range(depth))
+
+'''
+
+
+@dataclass(frozen=True)
+class Run:
+    """What commands took, one after the other.
+
+    Attributes:
+        seconds: by the clock.
+        cpu: seconds of the processor, the commands' own and their children's.
+        megabytes: of memory, at the peak of the largest process.
+        network: bytes in both directions, with those of the protocol.
+    """
+
+    seconds: float
+    cpu: float
+    megabytes: float
+    network: int
+
+    @classmethod
+    def of(cls, *commands: list[str]) -> Run:
+        """Run commands, which have to succeed."""
+        before, start = _network(), time.perf_counter()
+        cpu = peak = 0.0
+        for argv in commands:
+            with tempfile.TemporaryFile() as said:
+                process = subprocess.Popen(argv, stdout=said, stderr=said)
+                _, status, used = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                if process.returncode:
+                    said.seek(0)
+                    sys.exit(f"{argv}\n{said.read().decode(errors='replace')[-2000:]}")
+            cpu, peak = cpu + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss / 1000)
+        return cls(time.perf_counter() - start, cpu, peak, _network() - before)
+
+
+def _network() -> int:
+    """Bytes that went over loopback since this network is there."""
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if "lo:" in line)
+    return int(line.split()[1])
 
 
 @contextmanager
-def registry(folder: Path):
+def registry(data: Path) -> Iterator[str]:
     """A docker-registry on loopback; its host:port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{probe.getsockname()[1]}"
-    config = folder / "registry.yml"
     content = {
         "version": 0.1,
         "log": {"level": "error", "accesslog": {"disabled": True}},
-        "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}},
+        "storage": {"filesystem": {"rootdirectory": str(data)}},
         "http": {"addr": host},
     }
-    config.write_text(json.dumps(content))
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(["docker-registry", "serve", str(config)], **quiet)
-    try:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", int(host.partition(":")[2]))).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield host
-    finally:
-        process.terminate()
-        process.wait()
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as config:
+        config.write(json.dumps(content))
+        config.flush()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(["docker-registry", "serve", config.name], **quiet)
+        try:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                try:
+                    socket.create_connection(("127.0.0.1", int(host.partition(":")[2]))).close()
+                    break
+                except OSError:
+                    time.sleep(0.05)
+            yield host
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def base_data(megabytes: int) -> Path:
+    """The data of a registry that has the base as `bench/base:1`; made once (minutes)."""
+    from baseimage import Buildah
+
+    buildah, ready = Buildah(), CACHE / f"base-{megabytes}"
+    if ready.exists():
+        return ready
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as name:
+        data, image = Path(name, "data"), buildah.base_image()
+        with registry(data) as host:
+            place = f"docker://{host}/bench/base:1"
+            plain = ["--tls-verify=false"]
+            buildah("push", "-q", *plain, image, place)
+            left = megabytes * 1_000_000 - sum(file.stat().st_size for file in data.rglob("data"))
+            filled = buildah("from", image)
+            with Path(buildah("mount", filled), "opt/filling").open("wb") as file:
+                file.writelines(os.urandom(1 << 20) for _ in range(max(0, left) >> 20))
+            buildah("umount", filled)
+            buildah("commit", "-q", "--rm", filled, "localhost/bench-base")
+            buildah("push", "-q", *plain, "localhost/bench-base", place)
+            buildah("rmi", "localhost/bench-base")
+        data.rename(ready)
+    return ready
 
 
 class Context:
@@ -62,10 +157,11 @@ class Context:
 
     def __init__(self, folder: Path, files: int, base: str, target: str) -> None:
         self.folder, self.edits = folder, 0
-        for number in range(files - 2):
-            path = folder / f"pkg{number % 70}" / f"module{number}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"# module {number}\n" + "def work(x):\n    return x + 1\n\n\n" * 100)
+        folder.mkdir()
+        for number in range(files - 3):
+            path = folder / f"package{number % 70}" / f"module{number}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(MODULE.format(number=number, width=64 + number) * (1 + number % 9))
         (folder / "job.yaml").write_text(
             f"name: bench\nimage: {{repository: {target}, base: '{base}'}}\n"
             "run: {script: main.py}\n"
@@ -81,31 +177,32 @@ class Context:
         (self.folder / "main.py").write_text(f"print({self.edits})\n" * 40)
 
 
-def timed(*commands: list[str]) -> tuple[float, float]:
-    """Seconds that commands take one after the other, and those of the processor."""
-    before, start = os.times(), time.perf_counter()
-    for argv in commands:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{argv}\n{done.stderr[-2000:]}")
-    after = os.times()
-    used = after.children_user + after.children_system
-    return time.perf_counter() - start, used - before.children_user - before.children_system
+class K8sjob:
+    """`k8sjob push`."""
+
+    def __init__(self) -> None:
+        self.argv = [str(Path(sys.executable).parent / "k8sjob"), "push"]
+
+    def __call__(self, context: Context) -> Run:
+        """Push the code."""
+        return Run.of([*self.argv, str(context.folder)])
 
 
-class Buildah:
-    """buildah on overlay storage of its own."""
+class Builder:
+    """buildah or podman, on overlay storage of its own."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, program: str, folder: Path, target: str) -> None:
         self.folder, self.target = folder, target
-        where = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
-        self._argv = ["buildah", *where, "--storage-driver", "overlay"]
+        self._run = tempfile.TemporaryDirectory(prefix="k-")  # podman takes 50 characters at most
+        where = ["--root", str(folder / "storage"), "--runroot", self._run.name]
+        self._argv = [program, *where, "--storage-driver", "overlay"]
+        self._verb = "bud" if program == "buildah" else "build"
 
-    def __call__(self, context: Context) -> tuple[float, float]:
+    def __call__(self, context: Context) -> Run:
         """Build and push, as with docker: layers are cached, TLS is not needed on loopback."""
         plain = "--tls-verify=false"
-        build = ["bud", "-q", plain, "--layers", "--isolation", "chroot", "-t", "bench"]
-        return timed(
+        build = [self._verb, "-q", plain, "--layers", "--isolation", "chroot", "-t", "bench"]
+        return Run.of(
             [*self._argv, *build, str(context.folder)],
             [*self._argv, "push", "-q", plain, "bench", f"docker://{self.target}:latest"],
         )
@@ -113,71 +210,81 @@ class Buildah:
     def forget(self) -> None:
         """Remove all that it has stored."""
         subprocess.run([*self._argv, "rmi", "-a", "-f"], capture_output=True, check=False)
+        subprocess.run(
+            ["umount", str(self.folder / "storage/overlay")], capture_output=True, check=False
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._run.cleanup()
 
 
-def in_process(context: Context) -> float:
-    """Seconds of the push itself, in a process that has loaded all there is to load."""
-    from k8sjob.image.push import push
-    from k8sjob.spec import load
-
-    spec = load(context.folder / "job.yaml")
-    times = []
-    for _ in range(WARM_ROUNDS):
-        context.edit()
-        start = time.perf_counter()
-        push(spec, context.folder)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+Row = dict[str, float]
 
 
-def measure(base_image: str | None = None) -> dict[str, dict[str, float]]:
-    """Seconds for each way and context: medians of the warm ones, which alternate."""
-    from baseimage import Buildah as Stored
+def summary(runs: list[Run]) -> Row:
+    """Medians, and the least of the seconds."""
+    middle = {
+        name: statistics.median(getattr(run, name) for run in runs)
+        for name in ("seconds", "cpu", "megabytes", "network")
+    }
+    return {**middle, "least": min(run.seconds for run in runs)}
 
-    stored = Stored()
-    image = base_image or stored.base_image()
-    results: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as name, registry(Path(name)) as host:
+
+def one(context: Context, builders: dict[str, Builder], rounds: int) -> dict[str, Row]:
+    """All ways for one context; the warm ones alternate."""
+    ways = {"k8sjob": K8sjob(), **builders}
+    runs = {}
+    try:
+        for name, way in ways.items():
+            runs[f"{name}, first"] = [way(context)]
+        for number in range(rounds):
+            for name in sorted(ways, reverse=bool(number % 2)):
+                context.edit()
+                runs.setdefault(name, []).append(ways[name](context))
+    finally:
+        for builder in builders.values():
+            builder.forget()
+    runs["k8sjob, unchanged"] = [ways["k8sjob"](context) for _ in range(3)]
+    return {name: summary(found) for name, found in runs.items()}
+
+
+def measure(rounds: int, megabytes: int) -> dict[str, object]:
+    """Each way and context."""
+    data = base_data(megabytes)
+    programs = [name for name in ("buildah", "podman") if shutil.which(name)]
+    results: dict[str, object] = {}
+    with tempfile.TemporaryDirectory(dir=CACHE) as name:
         folder = Path(name)
-        base = f"{host}/bench/base:1"
-        stored.push(image, base)
-        for label, files in CONTEXTS.items():
-            target = f"{host}/bench/app-{files}"
-            context = Context(folder / f"context-{files}", files, base, target)
-            results[label] = one(context, Buildah(folder / f"buildah-{files}", f"{target}-buildah"))
+        subprocess.run(["cp", "-al", str(data), str(folder / "data")], check=True)
+        with registry(folder / "data") as host:
+            base = f"{host}/bench/base:1"
+            for label, files in CONTEXTS.items():
+                target = f"{host}/bench/app-{files}"
+                builders = {
+                    program: Builder(program, folder / f"{program}-{files}", f"{target}-{program}")
+                    for program in programs
+                }
+                context = Context(folder / f"context-{files}", files, base, target)
+                results[label] = one(context, builders, rounds)
+            context = Context(folder / "large", 5, base, f"{host}/bench/large")
+            with (context.folder / "weights.bin").open("wb") as file:
+                for _ in range(LARGE >> 20):
+                    file.write(os.urandom(1 << 20))
+            results["a file of 1 GiB"] = {"k8sjob": summary([K8sjob()(context)])}
     return results
 
 
-def one(context: Context, buildah: Buildah) -> dict[str, float]:
-    """All ways for one context."""
-    argv = [*K8SJOB, "push", str(context.folder)]
-    try:
-        row = {"k8sjob first": timed(argv)[0], "buildah cold": buildah(context)[0]}
-        times: dict[str, list[tuple[float, float]]] = {"k8sjob": [], "buildah warm": []}
-        for number in range(WARM_ROUNDS):
-            for way in sorted(times, reverse=bool(number % 2)):
-                context.edit()
-                times[way].append(timed(argv) if way == "k8sjob" else buildah(context))
-    finally:
-        buildah.forget()
-    for way, pairs in times.items():
-        row[way] = statistics.median(wall for wall, _ in pairs)
-        row[f"{way}, processor"] = statistics.median(used for _, used in pairs)
-    row["k8sjob unchanged"] = timed(argv)[0]
-    row["k8sjob in process"] = in_process(context)
-    row["cold / k8sjob"] = row["buildah cold"] / row["k8sjob"]
-    row["warm / k8sjob"] = row["buildah warm"] / row["k8sjob"]
-    return row
-
-
 def main() -> None:
-    """Measure and print."""
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    results = measure(*sys.argv[1:2])
-    print(f"{'seconds, whole processes':<26}" + "".join(f"{label:>14}" for label in results))
-    for way in next(iter(results.values())):
-        print(f"{way:<26}" + "".join(f"{row[way]:>14.3f}" for row in results.values()))
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size", type=int, default=1500)
+    asked = parser.parse_args()
+    if INSIDE not in os.environ:
+        up = 'ip link set lo up && exec "$@"'
+        argv = ["unshare", "--net", "sh", "-c", up, "sh", sys.executable, *sys.argv]
+        env = {name: value for name, value in os.environ.items() if "BYTECODE" not in name}
+        os.execvpe(argv[0], argv, env | {INSIDE: "1"})
+    print(json.dumps(measure(asked.rounds, asked.size), indent=1))
 
 
 if __name__ == "__main__":
