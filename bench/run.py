@@ -19,6 +19,7 @@ import commands
 import listing
 import peers
 import startup
+import strategies
 import submit
 import training
 import watch
@@ -72,6 +73,18 @@ def saves(results: dict[str, object]) -> None:
     print()
 
 
+def strategy_costs(results: dict[str, object]) -> None:
+    """Each strategy beside its recipe by hand: samples per second, memory, messages."""
+    table = results["strategies"] = strategies.measure()
+    print(f"{'strategy, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>8}{'MB':>8}")
+    for label, row in table.items():
+        held = row["bytes_of_a_rank"] / 1e6
+        print(
+            f"{label:<26}{row['hand']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}{held:>8.1f}"
+        )
+    print()
+
+
 def start_up(results: dict[str, object]) -> None:
     """From the command to the first step."""
     marks = results["startup_s"] = startup.measure()
@@ -121,6 +134,7 @@ def watches(results: dict[str, object]) -> None:
 PARTS = {
     "commands": command_lines,
     "training": trainings,
+    "strategies": strategy_costs,
     "checkpoints": saves,
     "startup": start_up,
     "submit": submissions,

@@ -1,0 +1,203 @@
+"""Each strategy beside the recipe that one writes by hand for it: samples/s, memory, messages.
+
+As a program (`python bench/strategies.py NAME`) it is one rank; as a module it starts the ranks.
+Both loops run in the same processes and take turns every few batches, so that what else the machine
+does falls upon both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+from k8sjob.contract import RuntimeConfig
+
+HERE = Path(__file__).resolve()
+TURN, TURNS = 8, 12  # batches of a rank in one turn, as many as are accumulated; turns of each
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        kind: the strategy.
+        options: its settings.
+        ranks: processes.
+        recipe: its function in recipes.py, where the name differs.
+    """
+
+    kind: str
+    options: dict = field(default_factory=dict)
+    ranks: int = 2
+    recipe: str = ""
+
+
+LAYOUT = {
+    "1.weight": ["model", None],
+    "1.bias": ["model"],
+    "1.output": ["data", "model"],
+    "2.output": ["data", "model"],
+    "3.weight": [None, "model"],
+}
+CASES = {
+    "ddp": Case("ddp"),
+    "accumulate": Case("ddp", {"accumulate": 8}),
+    "keras": Case("keras"),
+    "fsdp": Case("fsdp"),
+    "mesh": Case("mesh", {"model": 2, "layout": LAYOUT}),
+    "pipeline": Case("pipeline", {"splits": ["3"], "micro_batches": 4}),
+    "model_split": Case("model_split", {"splits": ["3"]}, ranks=1, recipe="one_process"),
+    "data_parallel": Case("data_parallel", ranks=1, recipe="one_process"),
+    "parameter_server": Case("parameter_server", {"servers": 1}, ranks=3),
+}
+
+
+def rank(name: str) -> dict[str, Any]:
+    """What this rank measures, if it trains."""
+    import recipes
+    import torch
+
+    from k8sjob import runtime
+
+    build = {"keras": recipes.build_keras, "parameter_server": recipes.Bags}
+    with runtime.session() as job:
+        before = resident()
+        run = job.prepare(
+            build.get(name, recipes.build),
+            loss=torch.nn.functional.cross_entropy,
+            optimizer=(torch.optim.Adam, {"lr": 1e-4}),
+        )
+        held: list[int] = []
+        hook = run.optimizer.register_step_pre_hook(lambda made, *_: held.append(of(made)))
+        data = recipes.samples(bags=name == "parameter_server")
+        fed = (run.batches(data, batch_size=recipes.BATCH) for _ in run.epochs(99))
+        batches = chain.from_iterable(fed)
+        turn(run.step, batches)
+        sent, steps = all_reduces(run.step, batches), run.steps
+        hook.remove()
+        found = {
+            "bytes": held[-1],
+            "peak_bytes": resident(peak=True) - before,
+            "all_reduces": 2 * sent / steps,  # the turn before had as many steps
+        }
+        step, loader = getattr(recipes, CASES[name].recipe or name)()
+        loops = {"hand": (step, chain.from_iterable(repeat(loader))), "k8sjob": (run.step, batches)}
+        turn(*loops["hand"])
+        taken: dict[str, list[tuple[float, float]]] = {by: [] for by in loops}
+        for number in range(TURNS):
+            for by in sorted(loops, reverse=bool(number % 2)):
+                taken[by].append(turn(*loops[by]))
+        return found | taken
+
+
+def turn(step, batches) -> tuple[float, float]:
+    """Seconds, and seconds of CPU, for a turn's batches."""
+    start, used = time.perf_counter(), time.process_time()
+    for inputs, targets in islice(batches, TURN):
+        step(inputs, targets)
+    return time.perf_counter() - start, time.process_time() - used
+
+
+def all_reduces(step, batches) -> int:
+    """How many all-reduces a turn begins on this rank."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        turn(step, batches)
+    return sum(event.count for event in seen.key_averages() if event.key == "gloo:all_reduce")
+
+
+def of(optimizer) -> int:
+    """Bytes of parameters, gradients and states that this rank holds when the optimizer steps."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    parameters = [item for group in optimizer.param_groups for item in group["params"]]
+    tensors = [
+        *parameters,
+        *(item.grad for item in parameters if item.grad is not None),
+        *(value for state in optimizer.state.values() for value in state.values()),
+    ]
+    here = [item.to_local() if isinstance(item, DTensor) else item for item in tensors]
+    return sum(item.numel() * item.element_size() for item in here if torch.is_tensor(item))
+
+
+def resident(*, peak: bool = False) -> int:
+    """Bytes of memory that this process has, or had at most."""
+    if peak:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def group(name: str) -> list[dict[str, Any]]:
+    """Run a group of processes; what those that train have measured, by rank."""
+    case = CASES[name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(case.ranks),
+        "LOCAL_WORLD_SIZE": str(case.ranks),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        "KERAS_BACKEND": "torch",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "K8SJOB_CONFIG": RuntimeConfig(strategy=case.kind, options=case.options).encode(),
+    }
+    ranks = []
+    for number in range(case.ranks):
+        env = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
+        argv = [sys.executable, "-W", "ignore", str(HERE), name]
+        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = [each.communicate()[0] for each in ranks]
+    if any(each.returncode for each in ranks):
+        raise SystemExit(f"{name} ended with {[each.returncode for each in ranks]}")
+    lines = [line for output in outputs for line in output.splitlines()]
+    return [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Medians of both loops, of the ratios of neighbouring turns; what a rank holds and sends.
+
+    A ratio is what the loop by hand takes over what the runtime takes, in seconds and in those of
+    the CPU: the latter do not depend on what else the machine does.
+    """
+    return {name: summary(name, group(name)) for name in CASES}
+
+
+def summary(name: str, found: list[dict[str, Any]]) -> dict[str, float]:
+    """The row of a strategy."""
+    import recipes
+
+    kind, first = CASES[name].kind, found[0]
+    samples = recipes.BATCH * TURN * (2 if kind in {"ddp", "keras", "fsdp"} else 1)
+    turns = list(zip(first["hand"], first["k8sjob"], strict=True))
+    return {
+        "hand": samples / statistics.median(wall for wall, _ in first["hand"]),
+        "k8sjob": samples / statistics.median(wall for wall, _ in first["k8sjob"]),
+        "ratio": statistics.median(hand[0] / ours[0] for hand, ours in turns),
+        "ratio_of_cpu": statistics.median(hand[1] / ours[1] for hand, ours in turns),
+        "bytes_of_a_rank": max(each["bytes"] for each in found),
+        "peak_bytes_of_a_rank": max(each["peak_bytes"] for each in found),
+        "all_reduces_of_a_step": first["all_reduces"],
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    print(f"RESULT {json.dumps(rank(sys.argv[1]))}")
