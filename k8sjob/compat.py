@@ -113,6 +113,7 @@ class Strategy:
         whole_node: whether one process drives all GPUs of its node, instead of one a GPU.
         places: whether the strategy puts the model on its devices, part by part; else the model
             comes to it on the process's device.
+        resizes: whether the number of ranks may be another one after a restart.
         warning: what whoever chooses it should know; empty: nothing.
         lacks: why it has not a setting that others have, where that is not plain.
     """
@@ -125,6 +126,7 @@ class Strategy:
     uniform: bool = True
     whole_node: bool = False
     places: bool = False
+    resizes: bool = False
     warning: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
 
@@ -269,14 +271,17 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "ddp": Strategy(
             summary="every rank has the whole model, gradients are averaged",
             options={**_STEP, **_LAYERS},
+            resizes=True,
         ),
         "keras": Strategy(
             summary="every rank has the whole Keras model, which computes with torch",
             options=_STEP,
+            resizes=True,
         ),
         "fsdp": Strategy(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
             options={**_STEP, **_LAYERS, "reshard": _ON},
+            resizes=True,
         ),
         "mesh": Strategy(
             summary="ranks along data divide each batch, ranks along model divide what layout says",

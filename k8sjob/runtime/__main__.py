@@ -22,7 +22,7 @@ from k8sjob import __version__, compat
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
 from k8sjob.runtime import config, strays
 from k8sjob.runtime.agent import describe, keep, retryable, say
-from k8sjob.runtime.env import EnvError, NodeEnv, node_env
+from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, node_env
 from k8sjob.runtime.master import await_master
 from k8sjob.runtime.peer import PeerLost
 from k8sjob.runtime.program import Ranks, Single
@@ -78,6 +78,9 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             # The command's own launcher restarts and watches; the agent only keeps it.
             settings = replace(settings, max_restarts=0, hang_timeout=0)
             return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
+        shape = elastic_env(environ, socket.gethostname())
+        if shape is not None:
+            return _end(_keep_elastic(argv, shape, environ, settings, lifeline, inbox))
         node = node_env(environ)
         node = replace(node, serving=compat.serving(settings.strategy, settings.options))
         say(_banner(node, settings))
@@ -93,6 +96,42 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
         # restarts before its own.
         spent = settings.restart_policy == "ExitCode" and retryable(code) and not inbox.stopping()
         return reason, ExitCode.RESTARTS_SPENT if spent else code
+
+
+def _keep_elastic(  # noqa: PLR0917 - what a start is made of
+    argv: Sequence[str],
+    shape: ElasticEnv,
+    environ: Mapping[str, str],
+    settings: RuntimeConfig,
+    lifeline: int,
+    inbox: Inbox,
+) -> Reason | None:
+    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
+    if not compat.STRATEGIES[settings.strategy].resizes:
+        raise EnvError(
+            f"strategy.kind: {settings.strategy} needs a fixed number of ranks, and "
+            f"PET_NNODES={environ['PET_NNODES']} lets it change; leave replicas.elastic out"
+        )
+    each = "1 process" if shape.nproc_per_node == 1 else f"{shape.nproc_per_node} processes"
+    say(
+        f"{__version__}, job {settings.job or '(no name)'}, one of {shape.least} to {shape.most}"
+        f" nodes, {each} each, meeting at {shape.host}:{shape.port},"
+        f" Python {platform.python_version()}"
+    )
+    _check_program(argv)
+    _check_torch()
+    first = NodeEnv(not shape.hosts, shape.most, shape.nproc_per_node, shape.host, shape.port)
+    await_master(first, settings.rendezvous_timeout, inbox, say)
+    environ = _with_keras(_with_threads(environ, first), settings)
+
+    # A store whose host is lost is met with a warning and C++ frames in each of torch's threads.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from k8sjob.runtime.elastic import keep_elastic
+
+    def program(node: NodeEnv) -> Ranks:
+        return Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
+
+    return keep_elastic(shape, program, settings, inbox)
 
 
 def _banner(node: NodeEnv, settings: RuntimeConfig) -> str:
@@ -206,4 +245,9 @@ def _write_last_words(reason: Reason) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end = main(sys.argv[1:])
+    if "torch" in sys.modules:  # its threads may abort an interpreter that comes to its end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end)
+    sys.exit(end)

@@ -18,12 +18,12 @@ from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.generation import Member, Record, run_generation, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from k8sjob.contract import Reason, RuntimeConfig
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["Program", "describe", "keep", "retryable", "say"]
+__all__ = ["Program", "describe", "keep", "rest", "retryable", "say", "start"]
 
 
 class Program(Protocol):
@@ -50,7 +50,7 @@ def keep(program: Program, config: RuntimeConfig, inbox: Inbox) -> Reason | None
     """
     restart = 0
     while not inbox.stopping():
-        record = _start(program, restart, config, inbox)
+        record = start(program, restart, config, inbox)
         reason = verdict(record, inbox.stop)
         if reason is None or inbox.stopping() or not retryable(reason.exit_code):
             return reason
@@ -59,7 +59,7 @@ def keep(program: Program, config: RuntimeConfig, inbox: Inbox) -> Reason | None
         restart += 1
         delay = min(2.0, 0.1 * 2**restart)
         say(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
-        _rest(delay, inbox)
+        rest(delay, inbox)
     return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
 
 
@@ -83,13 +83,30 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-def _start(program: Program, restart: int, config: RuntimeConfig, inbox: Inbox) -> Record:
+def start(
+    program: Program,
+    restart: int,
+    config: RuntimeConfig,
+    inbox: Inbox,
+    *,
+    leave: Callable[[], bool] | None = None,
+) -> Record:
+    """One start of a program, to its end.
+
+    Args:
+        program: what to run.
+        restart: how often it was started before.
+        config: see keep().
+        inbox: entered already.
+        leave: asked now and then whether the processes are to stop, though nobody sent a signal.
+    """
     with _folder() as folder:
         return run_generation(
             program.members(restart, Path(folder)),
             inbox,
             stop_grace=config.stop_grace,
             hang_timeout=config.hang_timeout,
+            leave=leave,
         )
 
 
@@ -109,7 +126,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _rest(seconds: float, inbox: Inbox) -> None:
+def rest(seconds: float, inbox: Inbox) -> None:
+    """Do nothing for so long, or until a stop is asked for."""
     end = time.monotonic() + seconds
     while not inbox.stopping() and time.monotonic() < end:
         inbox.wait(end - time.monotonic())

@@ -18,7 +18,7 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DistEnv", "EnvError", "NodeEnv", "dist_env", "node_env"]
+__all__ = ["DistEnv", "ElasticEnv", "EnvError", "NodeEnv", "dist_env", "elastic_env", "node_env"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
@@ -132,6 +132,69 @@ class DistEnv:
             node_rank=self.node_rank - several,
             nnodes=self.nnodes - several,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticEnv:
+    """Where the nodes of an elastic group meet, and how many they may be.
+
+    Attributes:
+        host: name or address of the node that hosts the rendezvous' store.
+        port: its port.
+        hosts: whether that is this node; on loopback it is whoever comes first.
+        run_id: tells the rendezvous from others in the same store.
+        least: fewest nodes that train.
+        most: most nodes that train.
+        nproc_per_node: number of processes on each node.
+    """
+
+    host: str
+    port: int
+    hosts: bool
+    run_id: str
+    least: int
+    most: int
+    nproc_per_node: int
+
+
+def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
+    """How this node finds the others of an elastic group; None where its size is fixed.
+
+    The operator gives the Workers of an elastic job PET_RDZV_ENDPOINT and the bounds, and no RANK
+    where there is no Master.
+
+    Args:
+        environ: the whole environment of the container.
+        hostname: of this node; a pod is called as the endpoint names it.
+
+    Raises:
+        EnvError: the variables contradict each other.
+    """
+    if not _elastic(environ) or "RANK" in environ or "PET_NODE_RANK" in environ:
+        return None
+    low, high = _bounds(environ)
+    endpoint = environ.get("PET_RDZV_ENDPOINT", "")
+    host, _, port = endpoint.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+        raise EnvError(
+            f"PET_NNODES={environ['PET_NNODES']} and PET_RDZV_ENDPOINT={endpoint!r}: the nodes of "
+            "an elastic group meet at HOST:PORT; the operator sets it, remove your own"
+        )
+    backend = environ.get("PET_RDZV_BACKEND", "c10d")
+    if backend != "c10d":
+        raise EnvError(
+            f"PET_RDZV_BACKEND={backend}: k8sjob's agent meets by c10d; set "
+            "spec.elasticPolicy.rdzvBackend to c10d, or let torchrun start the job (run.command)"
+        )
+    return ElasticEnv(
+        host=host,
+        port=int(port),
+        hosts=hostname.partition(".")[0] == host.partition(".")[0],
+        run_id=environ.get("PET_RDZV_ID") or "k8sjob",
+        least=low,
+        most=high,
+        nproc_per_node=_nproc(environ),
+    )
 
 
 def node_env(environ: Mapping[str, str]) -> NodeEnv:
@@ -309,9 +372,9 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
         return next(iter(ranks.values()))
     if _elastic(environ):
         raise EnvError(
-            f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic and has no "
-            "Master, so the operator gives its nodes no ranks; start it by torchrun "
-            "(run.command), or give the job a Master and a fixed size"
+            f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
+            "get their ranks when they meet; start the script by `python -m k8sjob.runtime SCRIPT` "
+            "or torchrun, or give the job a Master and a fixed size"
         )
     if nnodes > 1:
         raise EnvError(
@@ -335,19 +398,26 @@ def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
     if not _elastic(environ):
         return
     text = environ["PET_NNODES"]
-    try:
-        low, high = (int(part) for part in text.split(":"))
-    except ValueError:
-        raise EnvError(
-            f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set spec.elasticPolicy's "
-            "minReplicas and maxReplicas"
-        ) from None
+    low, high = _bounds(environ)
     if not low <= nnodes - 1 <= high:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + {nnodes - 1} "
             f"Workers, outside PET_NNODES={text}; set the processes in spec.nprocPerNode, not in "
             "spec.elasticPolicy.nProcPerNode, and the Workers within the bounds"
         )
+
+
+def _bounds(environ: Mapping[str, str]) -> tuple[int, int]:
+    """The two numbers of PET_NNODES."""
+    text = environ["PET_NNODES"]
+    low, _, high = text.partition(":")
+    digits = all(part.isascii() and part.isdigit() for part in (low, high))
+    if not digits or not 1 <= int(low) <= int(high):
+        raise EnvError(
+            f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set spec.elasticPolicy's "
+            "minReplicas and maxReplicas"
+        )
+    return int(low), int(high)
 
 
 def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:

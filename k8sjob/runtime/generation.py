@@ -19,7 +19,7 @@ from k8sjob.runtime.heartbeat import Pulse
 from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from k8sjob.runtime.signals import Inbox
@@ -32,6 +32,8 @@ KILL_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL where nobody is to save anything: a failure, an orphan."""
 DUMP_GRACE: Final = 2.0
 """Seconds that processes which do not end have to write their stacks."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whether the group is to make room."""
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
@@ -65,6 +67,7 @@ class Record:
         reasons: by rank, what the processes said themselves.
         stop_time: a signal asked for a stop.
         orphan_time: the parent was seen to be gone.
+        leave_time: the group was asked to make room for one that will have more nodes.
         hang_time: the agent found processes without progress.
         hung: their ranks.
         sent: when which signal was sent to all.
@@ -76,6 +79,7 @@ class Record:
     reasons: Mapping[int, Reason] = field(default_factory=dict)
     stop_time: float = _NEVER
     orphan_time: float = _NEVER
+    leave_time: float = _NEVER
     hang_time: float = _NEVER
     hung: tuple[int, ...] = ()
     sent: dict[int, float] = field(default_factory=dict)
@@ -97,7 +101,12 @@ class Record:
 
 
 def run_generation(
-    members: Sequence[Member], inbox: Inbox, *, stop_grace: float, hang_timeout: float
+    members: Sequence[Member],
+    inbox: Inbox,
+    *,
+    stop_grace: float,
+    hang_timeout: float,
+    leave: Callable[[], bool] | None = None,
 ) -> Record:
     """Start the processes and stay until all have gone.
 
@@ -106,6 +115,7 @@ def run_generation(
         inbox: entered already.
         stop_grace: seconds between a forwarded stop and SIGKILL.
         hang_timeout: see RuntimeConfig; 0: nobody is watched.
+        leave: whether they are to stop as at a signal; None: never.
 
     Raises:
         OSError: a process could not be started.
@@ -117,6 +127,8 @@ def run_generation(
         group.poll()
         _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
+        if leave is not None and record.leave_time == _NEVER and leave():
+            record.leave_time = _now()
         if group.gone:
             break
         if not (record.hung or record.failures or signal.SIGKILL in record.sent):
@@ -125,7 +137,8 @@ def run_generation(
                 record.hung, record.hang_time = tuple(members[i].rank for i in hung), _now()
                 _dump(group, record)
         due = _enforce(group, record, members, stop_grace)
-        inbox.wait(min(due, pulse.interval, 0.05 if group.lingering else _NEVER))
+        pause = 0.05 if group.lingering else _NEVER if leave is None else _LOOK
+        inbox.wait(min(due, pulse.interval, pause))
     strays.end()
     record.reasons = _read_reasons(members)
     return record
@@ -134,9 +147,10 @@ def run_generation(
 def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
     """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
     failed = min((end.moment for end in record.failures.values()), default=_NEVER)
-    term = min(record.stop_time, record.orphan_time, failed + PEER_GRACE)
+    asked = min(record.stop_time, record.leave_time)
+    term = min(asked, record.orphan_time, failed + PEER_GRACE)
     kill = min(
-        record.stop_time + stop_grace,
+        asked + stop_grace,
         record.orphan_time + KILL_GRACE,
         failed + PEER_GRACE + KILL_GRACE,
         record.hang_time + DUMP_GRACE,
@@ -174,12 +188,14 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
         key=lambda reason: (reason.exit_code == ExitCode.PEER_LOST, reason.time),
         default=None,
     )
-    ended = min(record.stop_time, record.orphan_time)
+    ended = min(record.stop_time, record.orphan_time, record.leave_time)
     if ended == _NEVER or (cause and _before(cause.rank, ended, record)):
         return cause
     if not any(end.code for end in record.exits.values()) and record.exits:
         return None
-    by = f"by {stop.name}" if stop else "because its parent was gone"
+    orphaned = record.orphan_time < _NEVER
+    by = "because its parent was gone" if orphaned else "because a node has come"
+    by = f"by {stop.name}" if stop else by
     after = f"; rank {cause.rank}: {cause.type}: {cause.message}" if cause else ""
     return Reason(
         exit_code=128 + (stop or signal.SIGTERM),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.env import DistEnv
 
-__all__ = ["PAUSE_S", "RETRY_S", "Place", "is_loopback"]
+__all__ = ["PAUSE_S", "RETRY_S", "Place", "is_loopback", "listen", "tcp_store"]
 
 PAUSE_S: Final = 0.05
 RETRY_S: Final = 0.2
@@ -52,7 +52,7 @@ class Place:
 
     def _client(self, deadline: float) -> Store:
         self._await_listener(deadline)
-        return self._prefixed(_tcp_store(self._addr, self._port, is_master=False))
+        return self._prefixed(tcp_store(self._addr, self._port, is_master=False))
 
     def _prefixed(self, store: Store) -> Store:
         return PrefixStore(self._prefix, store)
@@ -62,8 +62,8 @@ class Place:
         while True:
             try:
                 # Left to itself, the store would listen on all addresses of the machine.
-                listener = self._listener() if is_loopback(self._addr) else None
-                return _tcp_store(self._addr, self._port, is_master=True, listener=listener)
+                listener = listen(self._addr, self._port) if is_loopback(self._addr) else None
+                return tcp_store(self._addr, self._port, is_master=True, listener=listener)
             except (OSError, dist.DistNetworkError) as error:
                 if time.monotonic() > patience:
                     raise EnvError(
@@ -71,18 +71,6 @@ class Place:
                         "process uses the port: end it, or set another MASTER_PORT"
                     ) from error
             time.sleep(RETRY_S)
-
-    def _listener(self) -> socket.socket:
-        listener = socket.socket(socket.AF_INET6 if ":" in self._addr else socket.AF_INET)
-        # Also lets us listen on a port that a supervisor holds by binding it, never listening.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._addr, self._port))
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
-        return listener
 
     def _await_listener(self, deadline: float) -> None:
         """Knock until someone answers: torch's own client is slow to try again, and loud."""
@@ -103,9 +91,39 @@ class Place:
         )
 
 
-def _tcp_store(
+def listen(addr: str, port: int) -> socket.socket:
+    """A socket that listens on this address alone.
+
+    Raises:
+        OSError: another process listens there.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
+    # Also lets us listen on a port that a supervisor holds by binding it, never listening.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((addr, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def tcp_store(
     addr: str, port: int, *, is_master: bool, listener: socket.socket | None = None
 ) -> Store:
+    """The store of a group, hosted here or reached there.
+
+    Args:
+        addr: its name or address.
+        port: its port.
+        is_master: whether this process hosts it.
+        listener: a socket of listen(), for the host: the store listens on all addresses otherwise.
+
+    Raises:
+        DistNetworkError: it cannot be hosted here, or not be reached within seconds.
+    """
+
     def make(**more: Any) -> Store:
         store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
             addr,

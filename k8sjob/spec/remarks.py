@@ -17,12 +17,11 @@ __all__ = ["job_remarks"]
 
 def job_remarks(spec: JobSpec) -> Iterator[Broken]:
     """Every remark on a job: the field, and what to do about it."""
-    if spec.replicas.elastic and spec.uses_agent:
-        started = spec.run.script or f"-m {spec.run.module}"
+    if spec.replicas.elastic and spec.uses_agent and not spec.checkpoint:
         yield Broken(
             ("replicas", "elastic"),
-            "the operator gives the nodes of an elastic job no RANK, so k8sjob's agent ends each"
-            f" with exit code 2; let torchrun start them, as run.command: [torchrun, {started}]",
+            "without checkpoint the training begins anew whenever a node comes or goes; set"
+            " checkpoint.dir, on a volume that all nodes share",
         )
     if warning := STRATEGIES[spec.strategy.kind].warning:
         yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")

@@ -53,8 +53,8 @@ class Replicas(Part):
     elastic: Annotated[
         Elastic | None,
         doc(
-            "Lets nodes come and go within these bounds; null: the number is fixed. For now"
-            " torchrun must start such a job, as run.command: [torchrun, main.py].",
+            "Lets nodes come and go within these bounds: those that are there train, and go on"
+            " from a checkpoint when that changes; null: the number is fixed.",
             {"min": 2, "max": 4},
         ),
     ] = None

@@ -96,6 +96,14 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
     found_by = compat.conflicts(strategy.kind, strategy.settings, shape, backend=strategy.backend)
     for found in found_by:
         yield Broken(tuple(found.field.split(".")), found.message)
+    kind = compat.STRATEGIES.get(strategy.kind)
+    if spec.replicas.elastic and spec.uses_agent and kind and not kind.resizes:
+        able = ", ".join(name for name, row in compat.STRATEGIES.items() if row.resizes)
+        yield Broken(
+            ("replicas", "elastic"),
+            f"{strategy.kind} divides the model over a number of ranks that must not change; leave"
+            f" elastic out, or use one of {able}",
+        )
 
 
 def _volumes(spec: JobSpec) -> Iterator[Broken]:

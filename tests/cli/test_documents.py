@@ -64,8 +64,8 @@ def test_warnings_go_beside_the_data(k8sjob, job_file):
     done = k8sjob("render", file)
     assert done.code == 0
     assert done.out == render(load(file))
-    assert done.err.startswith("warning: replicas.elastic: the operator gives ")
-    assert "run.command: [torchrun, main.py]" in done.err
+    assert done.err.startswith("warning: replicas.elastic: without checkpoint ")
+    assert "set checkpoint.dir" in done.err
     done = k8sjob("validate", file)
     assert done.code == 0
     assert done.err.startswith(f"warning: {file}: replicas.elastic: ")

@@ -186,63 +186,6 @@ def told(name, options, *, workers=3, **fields):
     )
 
 
-@pytest.fixture
-def checkpoints(cluster, namespace, eventually, request):
-    """Makes volumes that pods which are not root can write, by the names of their claims."""
-    return lambda name: make_claim(cluster, namespace, eventually, request, name)
-
-
-def make_claim(cluster, namespace, eventually, request, name):
-    """A claim for a folder of the node, or of the cluster's own kind where it has one."""
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    classes = cluster.kubectl("get", "storageclass", "-o", "name").stdout
-    if not classes:
-        volume = f"{namespace}-{name}"
-        claim["spec"] |= {"storageClassName": "", "volumeName": volume}
-        folder = {"path": f"/tmp/k8sjob-tests/{volume}", "type": "DirectoryOrCreate"}
-        persistent = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteMany"],
-                "hostPath": folder,
-            },
-        }
-        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(persistent))
-        request.addfinalizer(lambda: cluster.kubectl("delete", "pv", volume, "--wait=false"))
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(claim))
-    opening = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"open-{name}", "namespace": namespace},
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "chmod",
-                    "image": cluster.base_image,
-                    "command": ["chmod", "0777", "/volume"],
-                    "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
-                }
-            ],
-            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": name}}],
-        },
-    }
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(opening))
-    phase = ("get", "pod", f"open-{name}", "-n", namespace, "-o", "jsonpath={.status.phase}")
-    eventually(lambda: cluster.kubectl(*phase).stdout == "Succeeded", "the volume")
-
-
 def test_four_replicas_train_one_model(start, checkpoints):
     home = EXAMPLES / "digits-ddp"
     checkpoints("digits-checkpoints")

@@ -15,7 +15,7 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.runtime import config
-from k8sjob.runtime.env import EnvError, dist_env, node_env
+from k8sjob.runtime.env import EnvError, dist_env, elastic_env, node_env
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors-environment.md"
@@ -47,7 +47,11 @@ def settings(environ):
     config.lifeline(environ)
 
 
-READERS = {"node": node_env, "process": dist_env, "settings": settings}
+def elastic(environ):
+    elastic_env(environ, "digits-worker-0")
+
+
+READERS = {"node": node_env, "elastic": elastic, "process": dist_env, "settings": settings}
 
 
 def assignments(words):
@@ -117,5 +121,5 @@ def test_every_message_has_its_row(message):
     assert any(re.fullmatch(message, row.error) for row in rows()), message
 
 
-def test_the_page_has_all_four_tables():
+def test_the_page_has_all_its_tables():
     assert {row.kind for row in rows()} == {*READERS, "command"}

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.env import DistEnv, EnvError, NodeEnv, dist_env, node_env
+from k8sjob.runtime.env import (
+    DistEnv,
+    ElasticEnv,
+    EnvError,
+    NodeEnv,
+    dist_env,
+    elastic_env,
+    node_env,
+)
 
 MASTER = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 
@@ -104,7 +113,7 @@ class TestNode:
             ({"RANK": "0"}, "WORLD_SIZE is not"),
             ({"WORLD_SIZE": "2", **MASTER}, "2 nodes, and neither RANK nor PET_NODE_RANK"),
             (worker_only(3), "only for a job that has a Master"),
-            (worker_only(3) | {"PET_NNODES": "2:4"}, "has no Master"),
+            (worker_only(3) | {"PET_NNODES": "2:4"}, "get their ranks when they meet"),
             (worker_only(3) | {"PET_NNODES": "x"}, "PET_NNODES='x'"),
             (elastic(1, 4, "2:x"), "neither a number nor MIN:MAX"),
             (elastic(1, 4, "1:2"), "outside PET_NNODES=1:2"),
@@ -240,3 +249,26 @@ class TestProcess:
         with pytest.raises(EnvError) as caught:
             dist_env(environ)
         assert seen in str(caught.value)
+
+
+class TestElastic:
+    """elastic_env(): what a node of an elastic job is told, and what it is not."""
+
+    MET: ClassVar = {
+        **worker_only(2),
+        "PET_NNODES": "2:4",
+        "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+        "PET_RDZV_BACKEND": "c10d",
+    }
+
+    @pytest.mark.parametrize(
+        ("hostname", "hosts"),
+        [("job-worker-0", True), ("job-worker-0.example", True), ("job-worker-1", False)],
+    )
+    def test_the_first_worker_hosts(self, hostname, hosts):
+        found = elastic_env(self.MET, hostname)
+        assert found == ElasticEnv("job-worker-0", 23456, hosts, "k8sjob", 2, 4, 1)
+
+    @pytest.mark.parametrize("environ", [{}, worker_only(3), operator(0, 2), elastic(1, 4, "2:4")])
+    def test_others_have_a_fixed_size(self, environ):
+        assert elastic_env(environ, "job-worker-0") is None

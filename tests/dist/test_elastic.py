@@ -1,0 +1,150 @@
+"""Elastic groups for real: nodes that come, go and are killed, as agents of one machine."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from k8sjob import contract
+from k8sjob.contract import Event, ExitCode
+
+pytestmark = pytest.mark.dist
+
+UNTIL = Path(__file__).parent / "programs/until.py"
+LIMIT_S = 240
+
+
+class Node:
+    """One agent with its ranks."""
+
+    def __init__(self, folder, number, port, settings, bounds):
+        self.output = folder / f"output-{number}"
+        self.words = folder / f"words-{number}"
+        settings = {
+            "checkpoint_dir": str(folder / "checkpoints"),
+            "checkpoint_every": 1,
+            "rendezvous_timeout": 120.0,
+            "collective_timeout": 120.0,
+            **settings,
+        }
+        env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("K8SJOB_")},
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PET_NNODES": bounds,
+            "PET_NPROC_PER_NODE": "1",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+            contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
+            contract.TERMINATION_LOG_ENV: str(self.words),
+        }
+        argv = [sys.executable, "-m", "k8sjob.runtime", str(UNTIL), str(folder / "done")]
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(argv, env=env, stdout=file, stderr=file)
+
+    @property
+    def text(self):
+        return self.output.read_text()
+
+    def events(self, kind):
+        found = (Event.decode(line) for line in self.text.splitlines())
+        return [event.data for event in found if event and event.kind == kind]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self):
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """nodes() -> Node, each of the same elastic group; all are ended afterwards."""
+    running = []
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+
+        def start(*, bounds="1:3", **settings):
+            node = Node(tmp_path, len(running), port, settings, bounds)
+            running.append(node)
+            return node
+
+        start.finish = (tmp_path / "done").touch
+        yield start
+        for node in running:
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGTERM)
+        for node in running:
+            node.wait()
+
+
+def eventually(holds, *nodes):
+    until = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < until, [node.text for node in nodes]
+        time.sleep(0.05)
+
+
+def told(*nodes):
+    """What rank 0 said of each epoch."""
+    return [event for node in nodes for event in node.events("metrics")]
+
+
+def worlds(*nodes):
+    """How many ranks each round had, as rank 0 told it, wherever that was."""
+    return [event["world_size"] for node in nodes for event in node.events("started")]
+
+
+def test_nodes_come_and_go(nodes):
+    first = nodes()
+    eventually(lambda: first.events("metrics"), first)
+    second = nodes()  # the group grows
+    eventually(lambda: 2 in worlds(first, second), first, second)
+    epochs = len(told(first, second))
+    eventually(lambda: len(told(first, second)) > epochs + 1, first, second)
+    second.kill()  # and shrinks
+    eventually(lambda: worlds(first)[-1:] == [1] and len(worlds(first, second)) > 2, first, second)
+    nodes.finish()
+    assert first.wait() == 0, first.text
+    resumed = first.events("resumed") + second.events("resumed")
+    assert len(resumed) == 2
+    assert all(event["step"] > 0 for event in resumed)
+    # An epoch that a resize has cut in two is counted from where it went on.
+    assert all(one["samples"] in range(24, 97, 24) for one in told(first, second))
+    assert all(one["whole"] for one in told(first, second))
+
+
+def test_the_host_of_the_rendezvous_is_lost(nodes):
+    first = nodes(bounds="2:2")
+    eventually(lambda: "meeting at" in first.text, first)
+    second = nodes(bounds="2:2")
+    eventually(lambda: told(first, second), first, second)
+    first.kill()
+    third = nodes(bounds="2:2")
+    eventually(lambda: second.events("resumed") or third.events("resumed"), second, third)
+    nodes.finish()
+    assert (second.wait(), third.wait()) == (0, 0), second.text + third.text
+    assert set(worlds(first, second, third)) == {2}
+
+
+def test_too_few_nodes(nodes):
+    alone = nodes(bounds="2:3", rendezvous_timeout=3.0)
+    assert alone.wait() == ExitCode.RESTARTS_SPENT or alone.process.returncode == 138
+    assert "fewer than 2 nodes met at 127.0.0.1:" in json.loads(alone.words.read_text())["message"]
+
+
+def test_a_stop_while_it_waits_for_others(nodes):
+    alone = nodes(bounds="2:3")
+    eventually(lambda: "meeting at" in alone.text, alone)
+    time.sleep(2)
+    alone.process.send_signal(signal.SIGTERM)
+    assert alone.wait() == 143
