@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
@@ -48,20 +48,23 @@ def _every(value: Any) -> Any:
     return value
 
 
+Kind = Literal[
+    "ddp",
+    "keras",
+    "fsdp",
+    "mesh",
+    "pipeline",
+    "model_split",
+    "data_parallel",
+    "parameter_server",
+]
+
+
 class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
 
     kind: Annotated[
-        Literal[
-            "ddp",
-            "keras",
-            "fsdp",
-            "mesh",
-            "pipeline",
-            "model_split",
-            "data_parallel",
-            "parameter_server",
-        ],
+        Kind,
         doc(
             "ddp: every rank has the whole model, gradients are averaged. keras: every"
             " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
@@ -71,14 +74,7 @@ class Strategy(Part):
             " some of the layers on each of its GPUs, which take turns. data_parallel: one process"
             " has a copy of the model on each of its GPUs, made anew each step. parameter_server:"
             " trainers have the model without its tables, servers the tables' columns.",
-            "ddp",
-            "keras",
-            "fsdp",
-            "mesh",
-            "pipeline",
-            "model_split",
-            "data_parallel",
-            "parameter_server",
+            *get_args(Kind),
         ),
     ] = "ddp"
     accumulate: Annotated[
