@@ -19,6 +19,7 @@ class Background:
 
     def __init__(self) -> None:
         self._done = threading.Event()
+        self._thread: threading.Thread | None = None
         self._then: Callable[[Any], None] | None = None
         self._outcome: Any = None
 
@@ -46,11 +47,14 @@ class Background:
                 self._outcome = error
             self._done.set()
 
-        threading.Thread(target=run, daemon=True, name="k8sjob-save").start()
+        self._thread = threading.Thread(target=run, daemon=True, name="k8sjob-save")
+        self._thread.start()
 
     def take(self) -> None:
         """Hand over the outcome, if there is one; costs nothing where there is none."""
-        if self._then is not None and self._done.is_set():
+        if self._then is not None and self._thread is not None and self._done.is_set():
+            # To its very end: what it still frees of torch's would abort a process that exits.
+            self._thread.join()
             then, outcome = self._then, self._outcome
             self._then = self._outcome = None
             then(outcome)

@@ -15,7 +15,7 @@ import re
 import shutil
 import zipfile
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -23,10 +23,20 @@ import torch
 from k8sjob.runtime import digests, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Checkpoints", "check_state", "decode", "load", "passed_over", "remove", "verify"]
+__all__ = [
+    "Checkpoints",
+    "check_state",
+    "decode",
+    "load",
+    "passed_over",
+    "remove",
+    "told_as_oserror",
+    "verify",
+    "write",
+]
 
 _NAME: Final = re.compile(r"step-(\d+)(\.pt|\.old)?")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
@@ -83,7 +93,7 @@ class Checkpoints:
             OSError: it could not be written; the draft is gone.
         """
         try:
-            _write(draft, state)
+            write(draft, state)
             return self.publish(draft, step)
         except OSError:
             remove(draft)
@@ -244,12 +254,22 @@ def decode(content: bytes) -> dict[str, Any]:
     return shards.read_others(content)
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
+def write(path: Path, state: Any) -> None:
+    """Write a nest of tensors and plain values into one file, which may not be on the disk yet.
+
+    Raises:
+        OSError: it could not be written; half of it may be there.
+    """
+    with told_as_oserror(path), path.open("wb") as file:
+        torch.save(state, file)
+
+
+@contextmanager
+def told_as_oserror(path: Path) -> Iterator[None]:
+    """Torch's archive writer trips over what the file system said: let that be the error."""
     try:
-        with path.open("wb") as file:
-            torch.save(state, file)
+        yield
     except RuntimeError as error:
-        # torch's archive writer trips over what the file system said.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
 

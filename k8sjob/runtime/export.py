@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob.runtime.checkpoint import Checkpoints, load, verify
+from k8sjob.runtime.checkpoint import Checkpoints, load, verify, write
 from k8sjob.runtime.shards import gathered
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def export(
     chosen = gathered(state if everything else _weights(state, path))
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        (_write_safetensors if as_safetensors else _write_torch)(chosen, draft)
+        (_write_safetensors if as_safetensors else write)(draft, chosen)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(target)
@@ -107,7 +107,7 @@ def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def _write_safetensors(weights: dict[str, Any], path: Path) -> None:
+def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
     try:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
@@ -124,16 +124,6 @@ def _write_safetensors(weights: dict[str, Any], path: Path) -> None:
         save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
-
-
-def _write_torch(chosen: dict[str, Any], path: Path) -> None:
-    try:
-        with path.open("wb") as file:
-            torch.save(chosen, file)
-    except RuntimeError as error:
-        # torch's archive writer trips over what the file system said.
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
 
 
 def _count(nest: Any) -> int:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan
 
 from k8sjob.runtime import digests
+from k8sjob.runtime.checkpoint import told_as_oserror
 from k8sjob.runtime.shards import METADATA, OTHERS, mark
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Part:
         """
         if not self._plan.items:
             return json.dumps({"files": {}, "places": []})
-        with _told_as_oserror():
+        with told_as_oserror(draft):
             results = FileSystemWriter(draft).write_data(self._plan, _Staged(self._staged)).wait()
         places = [
             [
@@ -221,17 +222,7 @@ def _await_copies(staged: dict[MetadataIndex, Tensor]) -> None:
 @contextmanager
 def _lasting(file: Path) -> Iterator[IO[bytes]]:
     """A file to write, which is on the disk afterwards."""
-    with _told_as_oserror(), file.open("wb") as stream:
+    with told_as_oserror(file), file.open("wb") as stream:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
-
-
-@contextmanager
-def _told_as_oserror() -> Iterator[None]:
-    """Torch's archive writer trips over what the file system said."""
-    try:
-        yield
-    except RuntimeError as error:
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise OSError(str(cause).splitlines()[0]) from error
