@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ignore"]
 
+_UP_TO_A_STAR = re.compile(r"(?:[^*/\\\[\]]|\\[^/])*(?=\*(?!\*))")
+"""What stands between two `*` of one name, each part of which fits one character."""
+
 
 class Ignore:
     """The patterns of one .dockerignore."""
@@ -96,7 +99,12 @@ def _regex(pattern: str) -> str:
             at += 2 if rest[1:2] == "/" else 1
             made += ".*" if at >= len(pattern) else "(.*/)?"
         elif character == "*":
-            made += "[^/]*"
+            between = _UP_TO_A_STAR.match(rest)
+            if between:  # only the last `*` of a name may have to try more than the first fit
+                made += f"(?>[^/]*?{_regex(between[0])})"
+                at += between.end()
+            else:
+                made += "[^/]*"
         elif character == "?":
             made += "[^/]"
         elif character == "\\" and rest:

@@ -1,6 +1,10 @@
 """.dockerignore, by docker's documented examples and its parser's own rules."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering import dockerignore
@@ -39,6 +43,21 @@ def test_patterns(patterns, ignored, kept):
     ignore = Ignore(patterns)
     assert [path for path in ignored if not ignore(path)] == []
     assert [path for path in kept if ignore(path)] == []
+
+
+NAMES = st.text("ab/", min_size=1, max_size=8).filter(lambda name: "//" not in name.strip("/"))
+
+
+@given(st.text("ab?*/", min_size=1, max_size=8).filter(lambda text: "**" not in text), NAMES)
+def test_stars_fit_whatever_they_can(pattern, name):
+    pattern, name = re.sub("/+", "/", pattern).strip("/"), name.strip("/")
+    if pattern and name:
+        slowly = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+        assert Ignore(pattern)(name) == bool(re.fullmatch(rf"{slowly}(/.*)?", name))
+
+
+def test_many_stars_end_in_this_century():
+    assert not Ignore("*a" * 30 + "*b")("a" * 250)
 
 
 def test_a_pattern_that_is_none():
