@@ -80,7 +80,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
-            return _end(_keep_elastic(argv, shape, environ, settings, lifeline, inbox))
+            reason, spent = _keep_elastic(argv, shape, environ, settings, lifeline, inbox)
+            return _given_up(reason, settings) if reason and spent else _end(reason)
         node = node_env(environ)
         node = replace(node, serving=compat.serving(settings.strategy, settings.options))
         say(_banner(node, settings))
@@ -91,11 +92,18 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             node = replace(node, master_port=_reserve_port(stack))
         environ = _with_keras(_with_threads(environ, node), settings)
         ranks = Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
-        reason, code = _end(keep(ranks, settings, inbox))
-        # It would start again, for as long as the operator lives: the pod's next agent knows of no
-        # restarts before its own.
-        spent = settings.restart_policy == "ExitCode" and retryable(code) and not inbox.stopping()
-        return reason, ExitCode.RESTARTS_SPENT if spent else code
+        reason = keep(ranks, settings, inbox)
+        return _given_up(reason, settings) if reason and not inbox.stopping() else _end(reason)
+
+
+def _given_up(reason: Reason, settings: RuntimeConfig) -> _End:
+    """The end of a node that may not start its ranks any more.
+
+    Under ExitCode it would start again, for as long as the operator lives: the pod's next agent
+    knows of no restarts before its own.
+    """
+    again = settings.restart_policy == "ExitCode" and retryable(reason.exit_code)
+    return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
 
 
 def _keep_elastic(  # noqa: PLR0917 - what a start is made of
@@ -105,7 +113,7 @@ def _keep_elastic(  # noqa: PLR0917 - what a start is made of
     settings: RuntimeConfig,
     lifeline: int,
     inbox: Inbox,
-) -> Reason | None:
+) -> tuple[Reason | None, bool]:
     """Run the program in an elastic group; see k8sjob.runtime.elastic."""
     if not compat.STRATEGIES[settings.strategy].resizes:
         raise EnvError(
@@ -120,7 +128,7 @@ def _keep_elastic(  # noqa: PLR0917 - what a start is made of
     )
     _check_program(argv)
     _check_torch()
-    first = NodeEnv(not shape.hosts, shape.most, shape.nproc_per_node, shape.host, shape.port)
+    first = NodeEnv(int(not shape.hosts), shape.most, shape.nproc_per_node, shape.host, shape.port)
     await_master(first, settings.rendezvous_timeout, inbox, say)
     environ = _with_keras(_with_threads(environ, first), settings)
 

@@ -89,7 +89,7 @@ def start(
     config: RuntimeConfig,
     inbox: Inbox,
     *,
-    leave: Callable[[], bool] | None = None,
+    leave: Callable[[], float | None] | None = None,
 ) -> Record:
     """One start of a program, to its end.
 
@@ -98,7 +98,7 @@ def start(
         restart: how often it was started before.
         config: see keep().
         inbox: entered already.
-        leave: asked now and then whether the processes are to stop, though nobody sent a signal.
+        leave: see run_generation().
     """
     with _folder() as folder:
         return run_generation(

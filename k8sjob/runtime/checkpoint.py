@@ -77,9 +77,9 @@ class Checkpoints:
         Raises:
             OSError: it could not be made.
         """
-        path = self.folder / f".step-{step:08d}.{os.getpid()}.tmp"
+        # Two pods may have the same pid, and for a moment both be rank 0.
+        path = self.folder / f".step-{step:08d}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         self.folder.mkdir(parents=True, exist_ok=True)
-        remove(path)
         if folder:
             path.mkdir()
         else:
@@ -125,11 +125,11 @@ class Checkpoints:
 
         To be asked before there is work that would be lost; makes the folder.
         """
-        probe = self.folder / f".step-probe.{os.getpid()}.tmp"
+        probe = self.folder / f".step-probe.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return None
@@ -287,6 +287,9 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some mounts have none of folders
+            raise
     finally:
         os.close(handle)
 

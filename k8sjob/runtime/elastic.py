@@ -6,7 +6,7 @@ place where the ranks of that round meet. A node that comes later waits for the 
 others stop their ranks after a checkpoint, and all meet again. A node that is lost takes its ranks
 along; the ranks of the others fail by that, and their nodes meet without it.
 
-torch's rendezvous takes the agent's memory (0.3 GB) and seconds of import, so an agent of a fixed
+Torch's rendezvous takes the agent's memory (0.3 GB) and seconds of import, so an agent of a fixed
 group never gets here.
 """
 
@@ -56,15 +56,24 @@ _LAST_CALL_S: Final = 3
 """Seconds that those who are enough to begin wait for more."""
 _ALIVE_S: Final = 1
 """Seconds between two signs of life of a node."""
-_MISSED: Final = 5
-"""So many of them missed, and a node counts as lost."""
+_MISSED: Final = 15
+"""So many of them missed, and a node counts as lost: a machine may stand still for a while."""
 _ANSWER: Final = timedelta(seconds=60)
-"""For one question to the store; the one who is to answer may have died meanwhile."""
+_PLACED: Final = timedelta(seconds=10)
+"""Until the first node of a round has said where its ranks meet; it may have died meanwhile."""
 _SETTLED_S: Final = 60.0
-"""A round that lasted so long was a good one: its end is not counted against max_restarts."""
+"""A round that lasted so long was a good one: failures before it are forgotten."""
+_LONGEST_PAUSE_S: Final = 30.0
 _LOOK_S: Final = 1.0
+_LOOKS: Final = 3
+"""So many looks in a row must show that a node is missing."""
+_LOST_GRACE_S: Final = 3.0
+"""For ranks that are to stop and cannot agree on it, since one of them is gone."""
 _GOODBYE_S: Final = 5.0
+_LINGER_S: Final = 3.0
+"""How long the store's host stays when the job is done, so that all learn that it is."""
 _PLACE: Final = "k8sjob/place"
+_DONE: Final = "k8sjob/done"
 
 
 def keep_elastic(
@@ -72,52 +81,54 @@ def keep_elastic(
     program: Callable[[NodeEnv], Program],
     config: RuntimeConfig,
     inbox: Inbox,
-) -> Reason | None:
+) -> tuple[Reason | None, bool]:
     """Run a program on this node in round after round, until a round comes to its end.
 
     Args:
         env: where the nodes meet, and how many they may be.
         program: what runs on the node of a round.
-        config: max_restarts counts this node's own failures, and rounds that ended within a
-            minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
+        config: max_restarts counts this node's own failures, as long as no round between them
+            lasts a minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
         inbox: entered already.
 
     Returns:
-        None when all processes of this node ended with 0, or the others have ended the job; else
-        why the node's last round ended.
+        (reason, spent): None when all processes of this node ended with 0, or the others have ended
+        the job, else why the node's last round ended; and whether max_restarts is used up.
 
     Raises:
         PeerLost: fewer nodes than the job needs came in time.
         EnvError: there is no folder to write in.
         OSError: a process could not be started.
     """
-    rounds = failures = 0
-    with _Rendezvous(env, config.rendezvous_timeout) as rendezvous:
+    failures = losses = 0
+    with _Rendezvous(env, config) as rendezvous:
         while (node := rendezvous.join(inbox)) is not None:
             began = time.monotonic()
-            say(f"round {rounds + 1}: node {node.node_rank} of {node.nnodes}")
-            record = start(program(node), rounds, config, inbox, leave=rendezvous.has_newcomer)
-            rounds += 1
+            say(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
+            leave = rendezvous.is_out_of_date
+            record = start(program(node), rendezvous.round - 1, config, inbox, leave=leave)
             reason = verdict(record, inbox.stop)
-            if reason is None:
-                rendezvous.close()
-                return None
-            if inbox.stopping() or not retryable(reason.exit_code):
-                return reason
-            brief = time.monotonic() - began < _SETTLED_S
-            if reason.exit_code != ExitCode.STOPPED and (brief or not _is_peers(reason)):
+            if reason is None and record.leave_time == float("inf"):
+                rendezvous.close(inbox)
+                return None, False
+            if inbox.stopping() or (reason and not retryable(reason.exit_code)):
+                return reason, False
+            if time.monotonic() - began >= _SETTLED_S:
+                failures = losses = 0
+            code = reason.exit_code if reason else ExitCode.STOPPED
+            if code == ExitCode.PEER_LOST:
+                losses += 1
+            elif code != ExitCode.STOPPED:
                 failures += 1
-                if failures > config.max_restarts:
-                    return reason
-                rest(min(2.0, 0.1 * 2**failures), inbox)
-            say(f"{describe(reason)}; the nodes that are there meet again")
+            if failures > config.max_restarts:
+                return reason, True
+            say(f"{describe(reason) if reason else 'stopped'}; the nodes that are there meet again")
+            if failures or losses > 1:  # the first loss of a node is followed by no pause
+                rest(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (failures + losses)), inbox)
     if not inbox.stopping():
-        return None
-    return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
-
-
-def _is_peers(reason: Reason) -> bool:
-    return reason.exit_code == ExitCode.PEER_LOST
+        return None, False
+    stopped = Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time)
+    return verdict(stopped, inbox.stop), False
 
 
 @dataclass(slots=True)
@@ -146,18 +157,26 @@ class _Asked:
 class _Rendezvous:
     """This node's part in the rounds of an elastic job."""
 
-    def __init__(self, env: ElasticEnv, timeout: float) -> None:
+    def __init__(self, env: ElasticEnv, config: RuntimeConfig) -> None:
         # Else a node that joins a second round waits for an address that nobody writes anew
         # (pytorch issue 135712).
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
-        self._env, self._timeout = env, timeout
-        self._addr = _own_address(env)
+        self._env, self._timeout = env, config.rendezvous_timeout
+        self._patience = max(config.stop_grace, config.hang_timeout)
         self._hosted: Store | None = None
-        self._handler: DynamicRendezvousHandler | None = None
+        self._handler: Any = None
+        self._addr = ""
+        self._info: api.RendezvousInfo | None = None
         self._reserved: socket.socket | None = None
-        self._newcomer = threading.Event()
-        self._looking: threading.Event | None = None
+        self._grace: float | None = None
+        self._over = threading.Event()
+        self._looking: threading.Thread | None = None
+
+    @property
+    def round(self) -> int:
+        """Which round this is, for all nodes the same, counted from 1."""
+        return int(self._handler._state_holder.state.round) + 1  # noqa: SLF001 - torch tells it nowhere else
 
     def __enter__(self) -> Self:
         return self
@@ -171,31 +190,50 @@ class _Rendezvous:
         self._settle()
 
     def join(self, inbox: Inbox) -> NodeEnv | None:
-        """This node in the next round; None: it is to stop, or the others have ended the job."""
+        """This node in the next round; None: it is to stop, or the others have ended the job.
+
+        Raises:
+            PeerLost: fewer nodes than the job needs came in time, or the store does not answer.
+        """
         if inbox.stopping():
             return None
         self._settle()
-        asked = _Asked.of(self._next)
+        asked, until = _Asked.of(self._next), time.monotonic() + self._timeout + _GOODBYE_S
         while not asked.done.is_set():
             if inbox.stopping():
                 return None
+            if time.monotonic() > until:  # torch waits for a host that stands still without end
+                raise PeerLost(self._in_vain("its host does not answer"))
             inbox.wait(0.05)
         if asked.error is not None:
             raise asked.error
         node: NodeEnv | None = asked.answer
         if node is not None:
-            self._look_out()
+            self._look_out(node)
         return node
 
-    def has_newcomer(self) -> bool:
-        """Whether a node waits for the next round."""
-        return self._newcomer.is_set()
+    def is_out_of_date(self) -> float | None:
+        """Whether this round is to end for another one; the seconds that its ranks have for it."""
+        return self._grace
 
-    def close(self) -> None:
-        """The job is done: whoever comes now finds it closed. The host says so for all."""
+    def close(self, inbox: Inbox) -> None:
+        """This node is done: stay until all of the round are, so that none of them misses it."""
+        asked = _Asked.of(self._done)
+        while not (asked.done.is_set() or inbox.stopping() or self._grace is not None):
+            inbox.wait(0.05)
         self._settle()
         if self._handler is not None and self._hosted is not None:
             _Asked.of(self._handler.shutdown).done.wait(_GOODBYE_S)
+            rest(_LINGER_S, inbox)
+
+    def _done(self) -> None:
+        info = self._info
+        if info is None:
+            return
+        info.store.set(f"{_DONE}/{info.rank}", "")
+        keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
+        while not info.store.check(keys) and not self._over.wait(RETRY_S):
+            pass
 
     def _next(self) -> NodeEnv | None:
         deadline = time.monotonic() + self._timeout
@@ -208,19 +246,23 @@ class _Rendezvous:
             except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
                 return None
             except api.RendezvousTimeoutError:
-                why = "not enough of them came"
-            except (api.RendezvousError, dist.DistError, OSError) as error:
+                why = "not enough of them came, or their clocks differ by more than some seconds"
+            except (api.RendezvousError, dist.DistError, OSError, RuntimeError) as error:
                 why = str(error.__cause__ or error).partition("\n")[0]
                 self._handler = None
             if time.monotonic() > deadline:
-                raise PeerLost(
-                    f"fewer than {self._env.least} nodes met at {self._env.host}:{self._env.port}"
-                    f" within {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that"
-                    " wait, or raise run.rendezvous_timeout"
-                )
+                raise PeerLost(self._in_vain(why))
             time.sleep(RETRY_S)
 
+    def _in_vain(self, why: str) -> str:
+        return (
+            f"fewer than {self._env.least} nodes met at {self._env.host}:{self._env.port} within"
+            f" {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that wait, or raise"
+            " run.rendezvous_timeout"
+        )
+
     def _connected(self) -> DynamicRendezvousHandler:
+        self._addr = _own_address(self._env)
         store = self._store()
         store.set_timeout(_ANSWER)
         backend = C10dRendezvousBackend(store, self._env.run_id)
@@ -256,32 +298,50 @@ class _Rendezvous:
 
     def _placed(self, info: api.RendezvousInfo) -> NodeEnv:
         """Where the ranks of a round meet: on its first node, at a port that is free there."""
+        self._info = info
         if info.rank == 0:
             self._reserved = _reserve(self._addr)
             port = self._reserved.getsockname()[1]
             info.store.set(_PLACE, json.dumps([self._addr, port]))
+        info.store.wait([_PLACE], _PLACED)
         addr, port = json.loads(info.store.get(_PLACE))
         return NodeEnv(info.rank, info.world_size, self._env.nproc_per_node, addr, port)
 
-    def _look_out(self) -> None:
-        """See whether nodes wait for the next round, until this one is over."""
-        handler, over = self._handler, threading.Event()
-        self._newcomer.clear()
-        self._looking = over
+    def _look_out(self, node: NodeEnv) -> None:
+        """See whether the nodes of this round are still the right ones, until it is over."""
+        self._grace, self._over = None, threading.Event()
+        arguments = (self._handler, node, self._over)
+        self._looking = threading.Thread(
+            target=self._look, args=arguments, daemon=True, name="k8sjob-round"
+        )
+        self._looking.start()
 
-        def look() -> None:
-            while handler is not None and not over.wait(_LOOK_S):
-                with suppress(Exception):  # the store's host may be gone; the ranks feel it soon
-                    if handler.num_nodes_waiting() and not over.is_set():
-                        self._newcomer.set()
-
-        threading.Thread(target=look, daemon=True, name="k8sjob-newcomers").start()
+    def _look(self, handler: Any, node: NodeEnv, over: threading.Event) -> None:
+        missing = 0
+        while not over.wait(_LOOK_S):
+            try:
+                waiting = handler.num_nodes_waiting()
+            except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks feel that soon
+                continue
+            here = handler._state_holder.state.participants  # noqa: SLF001 - torch tells it nowhere else
+            # A node that stood still has been left out by the others, and does not hear of it.
+            alone = handler._this_node not in here  # noqa: SLF001 - the same
+            missing = missing + 1 if len(here) < node.nnodes else 0
+            if over.is_set():
+                return
+            if alone or missing >= _LOOKS:
+                self._grace = _LOST_GRACE_S
+            elif waiting and node.nnodes < self._env.most:
+                # Nobody is in a hurry: a checkpoint may take longer than a pod has for its end.
+                self._grace = self._patience
 
     def _settle(self) -> None:
         """A round is over."""
+        self._over.set()
         if self._looking is not None:
-            self._looking.set()
+            self._looking.join(_GOODBYE_S)
             self._looking = None
+        self._grace = None
         if self._reserved is not None:
             self._reserved.close()
             self._reserved = None

@@ -18,7 +18,16 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DistEnv", "ElasticEnv", "EnvError", "NodeEnv", "dist_env", "elastic_env", "node_env"]
+__all__ = [
+    "DistEnv",
+    "ElasticEnv",
+    "EnvError",
+    "NodeEnv",
+    "dist_env",
+    "elastic_env",
+    "is_elastic",
+    "node_env",
+]
 
 _LOOPBACK: Final = "127.0.0.1"
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
@@ -170,7 +179,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     Raises:
         EnvError: the variables contradict each other.
     """
-    if not _elastic(environ) or "RANK" in environ or "PET_NODE_RANK" in environ:
+    if not is_elastic(environ) or "RANK" in environ or "PET_NODE_RANK" in environ:
         return None
     low, high = _bounds(environ)
     endpoint = environ.get("PET_RDZV_ENDPOINT", "")
@@ -335,7 +344,7 @@ def _nproc(environ: Mapping[str, str]) -> int:
 def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
     """The number of nodes: by WORLD_SIZE where there is one, and PET_NNODES must agree."""
     fixed = None
-    if not _elastic(environ) and "PET_NNODES" in environ:
+    if not is_elastic(environ) and "PET_NNODES" in environ:
         fixed = _number(environ, "PET_NNODES", 1, least=1)
     if "WORLD_SIZE" not in environ:
         if "RANK" in environ and fixed is None:
@@ -370,7 +379,7 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
         )
     if ranks:
         return next(iter(ranks.values()))
-    if _elastic(environ):
+    if is_elastic(environ):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
             "get their ranks when they meet; start the script by `python -m k8sjob.runtime SCRIPT` "
@@ -385,7 +394,8 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     return 0
 
 
-def _elastic(environ: Mapping[str, str]) -> bool:
+def is_elastic(environ: Mapping[str, str]) -> bool:
+    """Whether the number of nodes may change."""
     return ":" in environ.get("PET_NNODES", "")
 
 
@@ -395,7 +405,7 @@ def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
     The bounds also tell where spec.elasticPolicy.nProcPerNode was used: the operator then leaves
     it out of WORLD_SIZE, and the number of nodes comes out wrong.
     """
-    if not _elastic(environ):
+    if not is_elastic(environ):
         return
     text = environ["PET_NNODES"]
     low, high = _bounds(environ)

@@ -64,7 +64,11 @@ def _whole(value: Any, *, keep: bool) -> Any:
     """The same nest of containers with plain tensors of its own; dropped if they are not kept."""
     if isinstance(value, DTensor):
         full = value.full_tensor().detach()
-        return full.cpu() if keep else full.new_empty(0)
+        if not keep:
+            return full.new_empty(0)
+        # Of a tensor that every rank has whole it is the very memory that the optimizer changes.
+        own = full.untyped_storage().data_ptr() != value.to_local().untyped_storage().data_ptr()
+        return full.cpu() if own else full.to("cpu", copy=True)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True) if keep else value
     if isinstance(value, dict):

@@ -33,7 +33,7 @@ KILL_GRACE: Final = 3.0
 DUMP_GRACE: Final = 2.0
 """Seconds that processes which do not end have to write their stacks."""
 _LOOK: Final = 0.5
-"""Seconds between two looks at whether the group is to make room."""
+"""Seconds between two looks at whether the group is to meet again."""
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
@@ -67,7 +67,8 @@ class Record:
         reasons: by rank, what the processes said themselves.
         stop_time: a signal asked for a stop.
         orphan_time: the parent was seen to be gone.
-        leave_time: the group was asked to make room for one that will have more nodes.
+        leave_time: the group was told to end, since it is to meet again with other nodes.
+        leave_grace: seconds that its processes have for that.
         hang_time: the agent found processes without progress.
         hung: their ranks.
         sent: when which signal was sent to all.
@@ -80,6 +81,7 @@ class Record:
     stop_time: float = _NEVER
     orphan_time: float = _NEVER
     leave_time: float = _NEVER
+    leave_grace: float = 0.0
     hang_time: float = _NEVER
     hung: tuple[int, ...] = ()
     sent: dict[int, float] = field(default_factory=dict)
@@ -106,7 +108,7 @@ def run_generation(
     *,
     stop_grace: float,
     hang_timeout: float,
-    leave: Callable[[], bool] | None = None,
+    leave: Callable[[], float | None] | None = None,
 ) -> Record:
     """Start the processes and stay until all have gone.
 
@@ -115,7 +117,8 @@ def run_generation(
         inbox: entered already.
         stop_grace: seconds between a forwarded stop and SIGKILL.
         hang_timeout: see RuntimeConfig; 0: nobody is watched.
-        leave: whether they are to stop as at a signal; None: never.
+        leave: asked now and then; seconds that they have to stop as at a signal, or None: they go
+            on.
 
     Raises:
         OSError: a process could not be started.
@@ -127,8 +130,8 @@ def run_generation(
         group.poll()
         _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
-        if leave is not None and record.leave_time == _NEVER and leave():
-            record.leave_time = _now()
+        if leave is not None and record.leave_time == _NEVER and (grace := leave()) is not None:
+            record.leave_time, record.leave_grace = _now(), grace
         if group.gone:
             break
         if not (record.hung or record.failures or signal.SIGKILL in record.sent):
@@ -147,10 +150,10 @@ def run_generation(
 def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
     """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
     failed = min((end.moment for end in record.failures.values()), default=_NEVER)
-    asked = min(record.stop_time, record.leave_time)
-    term = min(asked, record.orphan_time, failed + PEER_GRACE)
+    term = min(record.stop_time, record.leave_time, record.orphan_time, failed + PEER_GRACE)
     kill = min(
-        asked + stop_grace,
+        record.stop_time + stop_grace,
+        record.leave_time + record.leave_grace,
         record.orphan_time + KILL_GRACE,
         failed + PEER_GRACE + KILL_GRACE,
         record.hang_time + DUMP_GRACE,
@@ -194,7 +197,7 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
     if not any(end.code for end in record.exits.values()) and record.exits:
         return None
     orphaned = record.orphan_time < _NEVER
-    by = "because its parent was gone" if orphaned else "because a node has come"
+    by = "because its parent was gone" if orphaned else "because the group meets again"
     by = f"by {stop.name}" if stop else by
     after = f"; rank {cause.rank}: {cause.type}: {cause.message}" if cause else ""
     return Reason(

@@ -17,6 +17,7 @@ from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, keras_optimizer, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
+from k8sjob.runtime.env import is_elastic
 from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import leave_reason
 from k8sjob.runtime.lookout import Lookout
@@ -89,6 +90,7 @@ class Job:
                 group,
                 reporter,
                 form=config.checkpoint_format,
+                must_share=is_elastic(os.environ),
                 beat=lambda: self.beat(self._step, "checkpoint"),
             )
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Saved", "Saves"]
 
 
+_ROUND_S: Final = 0.2
+"""Seconds without progress after which ranks that wait for a save ask each other again."""
 _LAST_WORD_S: Final = 0.5
 """Seconds in which a save that is left alone says so."""
 
@@ -83,6 +85,7 @@ class Saves:
         reporter: Reporter,
         *,
         form: str = "auto",
+        must_share: bool = False,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """The checkpoints of a group.
@@ -93,10 +96,11 @@ class Saves:
             reporter: told of each one.
             form: "full": always one file; "sharded": parts wherever the state can be divided;
                 "auto": parts where the ranks have different ones anyhow.
+            must_share: whether all ranks must see one folder, since any may be rank 0 next.
             beat: called while a rank waits for a checkpoint that is being written.
         """
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
-        self._form, self._beat = form, beat
+        self._form, self._must_share, self._beat = form, must_share, beat
         self._shared = group.world_size == 1
         self._told_apart = False
         self._background, self._tally = Background(), Tally(group)
@@ -219,6 +223,15 @@ class Saves:
         self._tally.abandon()
         self._background.finish(self._written, self._beat, patience=_LAST_WORD_S)
 
+    def _settle_together(self) -> None:
+        """The same on all ranks: one that is gone is noticed, and not waited for."""
+
+        def waits() -> torch.Tensor:
+            return torch.tensor(int(self._background.busy and not self._left))
+
+        while int(self._group.all_reduce(waits(), "max")):
+            self._background.finish(self._written, self._beat, patience=_ROUND_S)
+
     def _begin(
         self,
         kind: str,
@@ -229,7 +242,7 @@ class Saves:
     ) -> _Save:
         """What every checkpoint has; waits for the one before."""
         began = time.monotonic()
-        self.settle()
+        self._settle_together()
         mine = rng.capture(self._group.device)
         random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
         streams = self._streams(stream)
@@ -342,6 +355,12 @@ class Saves:
             self._shared = seen == self._group.world_size
         if self._group.rank == 0 and found is not None:
             remove(self._checkpoints.folder / found.decode())
+        if self._must_share and not self._shared:
+            raise OSError(
+                f"checkpoint.dir {self._checkpoints.folder} is not one folder for all"
+                f" {self._group.world_size} ranks, and in an elastic job any of them may have to go"
+                " on from it: mount one volume there in all replicas"
+            )
         if self._form == "sharded" and not self._shared:
             raise OSError(
                 f"checkpoint.format: sharded, but checkpoint.dir {self._checkpoints.folder} is not"
@@ -421,9 +440,11 @@ def _whole(path: Path) -> bytes:
         ValueError: it is torn, or holds anything but tensors and plain values.
         OSError: it cannot be read.
     """
-    verify(path)
     if not path.is_dir():
-        return path.read_bytes()
+        content = path.read_bytes()
+        decode(content)
+        return content
+    verify(path)
     whole = io.BytesIO()
     torch.save(shards.gathered(load(path)), whole)
     return whole.getvalue()

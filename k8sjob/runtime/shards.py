@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
@@ -192,8 +192,21 @@ class _Folder:
             raise ValueError(f"{self.path}: {name} cannot be loaded: {said}") from error
 
 
-class _Descriptions(pickle.Unpickler):
+_InPython: Any = pickle._Unpickler  # noqa: SLF001 - its parts can be replaced
+
+
+class _Descriptions(_InPython):  # type: ignore[misc]  # see above
     """Makes descriptions of tensors, and nothing else: no other name is ever looked up."""
+
+    dispatch: ClassVar = dict(_InPython.dispatch)
+
+    def _build(self) -> None:
+        """Fill an object; a class or a function stays as it is."""
+        if callable(self.stack[-2]):
+            raise ValueError(f"{METADATA} changes {self.stack[-2]!r}, which describes no tensor")  # noqa: TRY004 - of a file's content
+        self.load_build()
+
+    dispatch[pickle.BUILD[0]] = _build
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name, where it is one that describes."""

@@ -136,9 +136,26 @@ def test_the_host_of_the_rendezvous_is_lost(nodes):
     assert set(worlds(first, second, third)) == {2}
 
 
+def test_one_node_more_than_there_may_be(nodes):
+    running = [nodes(bounds="1:2") for _ in range(3)]
+
+    def rounds():
+        return [node.text.count("k8sjob: round") for node in running]
+
+    eventually(lambda: 2 in worlds(*running) and told(*running), *running)
+    waits = next(node for node in running if not node.text.count("k8sjob: round"))
+    next(node for node in running if node is not waits).kill()
+    eventually(lambda: "k8sjob: round" in waits.text, *running)
+    before, epochs = rounds(), len(told(*running))
+    eventually(lambda: len(told(*running)) > epochs + 10, *running)
+    assert sum(rounds()) <= sum(before) + 1  # nobody makes room again and again
+    nodes.finish()
+    assert sorted(node.wait() for node in running) == [-9, 0, 0]
+
+
 def test_too_few_nodes(nodes):
     alone = nodes(bounds="2:3", rendezvous_timeout=3.0)
-    assert alone.wait() == ExitCode.RESTARTS_SPENT or alone.process.returncode == 138
+    assert alone.wait() == ExitCode.PEER_LOST
     assert "fewer than 2 nodes met at 127.0.0.1:" in json.loads(alone.words.read_text())["message"]
 
 

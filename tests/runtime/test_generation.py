@@ -44,8 +44,9 @@ class TestDeadlines:
             10 + PEER_GRACE + KILL_GRACE,
         )
 
-    def test_whoever_makes_room_has_the_time_of_a_stop(self):
-        assert deadlines(Record(leave_time=10), 45) == (10, 55)
+    def test_whoever_meets_again_has_a_time_of_its_own(self):
+        assert deadlines(Record(leave_time=10, leave_grace=600), 45) == (10, 610)
+        assert deadlines(Record(leave_time=10, leave_grace=600, stop_time=20), 45) == (10, 65)
 
     def test_an_orphan_does_not_wait_for_the_stop_it_was_in(self):
         assert deadlines(Record(stop_time=10, orphan_time=12), 45) == (10, 12 + KILL_GRACE)
@@ -115,11 +116,11 @@ class TestVerdict:
         assert reason.exit_code == 143
         assert "OSError: disk full" in reason.message
 
-    def test_room_was_made_for_a_node(self):
+    def test_a_group_that_meets_again(self):
         record = Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10})
         reason = verdict(record, None)
         assert reason.exit_code == 143
-        assert "a node has come" in reason.message
+        assert "meets again" in reason.message
 
     def test_the_parents_end(self):
         record = Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2})

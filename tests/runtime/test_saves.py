@@ -164,6 +164,19 @@ def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_description_changes_no_class(desk):
+    desk.save(1, 2)
+    change = (
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
+        b"N}X\x08\x00\x00\x00__init__ctorch\nSize\ns\x86b."
+    )
+    forge(desk.folder / "step-00000002", ".metadata", change)
+    assert desk.newest()["epoch"] == 1
+    assert "which describes no tensor" in desk.said.getvalue()
+    desk.save(3)
+    assert desk.newest()["epoch"] == 3
+
+
 @pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])
 def test_code_in_a_part_is_never_run(desk, tmp_path, wrap):
     desk.save(2)
