@@ -177,8 +177,10 @@ def get(cluster, namespace):
     def read(*args):
         argv = ("get", *args, "-n", namespace, "-o", "json", "--ignore-not-found")
         text = cluster.kubectl(*argv).stdout
-        found = json.loads(text) if text.strip() else None
-        return found["items"] if found and found["kind"] == "List" else found
+        if not text.strip():
+            return None if len(args) > 1 else []
+        found = json.loads(text)
+        return found["items"] if found["kind"] == "List" else found
 
     return read
 

@@ -199,7 +199,9 @@ def test_a_client_that_is_killed_leaves_a_whole_job_or_none(either):
         if is_there:
             assert either.call("diff", file) == ("", "")
         out, _ = either.call("submit", file)
-        assert ("nothing was changed" in out) is is_there
+        # What was under way when its client was killed may be done a moment after the look.
+        assert "nothing was changed" in out or not is_there
+        assert either.call("diff", file) == ("", "")
 
 
 def test_an_apiserver_that_is_started_again_costs_no_job(either, bed):

@@ -1,0 +1,290 @@
+"""Random faults played on jobs of this machine: whether the loss curve is that of a calm run.
+
+    python bench/chaos.py [FAULTS] [FIRST_SEED]      (root on Linux: one fault is a full disk)
+
+Each job is one Master and two Workers that save every fifth step. One to three faults hit it, which
+ones and when by its seed: before the first step, in collectives, in saves, at the end. A job has to
+end, with the loss curve of a job that nobody touched, or with one clear failure. Prints a line for
+each, with the seed that plays it again, then a table, which goes into docs/reference/chaos.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/reference/chaos.md"
+MARK = "<!-- measured: bench/chaos.py -->\n"
+LIMIT = 400.0
+"""Seconds after which a job counts as one that hangs."""
+PROGRAM = """
+import json, time
+import torch
+from k8sjob import runtime
+
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(360, 8, generator=generator, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(inputs, inputs.sin().sum(dim=1, keepdim=True))
+with runtime.session(seed=1) as job:
+    run = job.prepare(
+        lambda: torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1)
+        ).double(),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=(torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
+    )
+    for epoch in run.epochs(4):
+        losses = run.state.setdefault("losses", [])
+        for x, y in run.batches(data, global_batch=12):
+            time.sleep(0.02)
+            run.step(x, y)
+            if job.is_main:
+                print(f"STEP {run.steps}", flush=True)
+        losses.append(run.loss)
+        run.evaluate(data, batch_size=64)
+    if job.is_main:
+        print(f"RESULT {json.dumps(losses)}", flush=True)
+"""
+JOB = """
+name: chaos
+image: {repository: registry.example/chaos, base: debian}
+replicas: {workers: 2}
+resources: {cpu: 1, memory: 2Gi}
+run: {script: main.py, hang_timeout: 8s, rendezvous_timeout: 25s, env: {OMP_NUM_THREADS: "1"}}
+checkpoint: {dir: /checkpoints, every: 5}
+volumes: [{name: checkpoints, mount: /checkpoints, host_path: /checkpoints, local: FOLDER}]
+policy: {max_restarts: 8, termination_grace: 10s}
+"""
+
+
+class Played(NamedTuple):
+    """A fault, and what came after it; `back` is None where no step was done any more."""
+
+    kind: str
+    back: float | None
+    repeated: int
+
+
+class Job:
+    """One run of the job, and what it says."""
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        self.state, self.began = state, time.monotonic()
+        self.disk = folder.with_name("disk")
+        for old in self.disk.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        self.lines: list[tuple[float, str]] = []
+        argv = [sys.executable, "-m", "k8sjob", "run", str(folder), "-o", "plain"]
+        self.process = subprocess.Popen(
+            argv,
+            env=os.environ | {"K8SJOB_STATE": str(state)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    @property
+    def steps(self) -> list[tuple[float, int]]:
+        """When which step was done."""
+        found = ((at, re.search(r"STEP (\d+)$", line)) for at, line in list(self.lines))
+        return [(at, int(step[1])) for at, step in found if step]
+
+    @property
+    def result(self) -> list[float] | None:
+        """The loss of each epoch."""
+        found = [line.partition("RESULT ")[2] for _, line in self.lines if "RESULT " in line]
+        return json.loads(found[-1]) if found else None
+
+    def processes(self, module: str) -> list[int]:
+        """The job's processes of one kind: ranks or agents."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                here = str((path / "cwd").readlink()).startswith(str(self.state))
+                argv = (path / "cmdline").read_bytes().split(b"\0")
+                if here and module.encode() in argv:
+                    found.append(int(path.name))
+        return sorted(found)
+
+    def wait(self) -> int | None:
+        """The exit code; None where it hangs, and is killed."""
+        try:
+            code = self.process.wait(max(1.0, self.began + LIMIT - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.process.wait()
+            return None
+        self._reader.join(10)
+        return code
+
+
+def strike(job: Job, chance: random.Random) -> str:
+    """Play one fault; its name, empty where there was nobody to hit."""
+    whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk"])
+    if whom == "disk":
+        return fill(job.disk)
+    kinds = ["killed", "killed", "stopped for 2 s", "told to end"]
+    # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
+    what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
+    several = what == "killed" and chance.random() < 0.3
+    ids = job.processes("k8sjob.runtime.boot" if whom == "rank" else "k8sjob.runtime")
+    ids = chance.sample(ids, min(len(ids), 2 if several else 1))
+    numbers = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM}
+    for pid in ids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, numbers.get(what, signal.SIGSTOP))
+    if what == "stopped for 2 s":
+        time.sleep(2)
+        for pid in ids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    number = {0: "", 1: f"a{'n' * (whom == 'agent')} {whom}", 2: f"two {whom}s"}[len(ids)]
+    return f"{number} {what}" if ids else ""
+
+
+def fill(disk: Path) -> str:
+    """Leave no room for checkpoints for a while."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    time.sleep(2)
+    filler.unlink()
+    return "the disk is full for 2 s"
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of its own, of a megabyte."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def play(
+    folder: Path, state: Path, seed: int, length: float
+) -> tuple[Job, int | None, list[Played]]:
+    """One job with its faults."""
+    chance = random.Random(seed)
+    job = Job(folder, state)
+    # Half of the time is the start of its processes, and longer after each fault.
+    moments = sorted(chance.uniform(0, 1.2 * length) for _ in range(chance.randint(1, 3)))
+    struck = []
+    for moment in moments:
+        while time.monotonic() < job.began + moment and job.process.poll() is None:
+            time.sleep(0.02)
+        at = time.monotonic()
+        if job.process.poll() is None and (kind := strike(job, chance)):
+            struck.append((at, kind))
+    code = job.wait()
+    ends = [at for at, _ in [*struck[1:], (float("inf"), "")]]
+    return (
+        job,
+        code,
+        [
+            Played(kind, *_after(job.steps, at, end))
+            for (at, kind), end in zip(struck, ends, strict=False)
+        ],
+    )
+
+
+def _after(steps: list[tuple[float, int]], at: float, end: float) -> tuple[float | None, int]:
+    """Seconds to the first step after a fault, and how many were done again until the next."""
+    later = [n for n, (when, _) in enumerate(steps) if at < when <= end]
+    # Lines of before may still be on their way: the first step of the next start counts.
+    anew = (n for n in later if n and steps[n][1] <= steps[n - 1][1])
+    first = next(anew, later[0] if later else None)
+    if first is None:
+        return None, 0
+    before = max((step for _, step in steps[:first]), default=0)
+    return steps[first][0] - at, max(0, before - steps[first][1] + 1)
+
+
+def told(job: Job) -> str:
+    """The failure that a job's user is shown."""
+    lines = [line for _, line in job.lines]
+    return next((line for line in reversed(lines) if line.startswith("why: ")), lines[-1])
+
+
+def main() -> None:
+    """Play, judge, print."""
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    ends: Counter[str] = Counter()
+    rows: defaultdict[str, list[Played]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name, "job")
+        folder.mkdir()
+        (folder / "main.py").write_text(PROGRAM)
+        disk = Path(name, "disk")
+        stack.enter_context(small_disk(disk))
+        (folder / "job.yaml").write_text(JOB.replace("FOLDER", str(disk)))
+        calm = Job(folder, Path(name, "calm"))
+        assert calm.wait() == 0, calm.lines[-20:]
+        length, curve = time.monotonic() - calm.began, calm.result
+        print(f"undisturbed: {length:.1f} s, {curve}", flush=True)
+        while sum(map(len, rows.values())) < wanted:
+            job, code, played = play(folder, Path(name, str(seed)), seed, length)
+            same = job.result is not None and all(
+                abs(one - other) < 1e-9 for one, other in zip(job.result, curve or [], strict=True)
+            )
+            end = "hung" if code is None else "the same curve" if code == 0 and same else "failed"
+            end = "another curve" if code == 0 and not same else end
+            ends[end] += 1
+            why = "" if end == "the same curve" else f": exit code {code}, {told(job)}"
+            what = "; ".join(one.kind for one in played) or "no fault met it"
+            print(f"seed {seed}: {what}: {end}{why}", flush=True)
+            if end != "the same curve":
+                Path(f"/tmp/chaos-{seed}.log").write_text("\n".join(line for _, line in job.lines))
+            for one in played:
+                rows[one.kind].append(one)
+            seed += 1
+    table = ["| Fault | Played | Seconds to the next step, most | Steps repeated, most |",
+             "|---|---|---|---|"]  # fmt: skip
+    for kind, found in sorted(rows.items()):
+        times = [one.back for one in found if one.back is not None]
+        middle = f"{statistics.median(times):.1f}, {max(times):.1f}" if times else "none came"
+        again = sorted(one.repeated for one in found)
+        table.append(
+            f"| {kind} | {len(found)} | {middle} | {statistics.median_high(again)}, {again[-1]} |"
+        )
+    jobs = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    text = f"{sum(map(len, rows.values()))} faults on {ends.total()} jobs: {jobs}.\n\n"
+    text += "\n".join(table) + "\n"
+    print(text)
+    page = PAGE.read_text(encoding="utf-8")
+    if MARK in page:
+        PAGE.write_text(page.partition(MARK)[0] + MARK + text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
