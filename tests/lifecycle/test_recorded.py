@@ -79,7 +79,10 @@ AND_THEN = {"limit": ["restart-limit", "leftover"]}
 
 
 def why(name, *, logs=True, related=True):
-    seen = json.loads((FOLDER / f"{name}.json").read_text())
+    return told(json.loads((FOLDER / f"{name}.json").read_text()), logs=logs, related=related)
+
+
+def told(seen, *, logs=True, related=True):
     snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []))
     return diagnose(
         snapshot,
@@ -97,6 +100,26 @@ def test_a_recorded_job(name):
     assert said.startswith(expected) if SAID[name].endswith("...") else said == expected
     assert first.next_step
     assert [finding.cause for finding in others] == AND_THEN.get(name, [])
+
+
+IMAGES = {
+    "image-access": "127.0.0.1:31205/secret/train:1",
+    "image-missing": "registry.example/team:no-such",
+    "image-registry": "127.0.0.1:1/train:1",
+}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:35401", "10.40.3.1:5403", "404.forbidden.example"])
+@pytest.mark.parametrize("path", ["train:401", "not-found/a:403", "unauthorized:404", "EOF:429"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_words_of_an_image_s_name_are_not_its_error(name, host, path):
+    before, image = IMAGES[name].split("/", 1)
+    said = (FOLDER / f"{name}.json").read_text()
+    here = said.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
+    here = here.replace("v2/train/manifests/1", "v2/{}/manifests/{}".format(*path.split(":")))
+    found = told(json.loads(here))
+    assert [finding.cause for finding in found] == [finding.cause for finding in why(name)]
+    assert f"{host}/{path}" in found[0].message
 
 
 @pytest.mark.parametrize("name", SAID)

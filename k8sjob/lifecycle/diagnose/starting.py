@@ -30,7 +30,7 @@ _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContaine
 _UNREACHABLE: Final = (
     r"no such host|connection refused|i/o timeout|connection reset|network is unreachable"
     r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:"
-    r"|server gave HTTP response|429|toomanyrequests|50[0-4] |EOF|server misbehaving"
+    r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
 )
 _IMAGE_ERRORS: Final = (
     (
@@ -40,7 +40,7 @@ _IMAGE_ERRORS: Final = (
         "build it for that platform (image.platform in job.yaml)",
     ),
     (
-        r"40[13]|[Uu]nauthorized|[Ff]orbidden|authoriz|access denied|authentication|credentials",
+        r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|access denied|authenticat|credentials",
         Cause.IMAGE_ACCESS,
         "the registry refuses the image {image}: {detail}",
         "it does not exist, or may not be read without a pull secret: image.pull_secrets names one",
@@ -52,13 +52,15 @@ _IMAGE_ERRORS: Final = (
         "see that it runs and that the nodes reach it; the kubelet tries again by itself",
     ),
     (
-        r"not found|manifest unknown|NotFound|404",
+        r"not found|manifest unknown|NotFound|\b404\b",
         Cause.IMAGE_MISSING,
         "there is no image {image} in its registry",
         "push it, or correct its name or tag in the job",
     ),
 )
 """What the registry or the way to it says: pattern, cause, what was seen, next step."""
+_NAME: Final = re.compile(r"\[[^]]*\]|\w\S*[/.:@]\w\S*|(?<=lookup )\S+")
+"""Words of an error that name an image, a host, a port or a digest: 5401, forbidden/train:404."""
 
 
 def bad_image(case: Case, pod: Pod) -> Seen | None:
@@ -103,8 +105,9 @@ def _image(reason: str, image: str, said: str) -> Told:
             f"the image {image} is not on its node, and image.pull_policy Never forbids to pull it",
             "use IfNotPresent, or bring the image to every node",
         )
+    meant = _NAME.sub("", said)
     for pattern, cause, what, step in _IMAGE_ERRORS:
-        if re.search(pattern, said):
+        if re.search(pattern, meant):
             return Told(cause, what.format(image=image, detail=detail), step)
     return Told(
         Cause.IMAGE, f"the image {image} cannot be pulled: {detail}", "the kubelet tries again"
