@@ -25,11 +25,12 @@ from k8sjob.runtime.agent import describe, keep, retryable, say
 from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, node_env
 from k8sjob.runtime.master import await_master
 from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.port import reserve
 from k8sjob.runtime.program import Ranks, Single
 from k8sjob.runtime.signals import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["main"]
 
@@ -80,19 +81,34 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
-            reason, spent = _keep_elastic(argv, shape, environ, settings, lifeline, inbox)
-            return _given_up(reason, settings) if reason and spent else _end(reason)
-        node = node_env(environ)
-        node = replace(node, serving=compat.serving(settings.strategy, settings.options))
-        say(_banner(node, settings))
+            _refuse_fixed(settings, environ)
+            node = NodeEnv(
+                int(not shape.hosts), shape.most, shape.nproc_per_node, shape.host, shape.port
+            )
+            who = _elastic_banner(shape)
+        else:
+            node = node_env(environ)
+            node = replace(node, serving=compat.serving(settings.strategy, settings.options))
+            who = _banner(node)
+        say(
+            f"{__version__}, job {settings.job or '(no name)'}, {who},"
+            f" Python {platform.python_version()}"
+        )
         _check_program(argv)
         _check_torch()
         await_master(node, settings.rendezvous_timeout, inbox, say)
-        if node.master_port == 0:
-            node = replace(node, master_port=_reserve_port(stack))
         environ = _with_keras(_with_threads(environ, node), settings)
-        ranks = Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
-        reason = keep(ranks, settings, inbox)
+
+        def program(node: NodeEnv) -> Ranks:
+            return Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
+
+        if shape is not None:
+            reason = _keep_elastic(shape, program, settings, inbox)
+        else:
+            if node.master_port == 0:
+                port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
+                node = replace(node, master_port=port)
+            reason = keep(program(node), settings, inbox)
         return _given_up(reason, settings) if reason and not inbox.stopping() else _end(reason)
 
 
@@ -106,50 +122,46 @@ def _given_up(reason: Reason, settings: RuntimeConfig) -> _End:
     return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
 
 
-def _keep_elastic(  # noqa: PLR0917 - what a start is made of
-    argv: Sequence[str],
-    shape: ElasticEnv,
-    environ: Mapping[str, str],
-    settings: RuntimeConfig,
-    lifeline: int,
-    inbox: Inbox,
-) -> tuple[Reason | None, bool]:
-    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
+def _refuse_fixed(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
+    """A strategy that needs a fixed number of ranks, in a group that may change."""
     if not compat.STRATEGIES[settings.strategy].resizes:
         raise EnvError(
             f"strategy.kind: {settings.strategy} needs a fixed number of ranks, and "
             f"PET_NNODES={environ['PET_NNODES']} lets it change; leave replicas.elastic out"
         )
-    each = "1 process" if shape.nproc_per_node == 1 else f"{shape.nproc_per_node} processes"
-    say(
-        f"{__version__}, job {settings.job or '(no name)'}, one of {shape.least} to {shape.most}"
-        f" nodes, {each} each, meeting at {shape.host}:{shape.port},"
-        f" Python {platform.python_version()}"
-    )
-    _check_program(argv)
-    _check_torch()
-    first = NodeEnv(int(not shape.hosts), shape.most, shape.nproc_per_node, shape.host, shape.port)
-    await_master(first, settings.rendezvous_timeout, inbox, say)
-    environ = _with_keras(_with_threads(environ, first), settings)
 
+
+def _keep_elastic(
+    shape: ElasticEnv,
+    program: Callable[[NodeEnv], Ranks],
+    settings: RuntimeConfig,
+    inbox: Inbox,
+) -> Reason | None:
+    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
     # A store whose host is lost is met with a warning and C++ frames in each of torch's threads.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from k8sjob.runtime.elastic import keep_elastic
-
-    def program(node: NodeEnv) -> Ranks:
-        return Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
+    from k8sjob.runtime.elastic import keep_elastic  # imports torch
 
     return keep_elastic(shape, program, settings, inbox)
 
 
-def _banner(node: NodeEnv, settings: RuntimeConfig) -> str:
-    processes = "1 process" if node.processes == 1 else f"{node.processes} processes"
+def _banner(node: NodeEnv) -> str:
     where = f", master {node.master_addr}:{node.master_port}" if node.nnodes > 1 else ""
     return (
-        f"{__version__}, job {settings.job or '(no name)'}, "
-        f"node {node.node_rank} of {node.nnodes}, {processes} of {node.world_size}{where}, "
-        f"Python {platform.python_version()}"
+        f"node {node.node_rank} of {node.nnodes},"
+        f" {_processes(node.processes)} of {node.world_size}{where}"
     )
+
+
+def _elastic_banner(shape: ElasticEnv) -> str:
+    return (
+        f"one of {shape.least} to {shape.most} nodes, {_processes(shape.nproc_per_node)} each,"
+        f" meeting at {shape.host}:{shape.port}"
+    )
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def _check_program(argv: Sequence[str]) -> None:
@@ -219,15 +231,6 @@ def _make_lifeline(stack: ExitStack) -> int:
     stack.callback(os.close, write)
     os.set_inheritable(read, True)  # noqa: FBT003 - os has no keyword for it
     return read
-
-
-def _reserve_port(stack: ExitStack) -> int:
-    """A free port that stays ours: bound and never listened on, so rank 0 may bind it as well."""
-    reserved = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    port: int = reserved.getsockname()[1]
-    return port
 
 
 def _end(reason: Reason | None) -> _End:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.generation import Member, Record, run_generation, verdict
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from k8sjob.contract import Reason, RuntimeConfig
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["Program", "describe", "keep", "rest", "retryable", "say", "start"]
+__all__ = ["Program", "describe", "keep", "pause", "rest", "retryable", "say", "start"]
+
+_LONGEST_PAUSE_S: Final = 2.0
 
 
 class Program(Protocol):
@@ -57,7 +59,7 @@ def keep(program: Program, config: RuntimeConfig, inbox: Inbox) -> Reason | None
         if restart >= config.max_restarts:
             return reason
         restart += 1
-        delay = min(2.0, 0.1 * 2**restart)
+        delay = pause(restart, _LONGEST_PAUSE_S)
         say(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         rest(delay, inbox)
     return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
@@ -124,6 +126,11 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
         raise EnvError(
             f"no folder to write in: {error}; mount an empty_dir at /tmp or set TMPDIR"
         ) from None
+
+
+def pause(failures: int, longest: float) -> float:
+    """Seconds before another start, doubled by each failure up to the longest."""
+    return min(longest, 0.1 * 2.0 ** min(failures, 30))  # a job of weeks may have thousands of them
 
 
 def rest(seconds: float, inbox: Inbox) -> None:

@@ -19,10 +19,10 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from contextlib import closing, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import api
@@ -33,15 +33,15 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.agent import describe, rest, retryable, say, start
+from k8sjob.runtime.agent import describe, pause, rest, retryable, say, start
 from k8sjob.runtime.env import NodeEnv
 from k8sjob.runtime.generation import Record, verdict
 from k8sjob.runtime.peer import PeerLost
 from k8sjob.runtime.place import RETRY_S, is_loopback, listen, tcp_store
+from k8sjob.runtime.port import reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from torch._C._distributed_c10d import Store
 
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from k8sjob.runtime.signals import Inbox
 
 __all__ = ["keep_elastic"]
+
+_T = TypeVar("_T")
 
 _LAST_CALL_S: Final = 3
 """Seconds that those who are enough to begin wait for more."""
@@ -81,7 +83,7 @@ def keep_elastic(
     program: Callable[[NodeEnv], Program],
     config: RuntimeConfig,
     inbox: Inbox,
-) -> tuple[Reason | None, bool]:
+) -> Reason | None:
     """Run a program on this node in round after round, until a round comes to its end.
 
     Args:
@@ -92,8 +94,8 @@ def keep_elastic(
         inbox: entered already.
 
     Returns:
-        (reason, spent): None when all processes of this node ended with 0, or the others have ended
-        the job, else why the node's last round ended; and whether max_restarts is used up.
+        None when all processes of this node ended with 0, or the others have ended the job; else
+        why the node's last round ended.
 
     Raises:
         PeerLost: fewer nodes than the job needs came in time.
@@ -101,7 +103,7 @@ def keep_elastic(
         OSError: a process could not be started.
     """
     failures = losses = 0
-    with _Rendezvous(env, config) as rendezvous:
+    with closing(_Rendezvous(env, config)) as rendezvous:
         while (node := rendezvous.join(inbox)) is not None:
             began = time.monotonic()
             say(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
@@ -109,10 +111,10 @@ def keep_elastic(
             record = start(program(node), rendezvous.round - 1, config, inbox, leave=leave)
             reason = verdict(record, inbox.stop)
             if reason is None and record.leave_time == float("inf"):
-                rendezvous.close(inbox)
-                return None, False
+                rendezvous.finish(inbox)
+                return None
             if inbox.stopping() or (reason and not retryable(reason.exit_code)):
-                return reason, False
+                return reason
             if time.monotonic() - began >= _SETTLED_S:
                 failures = losses = 0
             code = reason.exit_code if reason else ExitCode.STOPPED
@@ -121,37 +123,14 @@ def keep_elastic(
             elif code != ExitCode.STOPPED:
                 failures += 1
             if failures > config.max_restarts:
-                return reason, True
+                return reason
             say(f"{describe(reason) if reason else 'stopped'}; the nodes that are there meet again")
             if failures or losses > 1:  # the first loss of a node is followed by no pause
-                rest(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (failures + losses)), inbox)
+                rest(pause(failures + losses, _LONGEST_PAUSE_S), inbox)
     if not inbox.stopping():
-        return None, False
+        return None
     stopped = Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time)
-    return verdict(stopped, inbox.stop), False
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A question that may take long, asked in a thread so that a signal is heard meanwhile."""
-
-    done: threading.Event
-    answer: Any = None
-    error: BaseException | None = None
-
-    @classmethod
-    def of(cls, question: Callable[[], Any]) -> Self:
-        asked = cls(threading.Event())
-
-        def ask() -> None:
-            try:
-                asked.answer = question()
-            except BaseException as error:  # noqa: BLE001 - raised where it was asked
-                asked.error = error
-            asked.done.set()
-
-        threading.Thread(target=ask, daemon=True, name="k8sjob-rendezvous").start()
-        return asked
+    return verdict(stopped, inbox.stop)
 
 
 class _Rendezvous:
@@ -178,17 +157,6 @@ class _Rendezvous:
         """Which round this is, for all nodes the same, counted from 1."""
         return int(self._handler._state_holder.state.round) + 1  # noqa: SLF001 - torch tells it nowhere else
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._settle()
-
     def join(self, inbox: Inbox) -> NodeEnv | None:
         """This node in the next round; None: it is to stop, or the others have ended the job.
 
@@ -197,17 +165,15 @@ class _Rendezvous:
         """
         if inbox.stopping():
             return None
-        self._settle()
-        asked, until = _Asked.of(self._next), time.monotonic() + self._timeout + _GOODBYE_S
-        while not asked.done.is_set():
+        self.close()
+        asked, until = _ask(self._next), time.monotonic() + self._timeout + _GOODBYE_S
+        while not asked.done():
             if inbox.stopping():
                 return None
             if time.monotonic() > until:  # torch waits for a host that stands still without end
                 raise PeerLost(self._in_vain("its host does not answer"))
             inbox.wait(0.05)
-        if asked.error is not None:
-            raise asked.error
-        node: NodeEnv | None = asked.answer
+        node = asked.result()
         if node is not None:
             self._look_out(node)
         return node
@@ -216,15 +182,26 @@ class _Rendezvous:
         """Whether this round is to end for another one; the seconds that its ranks have for it."""
         return self._grace
 
-    def close(self, inbox: Inbox) -> None:
+    def finish(self, inbox: Inbox) -> None:
         """This node is done: stay until all of the round are, so that none of them misses it."""
-        asked = _Asked.of(self._done)
-        while not (asked.done.is_set() or inbox.stopping() or self._grace is not None):
+        asked = _ask(self._done)
+        while not (asked.done() or inbox.stopping() or self._grace is not None):
             inbox.wait(0.05)
-        self._settle()
+        self.close()
         if self._handler is not None and self._hosted is not None:
-            _Asked.of(self._handler.shutdown).done.wait(_GOODBYE_S)
+            wait([_ask(self._handler.shutdown)], _GOODBYE_S)
             rest(_LINGER_S, inbox)
+
+    def close(self) -> None:
+        """A round is over."""
+        self._over.set()
+        if self._looking is not None:
+            self._looking.join(_GOODBYE_S)
+            self._looking = None
+        self._grace = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
     def _done(self) -> None:
         info = self._info
@@ -300,7 +277,7 @@ class _Rendezvous:
         """Where the ranks of a round meet: on its first node, at a port that is free there."""
         self._info = info
         if info.rank == 0:
-            self._reserved = _reserve(self._addr)
+            self._reserved = reserve(self._addr)
             port = self._reserved.getsockname()[1]
             info.store.set(_PLACE, json.dumps([self._addr, port]))
         info.store.wait([_PLACE], _PLACED)
@@ -335,17 +312,6 @@ class _Rendezvous:
                 # Nobody is in a hurry: a checkpoint may take longer than a pod has for its end.
                 self._grace = self._patience
 
-    def _settle(self) -> None:
-        """A round is over."""
-        self._over.set()
-        if self._looking is not None:
-            self._looking.join(_GOODBYE_S)
-            self._looking = None
-        self._grace = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-
 
 def _own_address(env: ElasticEnv) -> str:
     """The address by which the other nodes reach this one."""
@@ -357,9 +323,18 @@ def _own_address(env: ElasticEnv) -> str:
         return str(towards.getsockname()[0])
 
 
-def _reserve(addr: str) -> socket.socket:
-    """A free port that stays ours: bound and never listened on, so rank 0 may bind it as well."""
-    reserved = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((addr, 0))
-    return reserved
+def _ask(question: Callable[[], _T]) -> Future[_T]:
+    """The answer that a thread will bring, so that a signal is heard meanwhile.
+
+    No pool's thread: one that waits for a host that stands still must not keep the process.
+    """
+    answer: Future[_T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True, name="k8sjob-rendezvous").start()
+    return answer
