@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ import torch
 from k8sjob.contract import EventKind
 from k8sjob.runtime import rng, shards
 from k8sjob.runtime.background import Background
-from k8sjob.runtime.checkpoint import check_state, decode, load, passed_over, remove, verify
+from k8sjob.runtime.checkpoint import check_state, remove
+from k8sjob.runtime.resuming import newest_whole, sees_one_folder
 from k8sjob.runtime.tally import Tally
 
 if TYPE_CHECKING:
@@ -324,8 +323,15 @@ class Saves:
         refusal = self._checkpoints.refusal() if first else None
         if said := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(said.decode())
-        self._look_whether_shared()
-        found = self._newest_whole()
+        self._shared = sees_one_folder(self._checkpoints, self._group)
+        self._refuse_apart()
+        found = newest_whole(
+            self._checkpoints,
+            self._group,
+            shared=self._shared,
+            warn=self._reporter.warn,
+            beat=self._beat,
+        )
         if first:
             with suppress(OSError):
                 self._checkpoints.tidy()
@@ -339,22 +345,8 @@ class Saves:
             )
         return Saved(str(path), state["step"], state, self)
 
-    def _look_whether_shared(self) -> None:
-        """Find out whether what each rank writes in its folder, rank 0 sees in its own."""
-        name = self._checkpoints.probe() if self._group.rank == 0 else None
-        found = self._group.broadcast_bytes(name.encode() if name else None)
-        if self._group.world_size > 1 and found is not None:
-            probe = self._checkpoints.folder / found.decode()
-            with suppress(OSError):
-                (probe / str(self._group.rank)).touch()
-            self._group.barrier()
-            seen = 0
-            if self._group.rank == 0:
-                seen = len(list(probe.iterdir()))
-            seen = int(self._group.broadcast(torch.tensor(seen)))
-            self._shared = seen == self._group.world_size
-        if self._group.rank == 0 and found is not None:
-            remove(self._checkpoints.folder / found.decode())
+    def _refuse_apart(self) -> None:
+        """Folders of their own, where the job cannot do with them."""
         if self._must_share and not self._shared:
             raise OSError(
                 f"checkpoint.dir {self._checkpoints.folder} is not one folder for all"
@@ -367,45 +359,6 @@ class Saves:
                 f" one folder for all {self._group.world_size} ranks: mount one volume there in all"
                 " replicas, or leave checkpoint.format at auto"
             )
-
-    def _newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
-        names = [path.name for path in self._checkpoints.newest_first()]
-        listed = self._group.broadcast_bytes(json.dumps(names).encode())
-        for name in json.loads(listed or b"[]"):
-            path = self._checkpoints.folder / name
-            together = self._shared and not name.endswith(".pt")
-            problem = self._verify(path) if together else self._read_for_all(path)
-            if isinstance(problem, dict):
-                return path, problem
-            if problem is None:
-                return path, load(path)
-            self._reporter.warn(passed_over(path, problem))
-        return None
-
-    def _verify(self, path: Path) -> str | None:
-        """What is wrong with a folder, of which each rank looks at its share; None: nothing."""
-        said = ""
-        try:
-            verify(path, part=self._group.rank, of=self._group.world_size)
-        except (OSError, ValueError) as error:
-            said = str(error)
-        self._beat()
-        text = torch.frombuffer(bytearray(said.encode() + b"\0"), dtype=torch.uint8)
-        told = [bytes(one.tolist()).rstrip(b"\0").decode() for one in self._group.gather(text)]
-        return next(filter(None, told), None)
-
-    def _read_for_all(self, path: Path) -> dict[str, Any] | str:
-        """The whole state, which rank 0 reads and gives to the others; or what is wrong with it."""
-        content, problem = None, None
-        if self._group.rank == 0:
-            try:
-                content = _whole(path)
-            except (OSError, ValueError) as error:
-                problem = str(error)
-        content = self._group.broadcast_bytes(content)
-        if content is not None:
-            return decode(content)
-        return (self._group.broadcast_bytes(problem.encode() if problem else None) or b"").decode()
 
     def restore_random(self, state: dict[str, Any], stream: int | None) -> None:
         """See Saved."""
@@ -431,20 +384,3 @@ class Saves:
         """The number of each rank's random numbers, by rank."""
         mine = self._group.rank if stream is None else stream
         return [int(other) for other in self._group.gather(torch.tensor(mine))]
-
-
-def _whole(path: Path) -> bytes:
-    """A checkpoint as the bytes of one file.
-
-    Raises:
-        ValueError: it is torn, or holds anything but tensors and plain values.
-        OSError: it cannot be read.
-    """
-    if not path.is_dir():
-        content = path.read_bytes()
-        decode(content)
-        return content
-    verify(path)
-    whole = io.BytesIO()
-    torch.save(shards.gathered(load(path)), whole)
-    return whole.getvalue()
