@@ -114,6 +114,7 @@ class Strategy:
         places: whether the strategy puts the model on its devices, part by part; else the model
             comes to it on the process's device.
         resizes: whether the number of ranks may be another one after a restart.
+        saved_whole: why its ranks cannot each write a part of a checkpoint; empty: they can.
         warning: what whoever chooses it should know; empty: nothing.
         lacks: why it has not a setting that others have, where that is not plain.
     """
@@ -127,6 +128,7 @@ class Strategy:
     whole_node: bool = False
     places: bool = False
     resizes: bool = False
+    saved_whole: str = ""
     warning: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
 
@@ -342,6 +344,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             rule=_of_parameter_server,
             uniform=False,
             places=True,
+            saved_whole="no rank of a parameter_server has a part of the tables to write",
             lacks={"clip_norm": "the gradients of a step are never in one place"},
         ),
     }

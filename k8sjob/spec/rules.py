@@ -25,11 +25,10 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
     yield from _volumes(spec)
     yield from _restricted(spec)
     checkpoint = spec.checkpoint
-    if checkpoint and checkpoint.format == "sharded" and spec.strategy.kind == "parameter_server":
+    whole = compat.STRATEGIES[spec.strategy.kind].saved_whole
+    if checkpoint and checkpoint.format == "sharded" and whole:
         yield Broken(
-            ("checkpoint", "format"),
-            "no rank of a parameter_server has a part of the tables to write; set it to auto, under"
-            " which rank 0 writes one file",
+            ("checkpoint", "format"), f"{whole}; set it to auto, under which rank 0 writes one file"
         )
     gang = spec.gang
     if gang and gang.min_available and gang.min_available > spec.nnodes:
