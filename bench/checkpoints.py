@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import ranks
 
 HERE = Path(__file__).resolve()
 WIDTH, LAYERS, SAVES = 1024, 8, 3
@@ -125,31 +125,12 @@ def ours() -> dict[str, float] | None:
 
 def group(form: str, folder: Path) -> dict[str, float]:
     """Run one group of processes; what rank 0 measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    world = 1 if form == "plain" else 2
     config = {"strategy": "fsdp", "checkpoint_dir": str(folder), "checkpoint_format": form}
-    ranks = []
-    for rank in range(world):
-        env = {
-            **os.environ,
-            "K8SJOB_CONFIG": json.dumps(config),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(world),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        argv = [sys.executable, str(HERE), form, str(folder)]
-        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-    outputs = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"{form} ended with {[rank.returncode for rank in ranks]}")
-    return json.loads(outputs[0].rpartition("RESULT ")[2])
+    world = 1 if form == "plain" else 2
+    first, *_ = ranks.outputs(
+        HERE, form, str(folder), world=world, K8SJOB_CONFIG=json.dumps(config)
+    )
+    return json.loads(first.rpartition("RESULT ")[2])
 
 
 def once(form: str) -> dict[str, float]:

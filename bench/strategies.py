@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -20,10 +18,12 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
+import ranks
+
 from k8sjob.contract import RuntimeConfig
 
 HERE = Path(__file__).resolve()
-TURN, TURNS = 8, 12  # batches of a rank in one turn, as many as are accumulated; turns of each
+TURN, TURNS = 8, 24  # batches of a rank in one turn, as many as are accumulated; turns of each
 
 
 @dataclass(frozen=True)
@@ -143,31 +143,21 @@ def resident(*, peak: bool = False) -> int:
 def group(name: str) -> list[dict[str, Any]]:
     """Run a group of processes; what those that train have measured, by rank."""
     case = CASES[name]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(case.ranks),
-        "LOCAL_WORLD_SIZE": str(case.ranks),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TP_SOCKET_IFNAME": "lo",
-        "KERAS_BACKEND": "torch",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "K8SJOB_CONFIG": RuntimeConfig(strategy=case.kind, options=case.options).encode(),
-    }
-    ranks = []
-    for number in range(case.ranks):
-        env = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
-        argv = [sys.executable, "-W", "ignore", str(HERE), name]
-        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-    outputs = [each.communicate()[0] for each in ranks]
-    if any(each.returncode for each in ranks):
-        raise SystemExit(f"{name} ended with {[each.returncode for each in ranks]}")
-    lines = [line for output in outputs for line in output.splitlines()]
+    printed = ranks.outputs(
+        HERE,
+        name,
+        world=case.ranks,
+        TP_SOCKET_IFNAME="lo",
+        KERAS_BACKEND="torch",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+        PYTHONWARNINGS="ignore",
+        # Else glibc gives the memory of some temporaries back at every step, by the luck of where
+        # they lie: one of two equal loops takes a tenth longer.
+        MALLOC_TRIM_THRESHOLD_=str(1 << 30),
+        MALLOC_MMAP_THRESHOLD_=str(1 << 30),
+        K8SJOB_CONFIG=RuntimeConfig(strategy=case.kind, options=case.options).encode(),
+    )
+    lines = [line for output in printed for line in output.splitlines()]
     return [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
 
 

@@ -6,13 +6,12 @@ starts the ranks, alternating which goes first, and takes medians.
 
 from __future__ import annotations
 
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+import ranks
 
 HERE = Path(__file__).resolve()
 SAMPLES, EPOCHS, BATCH = 8192, 4, 32  # the first epoch warms up and is not counted
@@ -88,28 +87,8 @@ def k8sjob() -> float:
 
 def group(kind: str, world: int) -> float:
     """Run one group of processes and return rank 0's samples per second over all ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(world):
-        env = {
-            **os.environ,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(world),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        argv = [sys.executable, str(HERE), kind]
-        ranks.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True))
-    outputs = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"{kind} with {world} ranks ended with {[r.returncode for r in ranks]}")
-    return float(outputs[0].rpartition("rate=")[2])
+    first, *_ = ranks.outputs(HERE, kind, world=world)
+    return float(first.rpartition("rate=")[2])
 
 
 def measure(rounds: int = 5) -> dict[str, dict[str, float]]:

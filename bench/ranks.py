@@ -1,0 +1,55 @@
+"""A group of ranks on this machine, with the env that the operator would give them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["outputs"]
+
+
+def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
+    """Run a program as every rank of a group, and return what each printed.
+
+    Args:
+        program: a script.
+        args: its arguments.
+        world: how many ranks.
+        env: more of their environment.
+
+    Raises:
+        SystemExit: one of them failed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **env,
+    }
+    argv = [sys.executable, str(program), *args]
+    ranks = [
+        subprocess.Popen(
+            argv,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    printed = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"{' '.join(argv[1:])} ended with {[rank.returncode for rank in ranks]}")
+    return printed
