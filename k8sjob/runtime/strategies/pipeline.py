@@ -1,8 +1,7 @@
 """Pipeline: the model is cut into stages, one a rank, and each batch into micro-batches.
 
 While one stage works on a micro-batch, the others work on those before and behind it. Activations
-go forward and gradients back between neighbours, whatever their shapes: a shorter last batch needs
-nothing of its own.
+go forward and gradients back between neighbours; a shorter last batch needs nothing of its own.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 
 from k8sjob.runtime import chain, stage_state
 from k8sjob.runtime.gradients import synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.neighbours import Neighbours
+from k8sjob.runtime.neighbours import Neighbours, form
 from k8sjob.runtime.step import autocast, call, forward, mean_loss
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from k8sjob.runtime.neighbours import Form
     from k8sjob.runtime.process_group import Group
 
 __all__ = ["gpipe", "one_f_one_b", "prepare"]
@@ -51,17 +50,16 @@ def prepare(
         value = _run(order, run, neighbours, batch, scale=scale)
         if sync:
             synchronise(model, mesh)
-        ranks = mesh.process_group("model")
-        dist.broadcast(value, src=group.rank - stage + len(stages) - 1, group=ranks)
         group.on_phase("compute")
         return value
 
     def evaluated(inputs: Any) -> Any:
+        of = form(_named(inputs))
         if not neighbours.first:
-            inputs = neighbours.take_input()
+            inputs = neighbours.take_input(of)
         output = forward(model, inputs, bf16=bf16)
         if not last:
-            neighbours.give_output(output)
+            neighbours.give_output(output, of)
             neighbours.settle()
         return output if last else None
 
@@ -102,18 +100,24 @@ class _Batch:
     """A batch in micro-batches; sizes differ by one at most."""
 
     def __init__(self, inputs: Any, targets: tuple[Any, ...], most: int) -> None:
-        tensors = inputs if isinstance(inputs, dict) else dict(enumerate(_tuple(inputs)))
+        tensors = _named(inputs)
         count = next(iter(tensors.values())).shape[0]
         parts = min(most, count)
         self._inputs = {key: torch.tensor_split(value, parts) for key, value in tensors.items()}
         self._targets = [torch.tensor_split(value, parts) for value in targets]
-        self._named = isinstance(inputs, dict)
+        self._by_name = isinstance(inputs, dict)
         first = next(iter(self._inputs.values()))
         self.sizes = [part.shape[0] for part in first]
 
     def inputs(self, number: int) -> Any:
-        parts = {key: value[number] for key, value in self._inputs.items()}
-        return parts if self._named else tuple(parts.values())
+        parts = self._parts(number)
+        return parts if self._by_name else tuple(parts.values())
+
+    def form(self, number: int) -> Form:
+        return form(self._parts(number))
+
+    def _parts(self, number: int) -> dict[Any, Tensor]:
+        return {key: value[number] for key, value in self._inputs.items()}
 
     def targets(self, number: int) -> tuple[Tensor, ...]:
         return tuple(target[number] for target in self._targets)
@@ -127,26 +131,34 @@ def _run(
     *,
     scale: float,
 ) -> Tensor:
-    """This stage's part of a step; returns the mean loss on the last stage."""
+    """This stage's part of a step; returns the mean loss."""
     losses: list[Tensor] = []
+    loss = None
     kept: dict[int, tuple[Any, Tensor]] = {}
     for action, number in order:
         part = batch.sizes[number] / sum(batch.sizes)
         if action == "forward":
-            inputs = batch.inputs(number) if neighbours.first else neighbours.take_input()
+            of = batch.form(number)
+            inputs = batch.inputs(number) if neighbours.first else neighbours.take_input(of)
             output = forth(inputs, batch.targets(number))
             if neighbours.last:
                 losses.append(output.detach() * part)
                 output = output * (part * scale)
+            else:
+                neighbours.give_output(output, of)
             kept[number] = inputs, output
         else:
             inputs, output = kept.pop(number)
-            gradient = None if neighbours.last else neighbours.take_gradient(output)
+            closes, gradient = (action, number) == order[-1], None
+            if not neighbours.last:
+                gradient, loss = neighbours.take_gradient(output, last=closes)
+            elif closes:
+                loss = torch.stack(losses).sum()
             torch.autograd.backward(output, gradient)
             if not neighbours.first:
-                neighbours.give_gradient(inputs.grad)
+                neighbours.give_gradient(inputs.grad, loss)
     neighbours.settle()
-    return sum(losses, torch.zeros((), device=neighbours.device))
+    return cast("Tensor", loss)
 
 
 def _forward(
@@ -161,11 +173,11 @@ def _forward(
     """What this stage gives: the loss on the last one, else what the next one takes."""
     with autocast(neighbours.device, bf16=bf16):
         output = call(model, inputs)
-        if neighbours.last:
-            return mean_loss(loss, output, targets)
-    neighbours.give_output(output)
-    return cast("Tensor", output)
+        return mean_loss(loss, output, targets) if neighbours.last else cast("Tensor", output)
 
 
-def _tuple(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+def _named(inputs: Any) -> dict[Any, Tensor]:
+    """What a model takes, each tensor by its name or its place."""
+    if isinstance(inputs, dict):
+        return inputs
+    return dict(enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,)))
