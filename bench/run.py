@@ -56,7 +56,8 @@ def trainings(results: dict[str, object]) -> None:
     print(f"{'training, samples/s':<26}{'bare':>9}{'k8sjob':>10}{'ratio':>8}")
     for label, row in table.items():
         print(f"{label:<26}{row['bare']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}")
-    print()
+    share = results["heartbeat_of_step"] = training.heartbeats()
+    print(f"{'heartbeat, of a step':<26}{share:>9.2%}\n")
 
 
 def saves(results: dict[str, object]) -> None:

@@ -1,6 +1,6 @@
 """Samples per second of the runtime's step beside the hand-written DDP loop on the same model.
 
-As a program (`python bench/training.py bare|k8sjob`) it is one rank of either; as a module it
+As a program (`python bench/training.py bare|k8sjob|heartbeat`) it is one rank; as a module it
 starts the ranks, alternating which goes first, and takes medians.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,8 +86,53 @@ def k8sjob() -> float:
         return SAMPLES * (EPOCHS - 1) / (time.perf_counter() - start)
 
 
+def heartbeat() -> float:
+    """The share of a step's time that its signs of life take, the watchdog's threads included.
+
+    Both are too small to be seen in samples per second: the beats of an epoch are counted and one
+    of them is timed, and the kernel tells for how long each thread ran.
+    """
+    import torch
+    from torch.nn import functional
+
+    from k8sjob import runtime
+
+    build, data = model_and_data()
+    with runtime.session() as job:
+        run = job.prepare(
+            build, loss=functional.cross_entropy, optimizer=(torch.optim.SGD, {"lr": 1e-3})
+        )
+        beat, beats = job.beat, 0
+
+        def counted(*what: object) -> None:
+            nonlocal beats
+            beats += 1
+            beat(*what)
+
+        for epoch in run.epochs(EPOCHS):
+            if epoch == 1:
+                threads, start = on_cpu("k8sjob-watchdog"), time.perf_counter()
+                job.beat = counted
+            for images, labels in run.batches(data, batch_size=BATCH):
+                run.step(images, labels)
+        lasted = time.perf_counter() - start
+        threads = on_cpu("k8sjob-watchdog") - threads
+        start, calls = time.perf_counter(), 100_000
+        for _ in range(calls):
+            beat(run.steps)
+        one = (time.perf_counter() - start) / calls
+        return (threads + beats * one) / lasted
+
+
+def on_cpu(name: str) -> float:
+    """Seconds for which threads of this name have run."""
+    tasks = [thread.native_id for thread in threading.enumerate() if thread.name == name]
+    told = [Path(f"/proc/self/task/{task}/schedstat").read_text() for task in tasks]
+    return sum(int(line.split()[0]) for line in told) / 1e9
+
+
 def group(kind: str, world: int) -> float:
-    """Run one group of processes and return rank 0's samples per second over all ranks."""
+    """Run one group of processes and return what rank 0 measured: samples per second of all."""
     first, *_ = ranks.outputs(HERE, kind, world=world)
     return float(first.rpartition("rate=")[2])
 
@@ -108,5 +154,11 @@ def measure(rounds: int = 5) -> dict[str, dict[str, float]]:
     return table
 
 
+def heartbeats(rounds: int = 5) -> float:
+    """Median of the heartbeat's share of a step, 2 ranks."""
+    return statistics.median(group("heartbeat", 2) for _ in range(rounds))
+
+
 if __name__ == "__main__":
-    print(f"rate={bare() if sys.argv[1] == 'bare' else k8sjob()}")
+    loop = {"bare": bare, "k8sjob": k8sjob, "heartbeat": heartbeat}[sys.argv[1]]
+    print(f"rate={loop()}")

@@ -24,6 +24,22 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
+def pytest_collection_modifyitems(items):
+    """Among several processes a file is never divided, and the cluster's tests share one cluster.
+
+    They come first: most of their time they wait, while the other processes run all the rest.
+    """
+
+    def group(item):
+        folder, file = item.path.parts[-2:]
+        return "cluster" if folder == "cluster" else f"{folder}/{file}"
+
+    items.sort(key=lambda item: group(item) != "cluster")
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
 @pytest.fixture(scope="session")
 def operator_source(tmp_path_factory):
     """The operator's source, from Go's module cache, downloaded by its name where it must be."""

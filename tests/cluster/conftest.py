@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -37,18 +38,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.cluster)
 
 
-KEPT = pytest.StashKey[list]()  # folders with the logs of clusters in which a test has failed
-
-
-def pytest_configure(config):
-    config.stash[KEPT] = []
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    for folder in config.stash[KEPT]:
-        terminalreporter.write_line(f"the cluster's logs are kept in {folder}")
-
-
 def lacking():
     """What a bed lacks on this machine, as one clause, or None."""
     if os.uname().sysname != "Linux" or os.geteuid() != 0:
@@ -76,7 +65,9 @@ def a_bed(request):
         with Bed() as bed:
             yield bed
             if request.session.testsfailed:
-                request.config.stash[KEPT].append(bed.keep_logs())
+                capture = request.config.pluginmanager.getplugin("capturemanager")
+                with capture.global_and_fixture_disabled():
+                    sys.stderr.write(f"the cluster's logs are kept in {bed.keep_logs()}\n")
 
     return make
 

@@ -221,6 +221,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
         zstd.MAGIC + b"nonsense" * 99,
         b"",
     ],
+    ids=["cut short", "only begins as gzip", "nonsense", "only begins as zstd", "empty"],
 )
 def test_a_layer_that_is_no_archive(data, cache):
     with pytest.raises(ImageError, match=r"base, layer sha256:\w{12}: not an archive \(.+\); the"):
