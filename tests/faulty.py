@@ -160,6 +160,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.cut(self.begin(length), half)
         self.hang_up()
 
+    def restarts(self, length):
+        """The registry is killed when half of the body has arrived, and comes up again."""
+        upstream, half = self.begin(length), self.rfile.read(length // 2)
+        with contextlib.closing(upstream):
+            upstream.send(half)
+            self.proxy.upstream.stop()
+        self.proxy.upstream.start()
+        self.hang_up()
+
     def late(self, length, requests):
         """The same, and the registry writes it when the client has already gone on."""
         half = self.rfile.read(length // 2)

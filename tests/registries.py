@@ -70,9 +70,12 @@ class Registry:
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yml").write_text(json.dumps(content))
-        with (folder / "log").open("wb") as log:
+        self.start()
+
+    def start(self):
+        with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                ["docker-registry", "serve", str(folder / "config.yml")],
+                ["docker-registry", "serve", str(self.folder / "config.yml")],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

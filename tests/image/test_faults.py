@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from registries import QUICK
+from registries import QUICK, read_image
 
 from k8sjob.errors import ImageError
-from k8sjob.image.wire import Wire
+from k8sjob.image.wire import Patience, Wire
 
 pytestmark = pytest.mark.system
 
@@ -103,6 +105,40 @@ def test_a_fault_where_the_base_is_mounted(attempt, code, fault):
 )
 def test_a_fault_where_the_base_is_copied(attempt, fault):
     each_request(attempt, fault, mounted=False)
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_registry_that_is_killed_and_comes_up_again(attempt, mounted):
+    """With the requests that are under way beside; what it had not written to its disk is lost."""
+    wait = Patience(tries=8, pause=0.1, connect=20, read=60)
+    for at in range(1, 60):
+        tried = attempt("restarts", at, mounted=mounted, wire=Wire(patience=wait))
+        if len(tried.requests) < at:
+            return
+        tried.check(may_fail=False)
+    pytest.fail("a push takes more than 60 requests")
+
+
+def test_pushes_that_race(registry, base, pushed, code, tmp_path):
+    """Of one base into one repository: each blob is written by several, each tag is whole."""
+    folders = []
+    for number in range(6):
+        folder = tmp_path / f"of-{number}"
+        shutil.copytree(code, folder)
+        (folder / "number.txt").write_text(str(number // 2))  # there are two of each
+        folders.append(folder)
+    repository, below = (
+        f"{registry.host}/faults/raced",
+        registry.host.replace("127.0.0.1", "localhost"),
+    )
+    with ThreadPoolExecutor(len(folders)) as pool:
+        done = list(pool.map(lambda folder: pushed(repository, f"{below}/{base}", folder), folders))
+    assert len({one.digest for one in done}) == 3
+    assert sorted(tags_of(registry, "faults/raced")) == sorted({one.tag for one in done})
+    for number, one in enumerate(done):
+        *_, layers = read_image(f"{repository}@{one.digest}")
+        (found,) = [text for name, text in layers[-1].items() if name.endswith("number.txt")]
+        assert found == str(number // 2).encode()
 
 
 @pytest.mark.parametrize(
