@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/k8sjob run --fresh manifests/digits-ddp/job.yaml
 
 test: lint system-packages
-	$(BIN)/python -m pytest --durations=10 -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --durations=10 -n 2 --no-loadscope-reorder
 
 check: lint
 	$(BIN)/python -m pytest -q -m "not dist and not system and not cluster and not slow"

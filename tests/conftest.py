@@ -24,20 +24,28 @@ def pytest_addoption(parser):
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items):
+    """The cluster's tests come first: they mostly wait, while another process runs all the rest."""
+    items.sort(key=lambda item: not _of_cluster(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config, log):
     """Among several processes a file is never divided, and the cluster's tests share one cluster.
 
-    They come first: most of their time they wait, while the other processes run all the rest.
+    xdist has marks for that, which pytest 9.2 does not show it any more.
     """
+    from xdist.scheduler import LoadScopeScheduling
 
-    def group(item):
-        folder, file = item.path.parts[-2:]
-        return "cluster" if folder == "cluster" else f"{folder}/{file}"
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "cluster" if _of_cluster(nodeid) else nodeid.partition("::")[0]
 
-    items.sort(key=lambda item: group(item) != "cluster")
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+    return Scheduler(config, log)
+
+
+def _of_cluster(nodeid):
+    return nodeid.startswith("tests/cluster/")
 
 
 @pytest.fixture(scope="session")
