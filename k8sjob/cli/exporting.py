@@ -26,7 +26,7 @@ __all__ = ["export_command"]
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("model.pt"),
     show_default=True,
-    help="The file; safetensors by that suffix.",
+    help="The file: .pt, .pth or .safetensors.",
 )
 @click.option(
     "--all",

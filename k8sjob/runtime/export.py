@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["export", "main"]
 
 _SAFETENSORS: Final = ".safetensors"
+_TORCH: Final = (".pt", ".pth")
 
 
 def export(
@@ -33,7 +35,7 @@ def export(
     Args:
         source: a checkpoint, file or folder; or a folder of them, of which the newest whole one
             counts.
-        target: the file: safetensors by that suffix, else a torch.save.
+        target: the file; its suffix says the form, .safetensors or torch.save's .pt or .pth.
         everything: the optimizer, the place in the data and the rest, too.
         force: whether the file may be there already.
         warn: told of checkpoints that are passed over.
@@ -45,6 +47,8 @@ def export(
         ValueError: the checkpoint is torn or holds no weights, or the file cannot be of that form.
         OSError: something cannot be read or written; the file is as it was.
     """
+    if target.suffix not in {_SAFETENSORS, *_TORCH}:
+        raise ValueError(f"{target}: its suffix says the form; end it with .pt or {_SAFETENSORS}")
     if target.exists() and not force:
         raise ValueError(f"{target} exists; name another file by -o, or replace it by --force")
     if not target.parent.is_dir():
@@ -64,8 +68,11 @@ def export(
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(target)
+    except OSError as error:
+        raise OSError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
     return {
         "path": str(target),
         "source": str(path),
@@ -123,7 +130,7 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
     try:
         save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
     except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+        raise OSError(str(error)) from error
 
 
 def _count(nest: Any) -> int:

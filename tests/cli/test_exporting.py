@@ -117,6 +117,21 @@ def test_what_is_no_checkpoint_is_one_error(tmp_path, source, said):
         take(tmp_path / "epoch.pt", tmp_path / "none" / "out.pt")
 
 
+@pytest.mark.parametrize("name", ["out", "out.zip", "out.safetensor"])
+def test_a_file_without_a_form_is_refused(tmp_path, folder, name):
+    with pytest.raises(ValueError, match=r"its suffix says the form; end it with \.pt or \.safet"):
+        take(folder, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, folder, suffix):
+    target = tmp_path / f".{suffix}".rjust(250, "l")  # with its draft's marks it is too long
+    with pytest.raises(OSError, match=r"lll\.\w+ cannot be written: .*[Ff]ile name too long"):
+        take(folder, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
 def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2])])
     monkeypatch.setattr("sys.path_importer_cache", {})
