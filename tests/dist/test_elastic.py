@@ -23,7 +23,7 @@ LIMIT_S = 240
 class Node:
     """One agent with its ranks."""
 
-    def __init__(self, folder, number, port, settings, bounds):
+    def __init__(self, folder, number, port, settings, bounds, processes):
         self.output = folder / f"output-{number}"
         self.words = folder / f"words-{number}"
         settings = {
@@ -38,7 +38,7 @@ class Node:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "PET_NNODES": bounds,
-            "PET_NPROC_PER_NODE": "1",
+            "PET_NPROC_PER_NODE": str(processes),
             "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
             contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
@@ -73,8 +73,8 @@ def nodes(tmp_path):
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
 
-        def start(*, bounds="1:3", **settings):
-            node = Node(tmp_path, len(running), port, settings, bounds)
+        def start(*, bounds="1:3", processes=1, **settings):
+            node = Node(tmp_path, len(running), port, settings, bounds, processes)
             running.append(node)
             return node
 
@@ -120,6 +120,25 @@ def test_nodes_come_and_go(nodes):
     assert all(event["step"] > 0 for event in resumed)
     # An epoch that a resize has cut in two is counted from where it went on.
     assert all(one["samples"] in range(24, 97, 24) for one in told(first, second))
+    assert all(one["whole"] for one in told(first, second))
+
+
+def test_nodes_of_two_processes_of_which_each_has_a_part(nodes):
+    """fsdp: what two ranks have saved, four go on from, and two again."""
+    how = {"bounds": "1:2", "processes": 2, "strategy": "fsdp", "checkpoint_format": "sharded"}
+    first = nodes(**how)
+    eventually(lambda: first.events("metrics"), first)
+    second = nodes(**how)
+    eventually(lambda: 4 in worlds(first, second), first, second)
+    epochs = len(told(first, second))
+    eventually(lambda: len(told(first, second)) > epochs + 1, first, second)
+    second.kill()
+    eventually(lambda: worlds(first)[-1:] == [2] and len(worlds(first, second)) > 2, first, second)
+    epochs = len(told(first))
+    eventually(lambda: len(told(first)) > epochs, first)
+    nodes.finish()
+    assert first.wait() == 0, first.text
+    assert len(first.events("resumed") + second.events("resumed")) == 2
     assert all(one["whole"] for one in told(first, second))
 
 
