@@ -1,8 +1,10 @@
 """Random faults played on jobs of this machine: whether the loss curve is that of a calm run.
 
-    python bench/chaos.py [FAULTS] [FIRST_SEED]      (root on Linux: one fault is a full disk)
+    python bench/chaos.py [FAULTS] [FIRST_SEED]      (root on Linux, with iproute2 and util-linux)
 
-Each job is one Master and two Workers that save every fifth step. One to three faults hit it, which
+All of it runs in a network namespace of its own, whose loopback is taken away for a while, and on
+a file system of its own, which is full for a while. Each job is one Master and two Workers that
+save every fifth step. One to three faults hit it, which
 ones and when by its seed: before the first step, in collectives, in saves, at the end. A job has to
 end, with the loss curve of a job that nobody touched, or with one clear failure. Prints a line for
 each, with the seed that plays it again, then a table, which goes into docs/reference/chaos.md.
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reference/chaos.md"
 MARK = "<!-- measured: bench/chaos.py -->\n"
+INSIDE = "K8SJOB_CHAOS_INSIDE"
 LIMIT = 400.0
 """Seconds after which a job counts as one that hangs."""
 PROGRAM = """
@@ -146,9 +149,11 @@ class Job:
 
 def strike(job: Job, chance: random.Random) -> str:
     """Play one fault; its name, empty where there was nobody to hit."""
-    whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk"])
+    whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk", "network"])
     if whom == "disk":
         return fill(job.disk)
+    if whom == "network":
+        return part(chance.choice([2, 12]))
     kinds = ["killed", "killed", "stopped for 2 s", "told to end"]
     # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
     what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
@@ -177,6 +182,22 @@ def fill(disk: Path) -> str:
     time.sleep(2)
     filler.unlink()
     return "the disk is full for 2 s"
+
+
+def part(seconds: int) -> str:
+    """Nothing reaches anybody for a while; 12 s are more than a rank may make no progress."""
+    subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    time.sleep(seconds)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    return f"the network is away for {seconds} s"
+
+
+def own_network() -> None:
+    """Go on in a network namespace that ends with this process."""
+    if INSIDE not in os.environ:
+        os.environ[INSIDE] = "1"
+        os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 @contextlib.contextmanager
@@ -237,6 +258,7 @@ def told(job: Job) -> str:
 
 def main() -> None:
     """Play, judge, print."""
+    own_network()
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     ends: Counter[str] = Counter()
