@@ -11,10 +11,12 @@ writes them into docs/reference/faults.md.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -203,6 +205,20 @@ class Stage:
         )
         return lambda: self.bed.kubectl("exec", f"faults-{replica}", "--", "python3", "-c", code)
 
+    def end(self, replica: str) -> Callable[[], object]:
+        """Kills the first process of a replica's container, so that the kubelet has to start it."""
+
+        def action() -> None:
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    here = f"HOSTNAME=faults-{replica}".encode()
+                    if here not in (process / "environ").read_bytes().split(b"\0"):
+                        continue
+                    if b"k8sjob.runtime" in (process / "cmdline").read_bytes().split(b"\0"):
+                        os.kill(int(process.name), signal.SIGKILL)
+
+        return action
+
     def delete(self, *replicas: str) -> Callable[[], object]:
         """Deletes pods, as the drain of a node does."""
         names = [f"faults-{replica}" for replica in replicas]
@@ -224,6 +240,7 @@ def play_all(stage: Stage) -> None:
     stage.play("a worker's process is killed", stage.signal("worker-0", 9))
     stage.play("the master's process is killed", stage.signal("master-0", 9))
     stage.play("a worker's process is stopped (no progress)", stage.signal("worker-1", 19))
+    stage.play("a worker's container is killed", stage.end("worker-2"))
     stage.play("a worker's pod is deleted", stage.delete("worker-0"))
     stage.play("two workers' pods are deleted", stage.delete("worker-1", "worker-2"))
     stage.play("the master's pod is deleted", stage.delete("master-0"))
