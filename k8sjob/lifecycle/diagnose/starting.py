@@ -27,39 +27,44 @@ _PULLING: Final = frozenset(
     }
 )
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
-_UNREACHABLE: Final = (
-    r"no such host|connection refused|i/o timeout|connection reset|network is unreachable"
-    r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:"
-    r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
-)
 _IMAGE_ERRORS: Final = (
     (
-        r"no match for platform|no matching manifest",
+        r"no match for platform|no matching manifest|no image found in .* for architecture",
         Cause.IMAGE,
         "the image {image} is not made for its node's kind of processor: {detail}",
         "build it for that platform (image.platform in job.yaml)",
     ),
     (
-        r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|access denied|authenticat|credentials",
-        Cause.IMAGE_ACCESS,
-        "the registry refuses the image {image}: {detail}",
-        "it does not exist, or may not be read without a pull secret: image.pull_secrets names one",
-    ),
-    (
-        _UNREACHABLE,
+        r"no such host|connection (?:refused|reset|timed out)|i/o timeout|network is unreachable"
+        r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:|request canceled"
+        r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
+        r"|Temporary failure in name",
         Cause.REGISTRY,
         "the registry of the image {image} cannot be reached from its node: {detail}",
         "see that it runs and that the nodes reach it; the kubelet tries again by itself",
     ),
     (
-        r"not found|manifest unknown|NotFound|\b404\b",
+        r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|(?<!permission )\bdenied\b"
+        r"|authentication|credentials",
+        Cause.IMAGE_ACCESS,
+        "the registry refuses the image {image}: {detail}",
+        "it does not exist, or may not be read without a pull secret: image.pull_secrets names one",
+    ),
+    (
+        r"not found|(?:manifest|name) unknown|NotFound|\b404\b|deleted or has expired",
         Cause.IMAGE_MISSING,
         "there is no image {image} in its registry",
         "push it, or correct its name or tag in the job",
     ),
 )
-"""What the registry or the way to it says: pattern, cause, what was seen, next step."""
-_NAME: Final = re.compile(r"\[[^]]*\]|\w\S*[/.:@]\w\S*|(?<=lookup )\S+")
+"""What the registry or the way to it says: pattern, cause, what was seen, next step.
+
+The way comes before the refusal: a token that cannot be fetched "failed to authorize".
+"""
+_NAME: Final = re.compile(
+    r"\[[^]]*\](?::\d+)?|\b(?!i/o\b)\w\S*[/.:@]\w\S*|(?<=lookup )\S+|(?<=manifest )\S+(?= in )"
+    r"|(?<=pull image )\"[^\"]*\"|(?<=pulling image )\"[^\"]*\""
+)
 """Words of an error that name an image, a host, a port or a digest: 5401, forbidden/train:404."""
 
 
