@@ -1,17 +1,20 @@
-"""Random faults played on jobs of this machine: whether the loss curve is that of a calm run.
+"""Random faults played on jobs: whether the loss curve is that of a calm run.
 
-    python bench/chaos.py [FAULTS] [FIRST_SEED]      (root on Linux, with iproute2 and util-linux)
+    python bench/chaos.py [--cluster] [FAULTS] [FIRST_SEED]
 
-All of it runs in a network namespace of its own, whose loopback is taken away for a while, and on
-a file system of its own, which is full for a while. Each job is one Master and two Workers that
-save every fifth step. One to three faults hit it, which
-ones and when by its seed: before the first step, in collectives, in saves, at the end. A job has to
-end, with the loss curve of a job that nobody touched, or with one clear failure. Prints a line for
-each, with the seed that plays it again, then a table, which goes into docs/reference/chaos.md.
+Root on Linux, with iproute2 and util-linux. Jobs run on this machine, in a network namespace whose
+loopback is taken away for a while and on a file system that is full for a while; or, with
+--cluster, in a real cluster made for it (see `make cluster` for what that needs), of which parts
+are taken away too. Each job is one Master and two Workers that save every fifth step. One to three
+faults hit it, which ones and when by its seed: before the first step, in collectives, in saves, at
+the end. A job has to end, with the loss curve of a job that nobody touched, or with one clear
+failure. Prints a line for each, with the seed that plays it again, then a table, which goes into
+docs/reference/chaos.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -30,13 +33,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/reference/chaos.md"
-MARK = "<!-- measured: bench/chaos.py -->\n"
 INSIDE = "K8SJOB_CHAOS_INSIDE"
-LIMIT = 400.0
+LIMIT = 600.0
 """Seconds after which a job counts as one that hangs."""
 PROGRAM = """
 import json, time
@@ -67,13 +69,18 @@ with runtime.session(seed=1) as job:
         print(f"RESULT {json.dumps(losses)}", flush=True)
 """
 JOB = """
-name: chaos
-image: {repository: registry.example/chaos, base: debian}
+name: NAME
+image: {repository: REPOSITORY, base: "BASE"}
 replicas: {workers: 2}
-resources: {cpu: 1, memory: 2Gi}
-run: {script: main.py, hang_timeout: 8s, rendezvous_timeout: 25s, env: {OMP_NUM_THREADS: "1"}}
+resources: {cpu: 1, memory: 2Gi, requests: {cpu: 100m, memory: 256Mi}}
+run:
+  script: main.py
+  env: {OMP_NUM_THREADS: "1"}
+  hang_timeout: 8s
+  rendezvous_timeout: 25s
+  collective_timeout: 40s
 checkpoint: {dir: /checkpoints, every: 5}
-volumes: [{name: checkpoints, mount: /checkpoints, host_path: /checkpoints, local: FOLDER}]
+volumes: [{name: checkpoints, mount: /checkpoints, host_path: "HOST", local: "LOCAL"}]
 policy: {max_restarts: 8, termination_grace: 10s}
 """
 
@@ -89,16 +96,19 @@ class Played(NamedTuple):
 class Job:
     """One run of the job, and what it says."""
 
-    def __init__(self, folder: Path, state: Path) -> None:
-        self.state, self.began = state, time.monotonic()
-        self.disk = folder.with_name("disk")
-        for old in self.disk.iterdir():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    def __init__(self, *argv: str, env: dict[str, str], owns: Callable[[Path], bool]) -> None:
+        """Start it.
+
+        Args:
+            argv: of k8sjob; it follows the job to its end.
+            env: more of its environment.
+            owns: whether a process, as a folder of /proc, is one of the job's.
+        """
+        self._owns, self.began = owns, time.monotonic()
         self.lines: list[tuple[float, str]] = []
-        argv = [sys.executable, "-m", "k8sjob", "run", str(folder), "-o", "plain"]
         self.process = subprocess.Popen(
-            argv,
-            env=os.environ | {"K8SJOB_STATE": str(state)},
+            [sys.executable, "-m", "k8sjob", *argv],
+            env=os.environ | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,9 +139,8 @@ class Job:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                here = str((path / "cwd").readlink()).startswith(str(self.state))
                 argv = (path / "cmdline").read_bytes().split(b"\0")
-                if here and module.encode() in argv:
+                if module.encode() in argv and self._owns(path):
                     found.append(int(path.name))
         return sorted(found)
 
@@ -147,13 +156,8 @@ class Job:
         return code
 
 
-def strike(job: Job, chance: random.Random) -> str:
-    """Play one fault; its name, empty where there was nobody to hit."""
-    whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk", "network"])
-    if whom == "disk":
-        return fill(job.disk)
-    if whom == "network":
-        return part(chance.choice([2, 12]))
+def hit(job: Job, chance: random.Random, whom: str) -> str:
+    """Kill or stop some of a job's ranks or agents; what was done, empty if nobody was there."""
     kinds = ["killed", "killed", "stopped for 2 s", "told to end"]
     # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
     what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
@@ -171,6 +175,126 @@ def strike(job: Job, chance: random.Random) -> str:
                 os.kill(pid, signal.SIGCONT)
     number = {0: "", 1: f"a{'n' * (whom == 'agent')} {whom}", 2: f"two {whom}s"}[len(ids)]
     return f"{number} {what}" if ids else ""
+
+
+class Machine:
+    """Jobs on this machine."""
+
+    mark = "<!-- measured: bench/chaos.py -->\n"
+
+    def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
+        self._home, self._disk = home, home / "disk"
+        stack.enter_context(small_disk(self._disk))
+        text = JOB.replace("REPOSITORY", "registry.example/chaos").replace("BASE", "debian")
+        text = text.replace("NAME", "chaos").replace("HOST", "/checkpoints")
+        self._job = home / "job"
+        self._job.mkdir()
+        (self._job / "main.py").write_text(PROGRAM)
+        (self._job / "job.yaml").write_text(text.replace("LOCAL", str(self._disk)))
+
+    def begin(self, name: str) -> Job:
+        """Start a job."""
+        for old in self._disk.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        state = self._home / name
+
+        def owns(process: Path) -> bool:
+            return str((process / "cwd").readlink()).startswith(f"{state}/")
+
+        argv = ("run", str(self._job), "-o", "plain")
+        return Job(*argv, env={"K8SJOB_STATE": str(state)}, owns=owns)
+
+    def strike(self, job: Job, chance: random.Random) -> str:
+        """Play one fault; its name, empty where there was nobody to hit."""
+        whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk", "network"])
+        if whom == "disk":
+            return fill(self._disk)
+        if whom == "network":
+            return part(chance.choice([2, 12]))
+        return hit(job, chance, whom)
+
+    def end(self, _name: str) -> None:
+        """After a job."""
+
+
+class Cluster:
+    """Jobs in a cluster of its own."""
+
+    mark = "<!-- measured: bench/chaos.py --cluster -->\n"
+
+    def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
+        sys.path.insert(0, str(ROOT / "tests"))
+        from cluster.bed import Bed
+
+        self._bed, self._home = stack.enter_context(Bed()), home
+        home.chmod(0o755)
+
+    def begin(self, name: str) -> Job:
+        """Submit a job."""
+        folder, name = self._home / name, f"chaos-{name}"
+        folder.mkdir()
+        saves = self._bed.folder / "tmp" / name  # the /tmp of its node
+        saves.mkdir()
+        saves.chmod(0o777)
+        text = JOB.replace("REPOSITORY", f"{self._bed.registry}/chaos").replace("NAME", name)
+        text = text.replace("BASE", self._bed.base_image).replace("HOST", f"/tmp/{name}")
+        (folder / "main.py").write_text(PROGRAM)
+        (folder / "job.yaml").write_text(text.replace("LOCAL", "saves"))
+
+        def owns(process: Path) -> bool:
+            return f"\0HOSTNAME={name}-".encode() in b"\0" + (process / "environ").read_bytes()
+
+        argv = ("submit", str(folder / "job.yaml"), "-n", "default", "--watch")
+        return Job(*argv, env=self._bed.env, owns=owns)
+
+    def strike(self, job: Job, chance: random.Random) -> str:
+        """Play one fault; its name, empty where there was nobody to hit."""
+        whom = chance.choice(["rank", "rank", "rank", "agent", "pod", "pod", "network", "cluster"])
+        if whom == "cluster":
+            away = chance.choice(["operator", "apiserver", "kubelet", "registry"])
+            self._bed.kill(away)
+            time.sleep(5)
+            self._bed.start(away)
+            return f"the {away} is away for 5 s"
+        if whom in {"rank", "agent"}:
+            return hit(job, chance, whom)
+        several = whom == "pod" and chance.random() < 0.3
+        ids = job.processes("k8sjob.runtime")
+        ids = chance.sample(ids, min(len(ids), 2 if several else 1))
+        if whom == "network":
+            return "".join(cut_off(pid, chance.choice([2, 12])) for pid in ids)
+        names = [name for pid in ids if (name := hostname(pid))]
+        if names:
+            self._bed.kubectl("delete", "pod", "--wait=false", "--ignore-not-found", *names)
+        return ["", "a pod is deleted", "two pods are deleted"][len(names)]
+
+    def end(self, name: str) -> None:
+        """After a job."""
+        self._bed.kubectl("delete", "pytorchjob", f"chaos-{name}", "--ignore-not-found")
+
+
+def hostname(pid: int) -> str:
+    """The name of a process's pod; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        found = re.search(rb"\0HOSTNAME=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes())
+        return found[1].decode() if found else ""
+    return ""
+
+
+def cut_off(pid: int, seconds: int) -> str:
+    """Nothing reaches a process's pod for a while."""
+    rule = ["INPUT", "-i", "eth0", "-j", "DROP"]
+    # The pod's first process may end meanwhile, and the namespace lives on.
+    with contextlib.ExitStack() as stack:
+        try:
+            here = stack.enter_context(Path(f"/proc/{pid}/ns/net").open("rb"))
+        except OSError:
+            return ""
+        iptables = ["nsenter", f"--net=/proc/self/fd/{here.fileno()}", "iptables", "-w"]
+        subprocess.run([*iptables, "-I", *rule], check=True, pass_fds=[here.fileno()])
+        time.sleep(seconds)
+        subprocess.run([*iptables, "-D", *rule], check=True, pass_fds=[here.fileno()])
+    return f"a pod is cut off for {seconds} s"
 
 
 def fill(disk: Path) -> str:
@@ -212,11 +336,11 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def play(
-    folder: Path, state: Path, seed: int, length: float
+    place: Machine | Cluster, seed: int, length: float
 ) -> tuple[Job, int | None, list[Played]]:
     """One job with its faults."""
     chance = random.Random(seed)
-    job = Job(folder, state)
+    job = place.begin(str(seed))
     # Half of the time is the start of its processes, and longer after each fault.
     moments = sorted(chance.uniform(0, 1.2 * length) for _ in range(chance.randint(1, 3)))
     struck = []
@@ -224,18 +348,16 @@ def play(
         while time.monotonic() < job.began + moment and job.process.poll() is None:
             time.sleep(0.02)
         at = time.monotonic()
-        if job.process.poll() is None and (kind := strike(job, chance)):
+        if job.process.poll() is None and (kind := place.strike(job, chance)):
             struck.append((at, kind))
     code = job.wait()
+    place.end(str(seed))
     ends = [at for at, _ in [*struck[1:], (float("inf"), "")]]
-    return (
-        job,
-        code,
-        [
-            Played(kind, *_after(job.steps, at, end))
-            for (at, kind), end in zip(struck, ends, strict=False)
-        ],
-    )
+    played = [
+        Played(kind, *_after(job.steps, at, end))
+        for (at, kind), end in zip(struck, ends, strict=False)
+    ]
+    return job, code, played
 
 
 def _after(steps: list[tuple[float, int]], at: float, end: float) -> tuple[float | None, int]:
@@ -256,31 +378,54 @@ def told(job: Job) -> str:
     return next((line for line in reversed(lines) if line.startswith("why: ")), lines[-1])
 
 
+def judged(job: Job, code: int | None, curve: list[float] | None) -> str:
+    """How a job has ended."""
+    if code is None:
+        return "hung"
+    if code:
+        return "failed"
+    same = job.result is not None and all(
+        abs(one - other) < 1e-9 for one, other in zip(job.result, curve or [], strict=True)
+    )
+    return "the same curve" if same else "another curve"
+
+
+def table(rows: dict[str, list[Played]]) -> str:
+    """What each kind of fault has cost."""
+    lines = ["| Fault | Played | Seconds to the next step, most | Steps repeated, most |",
+             "|---|---|---|---|"]  # fmt: skip
+    for kind, found in sorted(rows.items()):
+        times = [one.back for one in found if one.back is not None]
+        middle = f"{statistics.median(times):.1f}, {max(times):.1f}" if times else "none came"
+        again = sorted(one.repeated for one in found)
+        lines.append(
+            f"| {kind} | {len(found)} | {middle} | {statistics.median_high(again)}, {again[-1]} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Play, judge, print."""
-    own_network()
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cluster", action="store_true")
+    parser.add_argument("faults", type=int, nargs="?", default=200)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    asked = parser.parse_args()
+    if not asked.cluster:
+        own_network()
+    first = seed = asked.seed
     ends: Counter[str] = Counter()
     rows: defaultdict[str, list[Played]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name, "job")
-        folder.mkdir()
-        (folder / "main.py").write_text(PROGRAM)
-        disk = Path(name, "disk")
-        stack.enter_context(small_disk(disk))
-        (folder / "job.yaml").write_text(JOB.replace("FOLDER", str(disk)))
-        calm = Job(folder, Path(name, "calm"))
+        place = (Cluster if asked.cluster else Machine)(Path(name), stack)
+        calm = place.begin("calm")
         assert calm.wait() == 0, calm.lines[-20:]
+        place.end("calm")
         length, curve = time.monotonic() - calm.began, calm.result
         print(f"undisturbed: {length:.1f} s, {curve}", flush=True)
-        while sum(map(len, rows.values())) < wanted:
-            job, code, played = play(folder, Path(name, str(seed)), seed, length)
-            same = job.result is not None and all(
-                abs(one - other) < 1e-9 for one, other in zip(job.result, curve or [], strict=True)
-            )
-            end = "hung" if code is None else "the same curve" if code == 0 and same else "failed"
-            end = "another curve" if code == 0 and not same else end
+        while sum(map(len, rows.values())) < asked.faults:
+            job, code, played = play(place, seed, length)
+            end = judged(job, code, curve)
             ends[end] += 1
             why = "" if end == "the same curve" else f": exit code {code}, {told(job)}"
             what = "; ".join(one.kind for one in played) or "no fault met it"
@@ -290,22 +435,15 @@ def main() -> None:
             for one in played:
                 rows[one.kind].append(one)
             seed += 1
-    table = ["| Fault | Played | Seconds to the next step, most | Steps repeated, most |",
-             "|---|---|---|---|"]  # fmt: skip
-    for kind, found in sorted(rows.items()):
-        times = [one.back for one in found if one.back is not None]
-        middle = f"{statistics.median(times):.1f}, {max(times):.1f}" if times else "none came"
-        again = sorted(one.repeated for one in found)
-        table.append(
-            f"| {kind} | {len(found)} | {middle} | {statistics.median_high(again)}, {again[-1]} |"
-        )
     jobs = ", ".join(f"{count} {end}" for end, count in ends.most_common())
-    text = f"{sum(map(len, rows.values()))} faults on {ends.total()} jobs: {jobs}.\n\n"
-    text += "\n".join(table) + "\n"
+    text = f"{sum(map(len, rows.values()))} faults on {ends.total()} jobs, seeds {first} to"
+    text += f" {seed - 1}: {jobs}.\n\n{table(rows)}"
     print(text)
     page = PAGE.read_text(encoding="utf-8")
-    if MARK in page:
-        PAGE.write_text(page.partition(MARK)[0] + MARK + text, encoding="utf-8")
+    if place.mark in page:
+        head, _, rest = page.partition(place.mark)
+        _, heading, others = rest.partition("\n## ")
+        PAGE.write_text(f"{head}{place.mark}{text}{heading}{others}", encoding="utf-8")
 
 
 if __name__ == "__main__":

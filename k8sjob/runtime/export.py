@@ -47,13 +47,13 @@ def export(
         ValueError: the checkpoint is torn or holds no weights, or the file cannot be of that form.
         OSError: something cannot be read or written; the file is as it was.
     """
-    if target.suffix not in {_SAFETENSORS, *_TORCH}:
+    if target.suffix.lower() not in {_SAFETENSORS, *_TORCH}:
         raise ValueError(f"{target}: its suffix says the form; end it with .pt or {_SAFETENSORS}")
     if target.exists() and not force:
         raise ValueError(f"{target} exists; name another file by -o, or replace it by --force")
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; make it first")
-    as_safetensors = target.suffix == _SAFETENSORS
+    as_safetensors = target.suffix.lower() == _SAFETENSORS
     if as_safetensors and everything:
         raise ValueError(
             f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or leave "
@@ -69,7 +69,8 @@ def export(
             os.fsync(file.fileno())
         draft.replace(target)
     except OSError as error:
-        raise OSError(f"{target} cannot be written: {error.strerror or error}") from error
+        said = (error.strerror or str(error)).removeprefix(f"{draft}: ")
+        raise OSError(f"{target} cannot be written: {said}") from error
     finally:
         with suppress(OSError):
             draft.unlink()

@@ -124,7 +124,8 @@ def run_generation(
         OSError: a process could not be started.
     """
     group = Group([member.command for member in members])
-    pulse = Pulse([member.heartbeat_file for member in members], hang_timeout)
+    files = [member.heartbeat_file for member in members]
+    pulse = Pulse(files, hang_timeout, stopped=group.stopped)
     record = Record()
     while True:
         group.poll()

@@ -108,6 +108,14 @@ class Group:
         if not self.lingering:
             strays.reap(known=self._held.values())
 
+    def stopped(self, index: int) -> bool:
+        """Whether somebody has stopped that process, as SIGSTOP does; not told but by Linux."""
+        try:
+            stat = Path(f"/proc/{self._held[index]}/stat").read_text()
+        except (OSError, KeyError):
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
     def send(self, number: int) -> None:
         """Signal each living process itself; its own children are its business.
 

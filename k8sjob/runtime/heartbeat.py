@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 __all__ = ["Heartbeat", "Pulse", "settle"]
@@ -61,19 +61,27 @@ class Heartbeat:
 class Pulse:
     """The agent's side: which of its processes have stopped making progress.
 
-    A process without a file has not begun to beat, or is done with it, and is not watched.
+    A process without a file has not begun to beat, or is done with it, and is watched for being
+    stopped alone.
     """
 
-    def __init__(self, files: Sequence[Path | None], timeout: float) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path | None],
+        timeout: float,
+        *,
+        stopped: Callable[[int], bool] = lambda _index: False,
+    ) -> None:
         """A pulse.
 
         Args:
             files: the heartbeat file of each process.
             timeout: seconds without a beat after which the rank itself acts; 0: never.
+            stopped: whether the process of an index is stopped.
         """
-        self._files = files
+        self._files, self._stopped = files, stopped
         self._limit = timeout + _PATIENCE * settle(timeout) if timeout else 0.0
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._seen: dict[int, tuple[int | None, float]] = {}
 
     @property
     def interval(self) -> float:
@@ -93,7 +101,7 @@ class Pulse:
             mtime = file.stat().st_mtime_ns if file else None
         except OSError:
             mtime = None
-        if mtime is None:
+        if mtime is None and not self._stopped(index):
             self._seen.pop(index, None)
             return now
         known = self._seen.get(index)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from k8sjob.runtime.mesh import Mesh
 
-__all__ = ["Form", "Neighbours", "form"]
-
-Form: TypeAlias = "tuple[Any, ...]"
-"""The shapes of what the whole model takes; all stages know it, as each has the whole batch."""
+__all__ = ["Neighbours"]
 
 _DIMS: Final = 8
 _LOSS_BYTES: Final = 8
+_NOTHING: Final = [0, 1, *[0] * _DIMS]
+"""The head of an activation: its type by number, its dimensions, and their sizes."""
 _KINDS: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -29,7 +27,8 @@ class Neighbours:
 
     Each direction has a group of its own: nccl works off the messages between two ranks in one
     order, and where one of them sends first and so does the other, both would wait for ever.
-    The shape of an activation goes ahead of it when inputs of a form come for the first time.
+    An activation goes in one message, since both sides expect the type and shape of the one before
+    in its place. A byte behind it tells whether that holds; else what is right follows.
 
     Attributes:
         first: whether no stage comes before.
@@ -46,35 +45,39 @@ class Neighbours:
         self._forth, self._back = mesh.new_groups("model"), mesh.new_groups("model")
         self._wire = mesh.group.device if mesh.group.backend == "nccl" else torch.device("cpu")
         self._sent: list[tuple[Any, Tensor]] = []
-        self._taken: dict[Form, tuple[torch.dtype, list[int]]] = {}
-        self._given: dict[Form, list[int]] = {}
+        self._taken: dict[int, list[int]] = {}
+        self._given: dict[int, list[int]] = {}
 
-    def take_input(self, of: Form) -> Tensor:
+    def take_input(self, place: int) -> Tensor:
         """What the stage before gave, as a leaf that gets a gradient where there are any.
 
         Args:
-            of: the form of what went into the first stage.
+            place: a number that both stages give it; those of one place mostly have one shape.
         """
-        if of not in self._taken:
-            head = torch.zeros(_DIMS + 2, dtype=torch.int64, device=self._wire)
+        body, mark = self._take_bytes(self._taken.get(place, _NOTHING), marked=True)
+        if mark:
+            head = torch.empty(len(_NOTHING), dtype=torch.int64, device=self._wire)
             dist.recv(head, self._before, group=self._forth)
-            kind, ndim, *shape = head.tolist()
-            self._taken[of] = _KINDS[kind], shape[:ndim]
-        kind, shape = self._taken[of]
-        body = torch.empty(shape, dtype=kind, device=self._wire)
-        dist.recv(body, self._before, group=self._forth)
+            self._taken[place] = head.tolist()
+            body, _ = self._take_bytes(self._taken[place], marked=False)
         return body.to(self.device).requires_grad_(torch.is_grad_enabled())
 
-    def give_output(self, output: Any, of: Form) -> None:
+    def _take_bytes(self, head: list[int], *, marked: bool) -> tuple[Tensor, bool]:
+        """A tensor of this type and shape from the stage before, and its mark."""
+        kind, shape, size = _read(head)
+        wire = torch.empty(size + marked, dtype=torch.uint8, device=self._wire)
+        dist.recv(wire, self._before, group=self._forth)
+        return wire[:size].view(kind).view(shape), bool(marked and wire[size])
+
+    def give_output(self, output: Any, place: int) -> None:
         """Send an output to the stage behind.
 
         Args:
-            output: one tensor.
-            of: see take_input.
+            output: one tensor of floating numbers.
+            place: see take_input.
 
         Raises:
-            ValueError: it is not one tensor, or has another shape than the one before had whose
-                inputs were of this form.
+            ValueError: it is not one tensor, or not of floating numbers.
         """
         if not isinstance(output, torch.Tensor) or output.dtype not in _KINDS:
             found = getattr(output, "dtype", type(output).__name__)
@@ -82,18 +85,18 @@ class Neighbours:
                 f"strategy.splits: a stage gives {found}, and only one tensor of floating numbers"
                 " can go to the next one; split elsewhere"
             )
-        shape = [*output.shape, *[0] * (_DIMS - output.ndim)]
-        head = [_KINDS.index(output.dtype), output.ndim, *shape]
-        if of not in self._given:
-            self._given[of] = head
-            self._send(torch.tensor(head), self._behind, self._forth)
-        elif self._given[of] != head:
-            raise ValueError(
-                f"strategy.splits: a stage gives {_told(head)}, and gave"
-                f" {_told(self._given[of])} for inputs of the same shapes: what goes from one"
-                " stage to the next may not depend on the values; split elsewhere"
-            )
-        self._send(output.detach(), self._behind, self._forth)
+        dims = [*output.shape, *[0] * (_DIMS - output.ndim)]
+        head = [_KINDS.index(output.dtype), output.ndim, *dims]
+        body, expected = _bytes(output.detach()), self._given.get(place, _NOTHING)
+        if head == expected:
+            mark = torch.zeros(1, dtype=torch.uint8, device=body.device)
+            self._send(torch.cat([body, mark]), self._behind, self._forth)
+            return
+        self._given[place] = head
+        *_, size = _read(expected)
+        self._send(torch.ones(size + 1, dtype=torch.uint8), self._behind, self._forth)
+        self._send(torch.tensor(head), self._behind, self._forth)
+        self._send(body, self._behind, self._forth)
 
     def take_gradient(self, output: Tensor, *, last: bool) -> tuple[Tensor, Tensor | None]:
         """The gradient of an output that was given; of a step's last one the loss, too."""
@@ -112,9 +115,9 @@ class Neighbours:
             loss: of the whole step, with its last gradient. It has no message of its own, for
                 which the stages would wait at the end of each step.
         """
-        wire = gradient.contiguous().view(-1).view(torch.uint8)
+        wire = _bytes(gradient)
         if loss is not None:
-            wire = torch.cat([wire, loss.double().view(1).view(torch.uint8)])
+            wire = torch.cat([wire, _bytes(loss.to(wire.device, torch.float64))])
         self._send(wire, self._before, self._back)
 
     def settle(self) -> None:
@@ -128,12 +131,12 @@ class Neighbours:
         self._sent.append((dist.isend(tensor, to, group=group), tensor))
 
 
-def form(inputs: Mapping[Any, Tensor]) -> Form:
-    """The form of inputs, by name or number; an evaluation's is another than the training's."""
-    shapes = ((name, value.dtype, *value.shape) for name, value in inputs.items())
-    return (torch.is_grad_enabled(), *shapes)
+def _read(head: list[int]) -> tuple[torch.dtype, list[int], int]:
+    """(type, shape, bytes) of an activation."""
+    number, ndim, *dims = head
+    kind, shape = _KINDS[number], dims[:ndim]
+    return kind, shape, math.prod(shape) * kind.itemsize
 
 
-def _told(head: list[int]) -> str:
-    kind, ndim, *shape = head
-    return f"{tuple(shape[:ndim])} of {str(_KINDS[kind]).removeprefix('torch.')}"
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

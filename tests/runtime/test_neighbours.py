@@ -1,4 +1,4 @@
-"""What a stage sends: shapes once, the loss without a message of its own, no shape by values."""
+"""What stages send each other: one message for what is expected, and what is right in any case."""
 
 from types import SimpleNamespace
 
@@ -6,77 +6,84 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from k8sjob.runtime.neighbours import Neighbours, form
+from k8sjob.runtime.neighbours import Neighbours
 
 
 @pytest.fixture
 def sent(monkeypatch):
+    """The messages on their way, each to be taken by a tensor of its very type and shape."""
     messages = []
 
     def isend(tensor, to, group):
-        messages.append((to, group, tensor))
+        messages.append((to, group, tensor.clone()))
         return SimpleNamespace(wait=lambda: None)
 
+    def recv(tensor, _from, *, group):
+        _, by, message = messages.pop(0)
+        assert (by, message.dtype, message.shape) == (group, tensor.dtype, tensor.shape)
+        tensor.copy_(message)
+
     monkeypatch.setattr(dist, "isend", isend)
+    monkeypatch.setattr(dist, "recv", recv)
     return messages
 
 
-@pytest.fixture
-def stage():
-    """The middle one of three, rank 1."""
-    group = SimpleNamespace(rank=1, device=torch.device("cpu"), backend="gloo")
+def stage(number):
+    group = SimpleNamespace(rank=number, device=torch.device("cpu"), backend="gloo")
     groups = iter(["forth", "back"])
     return Neighbours(
         SimpleNamespace(
-            group=group, model_rank=1, model_size=3, new_groups=lambda _axis: next(groups)
+            group=group, model_rank=number, model_size=3, new_groups=lambda _axis: next(groups)
         )
     )
 
 
-def of(*shape, **more):
-    return form({0: torch.zeros(shape), **more})
+def test_activations_of_any_type_and_shape_and_one_message_where_they_stay(sent):
+    before, behind = stage(1), stage(2)
+    outputs = [
+        (0, torch.randn(4, 8), 3),
+        (1, torch.randn(3, 8), 3),
+        (0, torch.randn(4, 8), 1),
+        (1, torch.randn(3, 8), 1),
+        (-1, torch.randn(9, 8), 3),
+        (0, torch.randn(4, 8), 1),
+        (0, torch.randn(2, 8), 3),  # the last batch is shorter
+        (0, torch.randn(4, 8), 3),
+        (0, torch.randn(4, 8).bfloat16(), 3),
+        (0, torch.randn(4, 8).bfloat16(), 1),
+        (0, torch.randn(32).bfloat16(), 3),  # of as many bytes
+        (0, torch.randn(()), 3),
+        (0, torch.randn(2, 0), 3),
+        (0, torch.randn(2, 0), 1),
+    ]
+    for place, output, messages in outputs:
+        before.give_output(output, place)
+        assert len(sent) == messages, output.shape
+        assert {(to, group) for to, group, _ in sent} == {(2, "forth")}
+        found = behind.take_input(place)
+        assert sent == []
+        assert found.dtype == output.dtype
+        assert torch.equal(found, output)
+        assert found.requires_grad
+        assert found.is_leaf
 
 
-def test_a_shape_goes_ahead_once_for_inputs_of_a_form(stage, sent):
-    for shape in [(4, 8), (4, 8), (3, 8), (4, 8), (3, 8)]:
-        stage.give_output(torch.zeros(shape), of(*shape))
-    assert [len(body) for *_, body in sent] == [10, 4, 4, 10, 3, 4, 3]
-    assert {(to, group) for to, group, _ in sent} == {(2, "forth")}
-    assert sent[0][2].tolist() == [0, 2, 4, 8, 0, 0, 0, 0, 0, 0]
-
-
-def test_an_evaluation_is_of_another_form(stage, sent):
-    """Autocast may give another type there."""
-    stage.give_output(torch.zeros(4, 8, dtype=torch.bfloat16), of(4))
-    with torch.no_grad():
-        stage.give_output(torch.zeros(4, 8), of(4))
-    assert [body.dtype for *_, body in sent[1::2]] == [torch.bfloat16, torch.float32]
-
-
-def test_a_shape_that_depends_on_values_is_refused(stage, sent):
-    stage.give_output(torch.zeros(4, 8), of(4))
-    with pytest.raises(ValueError, match=r"gives \(4, 7\) of float32, and gave \(4, 8\) of float"):
-        stage.give_output(torch.zeros(4, 7), of(4))
-    assert len(sent) == 2  # the stage behind was told of nothing that does not come
+def test_no_more_than_one_tensor_goes_on(sent):
+    for output, told in [((torch.zeros(1),), "tuple"), (torch.zeros(1).long(), "torch.int64")]:
+        with pytest.raises(ValueError, match=f"a stage gives {told}, and only one tensor of fl"):
+            stage(0).give_output(output, 0)
+    assert sent == []
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(3, 5), (1,), (2, 0), ()])
-def test_the_loss_rides_exactly_on_the_last_gradient(stage, sent, monkeypatch, kind, shape):
+def test_the_loss_rides_exactly_on_the_last_gradient(sent, kind, shape):
+    before, behind = stage(1), stage(2)
     gradient, loss = torch.randn(shape).to(kind), torch.tensor(1 / 3, dtype=torch.float64)
-    stage.give_gradient(gradient, None)
-    stage.give_gradient(gradient, loss)
-    messages = [body for *_, body in sent]
-    assert [to for to, *_ in sent] == [0, 0]
-
-    def recv(tensor, _before, *, group):
-        assert group == "back"
-        tensor.copy_(messages.pop(0))  # refuses another size
-
-    monkeypatch.setattr(dist, "recv", recv)
-    output = torch.zeros(shape, dtype=kind)
     for last, expected in ((False, None), (True, loss)):
-        found, told = stage.take_gradient(output, last=last)
+        behind.give_gradient(gradient, expected)
+        assert [(to, group) for to, group, _ in sent] == [(1, "back")]
+        found, told = before.take_gradient(torch.zeros(shape, dtype=kind), last=last)
         assert found.dtype == kind
         assert torch.equal(found, gradient)
         assert told == expected

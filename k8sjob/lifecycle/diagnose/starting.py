@@ -27,6 +27,16 @@ _PULLING: Final = frozenset(
     }
 )
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+_UNREACHABLE: Final = (
+    r"no such host|connection (?:refused|reset|timed out)|i/o timeout|network is unreachable"
+    r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:|request canceled"
+    r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
+    r"|Temporary failure in name"
+)
+_REFUSED: Final = (
+    r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|(?<!permission )\bdenied\b|authentication"
+    r"|credentials"
+)
 _IMAGE_ERRORS: Final = (
     (
         r"no match for platform|no matching manifest|no image found in .* for architecture",
@@ -35,17 +45,13 @@ _IMAGE_ERRORS: Final = (
         "build it for that platform (image.platform in job.yaml)",
     ),
     (
-        r"no such host|connection (?:refused|reset|timed out)|i/o timeout|network is unreachable"
-        r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:|request canceled"
-        r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
-        r"|Temporary failure in name",
+        _UNREACHABLE,
         Cause.REGISTRY,
         "the registry of the image {image} cannot be reached from its node: {detail}",
         "see that it runs and that the nodes reach it; the kubelet tries again by itself",
     ),
     (
-        r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|(?<!permission )\bdenied\b"
-        r"|authentication|credentials",
+        _REFUSED,
         Cause.IMAGE_ACCESS,
         "the registry refuses the image {image}: {detail}",
         "it does not exist, or may not be read without a pull secret: image.pull_secrets names one",

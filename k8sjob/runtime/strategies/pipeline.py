@@ -7,14 +7,14 @@ go forward and gradients back between neighbours; a shorter last batch needs not
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
 from k8sjob.runtime import chain, stage_state
 from k8sjob.runtime.gradients import synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.neighbours import Neighbours, form
+from k8sjob.runtime.neighbours import Neighbours
 from k8sjob.runtime.step import autocast, call, forward, mean_loss
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from k8sjob.runtime.neighbours import Form
     from k8sjob.runtime.process_group import Group
 
 __all__ = ["gpipe", "one_f_one_b", "prepare"]
+
+_EVALUATION: Final = -1
+"""Instead of a micro-batch's number."""
 
 
 def prepare(
@@ -54,12 +56,11 @@ def prepare(
         return value
 
     def evaluated(inputs: Any) -> Any:
-        of = form(_named(inputs))
         if not neighbours.first:
-            inputs = neighbours.take_input(of)
+            inputs = neighbours.take_input(_EVALUATION)
         output = forward(model, inputs, bf16=bf16)
         if not last:
-            neighbours.give_output(output, of)
+            neighbours.give_output(output, _EVALUATION)
             neighbours.settle()
         return output if last else None
 
@@ -100,24 +101,18 @@ class _Batch:
     """A batch in micro-batches; sizes differ by one at most."""
 
     def __init__(self, inputs: Any, targets: tuple[Any, ...], most: int) -> None:
-        tensors = _named(inputs)
+        tensors = inputs if isinstance(inputs, dict) else dict(enumerate(_tuple(inputs)))
         count = next(iter(tensors.values())).shape[0]
         parts = min(most, count)
         self._inputs = {key: torch.tensor_split(value, parts) for key, value in tensors.items()}
         self._targets = [torch.tensor_split(value, parts) for value in targets]
-        self._by_name = isinstance(inputs, dict)
+        self._named = isinstance(inputs, dict)
         first = next(iter(self._inputs.values()))
         self.sizes = [part.shape[0] for part in first]
 
     def inputs(self, number: int) -> Any:
-        parts = self._parts(number)
-        return parts if self._by_name else tuple(parts.values())
-
-    def form(self, number: int) -> Form:
-        return form(self._parts(number))
-
-    def _parts(self, number: int) -> dict[Any, Tensor]:
-        return {key: value[number] for key, value in self._inputs.items()}
+        parts = {key: value[number] for key, value in self._inputs.items()}
+        return parts if self._named else tuple(parts.values())
 
     def targets(self, number: int) -> tuple[Tensor, ...]:
         return tuple(target[number] for target in self._targets)
@@ -138,14 +133,13 @@ def _run(
     for action, number in order:
         part = batch.sizes[number] / sum(batch.sizes)
         if action == "forward":
-            of = batch.form(number)
-            inputs = batch.inputs(number) if neighbours.first else neighbours.take_input(of)
+            inputs = batch.inputs(number) if neighbours.first else neighbours.take_input(number)
             output = forth(inputs, batch.targets(number))
             if neighbours.last:
-                losses.append(output.detach() * part)
+                losses.append(output.detach().to(neighbours.device, torch.float64) * part)
                 output = output * (part * scale)
             else:
-                neighbours.give_output(output, of)
+                neighbours.give_output(output, number)
             kept[number] = inputs, output
         else:
             inputs, output = kept.pop(number)
@@ -176,8 +170,5 @@ def _forward(
         return mean_loss(loss, output, targets) if neighbours.last else cast("Tensor", output)
 
 
-def _named(inputs: Any) -> dict[Any, Tensor]:
-    """What a model takes, each tensor by its name or its place."""
-    if isinstance(inputs, dict):
-        return inputs
-    return dict(enumerate(inputs if isinstance(inputs, tuple | list) else (inputs,)))
+def _tuple(inputs: Any) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
