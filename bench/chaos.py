@@ -177,6 +177,14 @@ def hit(job: Job, chance: random.Random, whom: str) -> str:
     return f"{number} {what}" if ids else ""
 
 
+def write_job(folder: Path, **words: str) -> None:
+    """The job's folder, with these words in place of those of JOB."""
+    folder.mkdir()
+    (folder / "main.py").write_text(PROGRAM)
+    text = re.sub("|".join(words), lambda found: words[found[0]], JOB)
+    (folder / "job.yaml").write_text(text)
+
+
 class Machine:
     """Jobs on this machine."""
 
@@ -185,12 +193,15 @@ class Machine:
     def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
         self._home, self._disk = home, home / "disk"
         stack.enter_context(small_disk(self._disk))
-        text = JOB.replace("REPOSITORY", "registry.example/chaos").replace("BASE", "debian")
-        text = text.replace("NAME", "chaos").replace("HOST", "/checkpoints")
         self._job = home / "job"
-        self._job.mkdir()
-        (self._job / "main.py").write_text(PROGRAM)
-        (self._job / "job.yaml").write_text(text.replace("LOCAL", str(self._disk)))
+        write_job(
+            self._job,
+            NAME="chaos",
+            REPOSITORY="registry.example/chaos",
+            BASE="debian",
+            HOST="/checkpoints",
+            LOCAL=str(self._disk),
+        )
 
     def begin(self, name: str) -> Job:
         """Start a job."""
@@ -232,14 +243,17 @@ class Cluster:
     def begin(self, name: str) -> Job:
         """Submit a job."""
         folder, name = self._home / name, f"chaos-{name}"
-        folder.mkdir()
         saves = self._bed.folder / "tmp" / name  # the /tmp of its node
         saves.mkdir()
         saves.chmod(0o777)
-        text = JOB.replace("REPOSITORY", f"{self._bed.registry}/chaos").replace("NAME", name)
-        text = text.replace("BASE", self._bed.base_image).replace("HOST", f"/tmp/{name}")
-        (folder / "main.py").write_text(PROGRAM)
-        (folder / "job.yaml").write_text(text.replace("LOCAL", "saves"))
+        write_job(
+            folder,
+            NAME=name,
+            REPOSITORY=f"{self._bed.registry}/chaos",
+            BASE=self._bed.base_image,
+            HOST=f"/tmp/{name}",
+            LOCAL="saves",
+        )
 
         def owns(process: Path) -> bool:
             return f"\0HOSTNAME={name}-".encode() in b"\0" + (process / "environ").read_bytes()

@@ -127,10 +127,8 @@ def test_pushes_that_race(registry, base, pushed, code, tmp_path):
         shutil.copytree(code, folder)
         (folder / "number.txt").write_text(str(number // 2))  # there are two of each
         folders.append(folder)
-    repository, below = (
-        f"{registry.host}/faults/raced",
-        registry.host.replace("127.0.0.1", "localhost"),
-    )
+    repository = f"{registry.host}/faults/raced"
+    below = registry.host.replace("127.0.0.1", "localhost")  # so that its blobs are copied, too
     with ThreadPoolExecutor(len(folders)) as pool:
         done = list(pool.map(lambda folder: pushed(repository, f"{below}/{base}", folder), folders))
     assert len({one.digest for one in done}) == 3
