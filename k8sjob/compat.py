@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AXES",
     "BACKENDS",
+    "KERAS_BACKENDS",
     "SCHEDULES",
     "STRATEGIES",
     "Conflict",
@@ -27,6 +28,7 @@ __all__ = [
     "Strategy",
     "conflicts",
     "default_backend",
+    "keras_backend",
     "processes_per_node",
     "serving",
 ]
@@ -39,6 +41,9 @@ AXES: Final = ("data", "model")
 
 SCHEDULES: Final = ("1f1b", "gpipe")
 """Orders in which a pipeline works off its micro-batches."""
+
+KERAS_BACKENDS: Final = ("jax", "torch")
+"""What Keras's own distribution can compute with; with torch from Keras 3.16 on."""
 
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
@@ -117,6 +122,8 @@ class Strategy:
         saved_whole: why its ranks cannot each write a part of a checkpoint; empty: they can.
         warning: what whoever chooses it should know; empty: nothing.
         lacks: why it has not a setting that others have, where that is not plain.
+        keras: what Keras computes with under these settings; None: the strategy is for models of
+            torch.
     """
 
     summary: str
@@ -131,6 +138,7 @@ class Strategy:
     saved_whole: str = ""
     warning: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
+    keras: Callable[[Mapping[str, Any]], str] | None = None
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All settings: those that are given, and the defaults of the others."""
@@ -162,7 +170,9 @@ def _layouts(value: Any) -> bool:
     )
 
 
-def _of_mesh(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+def _of_mesh(
+    settings: Mapping[str, Any], shape: Shape, *, example: str = "{fc1.weight: [model, null]}"
+) -> Iterator[Conflict]:
     data, model = settings["data"], settings["model"]
     if data is not None and data * model != shape.world_size:
         yield Conflict(
@@ -180,8 +190,13 @@ def _of_mesh(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
         yield Conflict(
             "strategy.layout",
             f"nothing lies along mesh axis model={model}: its ranks would all compute the same;"
-            " write what it divides, as {fc1.weight: [model, null]}, or leave model out",
+            f" write what it divides, as {example}, or leave model out",
         )
+
+
+def _of_keras_mesh(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
+    # A kernel of Keras is (inputs, outputs), a weight of torch (outputs, inputs).
+    yield from _of_mesh(settings, shape, example="{.*/dense/kernel: [null, model]}")
 
 
 def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
@@ -267,6 +282,16 @@ _LAYERS: Final[Mapping[str, Option]] = {
     "compile": _OFF,
 }
 """What is done to the layers of a model that each rank runs as a whole."""
+_MESH: Final[Mapping[str, Option]] = {
+    "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
+    "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+    "layout": Option(
+        default=MappingProxyType({}),
+        wanted="a mapping of names to axes, each data, model or null",
+        takes=_layouts,
+    ),
+}
+"""The axes of a mesh, and what lies along them."""
 
 STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
     {
@@ -279,6 +304,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="every rank has the whole Keras model, which computes with torch",
             options=_STEP,
             resizes=True,
+            keras=lambda _settings: "torch",
         ),
         "fsdp": Strategy(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
@@ -290,15 +316,29 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             options={
                 **_STEP,
                 "sync_batchnorm": _LAYERS["sync_batchnorm"],
-                "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
-                "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
-                "layout": Option(
-                    default=MappingProxyType({}),
-                    wanted="a mapping of names to axes, each data, model or null",
-                    takes=_layouts,
-                ),
+                **_MESH,
             },
             rule=_of_mesh,
+        ),
+        "keras_mesh": Strategy(
+            summary="a Keras model over data and model by keras.distribution, one device a rank",
+            options={
+                **_MESH,
+                "keras_backend": Option(
+                    default="jax",
+                    wanted=" or ".join(KERAS_BACKENDS),
+                    takes=lambda value: value in KERAS_BACKENDS,
+                ),
+            },
+            rule=_of_keras_mesh,
+            places=True,
+            lacks={
+                "accumulate": "give the optimizer gradient_accumulation_steps",
+                "clip_norm": "give the optimizer global_clipnorm",
+                "bf16": 'call keras.mixed_precision.set_global_policy("mixed_bfloat16")',
+                "sync_batchnorm": "the statistics are those of the whole batch anyhow",
+            },
+            keras=lambda settings: settings["keras_backend"],
         ),
         "pipeline": Strategy(
             summary="every rank has some of the layers, batches pass through in parts",
@@ -366,6 +406,17 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
     return 1 + servers if isinstance(servers, int) else 0
 
 
+def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
+    """What Keras computes with in a job; None where the strategy is not for models of Keras.
+
+    Args:
+        kind: the strategy.
+        options: its settings; those left out have their defaults.
+    """
+    row = STRATEGIES.get(kind)
+    return row.keras(row.settings(options)) if row and row.keras else None
+
+
 def processes_per_node(kind: str, gpus: int) -> int:
     """Processes of a node where their number is not given.
 
@@ -402,6 +453,9 @@ def conflicts(
         found += row.rule(row.settings(options), shape)
     if backend is not None:
         found += _of_backend(backend, shape)
+        if backend == "nccl" and keras_backend(kind, options) == "jax":
+            message = "JAX speaks to NCCL by itself, and the group beside it is gloo; leave it out"
+            found.append(Conflict("strategy.backend", message))
     return found
 
 

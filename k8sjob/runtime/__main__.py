@@ -199,15 +199,18 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
 
 def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
     """What Keras computes with: it must know before a script imports it."""
-    if settings.strategy != "keras":
+    wanted = compat.keras_backend(settings.strategy, settings.options)
+    if wanted is None:
         return environ
-    chosen = environ.get("KERAS_BACKEND", "torch")
-    if chosen != "torch":
+    chosen = environ.get("KERAS_BACKEND", wanted)
+    if chosen != wanted:
         raise EnvError(
-            f"KERAS_BACKEND is {chosen}, and strategy.kind: keras trains with torch; take it out of"
-            " run.env and of the image"
+            f"KERAS_BACKEND is {chosen}, and strategy.kind: {settings.strategy} trains with"
+            f" {wanted}; take it out of run.env and of the image"
         )
-    return {**environ, "KERAS_BACKEND": "torch"}
+    # JAX warns of the setting by which it lets ranks come and go (see jax_processes).
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if wanted == "jax" else {}
+    return {**quiet, **environ, "KERAS_BACKEND": wanted}
 
 
 def _parents_lifeline() -> int | None:

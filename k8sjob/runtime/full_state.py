@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["capture", "parts", "restore"]
+__all__ = ["capture", "part", "parts", "restore", "whole"]
 
 
 def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def capture(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, 
         optimizer: of these parameters.
         keep: whether this rank needs the result; the others only take part.
     """
-    found: dict[str, Any] = _whole(parts(model, optimizer), keep=keep)
+    found: dict[str, Any] = whole(parts(model, optimizer), keep=keep)
     return found
 
 
@@ -48,11 +48,11 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
         RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
     """
     now = model.state_dict()
-    weights = {name: _part(value, now.get(name)) for name, value in state["model"].items()}
+    weights = {name: part(value, now.get(name)) for name, value in state["model"].items()}
     model.load_state_dict(weights)
     parameters = [item for group in optimizer.param_groups for item in group["params"]]
     by_number = {
-        number: {key: _part(value, parameters[number]) for key, value in numbers.items()}
+        number: {key: part(value, parameters[number]) for key, value in numbers.items()}
         for number, numbers in state["optimizer"]["state"].items()
         if number < len(parameters)
     }
@@ -60,8 +60,13 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
     optimizer.load_state_dict({**rest, "state": by_number})
 
 
-def _whole(value: Any, *, keep: bool) -> Any:
-    """The same nest of containers with plain tensors of its own; dropped if they are not kept."""
+def whole(value: Any, *, keep: bool) -> Any:
+    """A nest of containers with plain tensors of its own in host memory; all ranks call it.
+
+    Args:
+        value: with tensors that may be distributed.
+        keep: whether this rank needs the result.
+    """
     if isinstance(value, DTensor):
         full = value.full_tensor().detach()
         if not keep:
@@ -72,14 +77,14 @@ def _whole(value: Any, *, keep: bool) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True) if keep else value
     if isinstance(value, dict):
-        return {key: _whole(item, keep=keep) for key, item in value.items()}
+        return {key: whole(item, keep=keep) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_whole(item, keep=keep) for item in value)
+        return type(value)(whole(item, keep=keep) for item in value)
     return value
 
 
-def _part(value: Any, like: Tensor | None) -> Any:
-    """A whole tensor divided as another one is."""
+def part(value: Any, like: Tensor | None) -> Any:
+    """A whole tensor, or a stored one, divided as another one is."""
     if isinstance(value, Stored):
         if isinstance(like, DTensor) and value.shape == like.shape:
             return value.divided_as(like)

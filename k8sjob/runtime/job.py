@@ -121,6 +121,11 @@ class Job:
         Raises:
             ValueError: the model has nothing to train.
         """
+        if self.config.strategy == "keras_mesh":
+            raise ValueError(
+                "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
+                " job.fit, or take kind: keras, which divides the data alone"
+            )
         model = build if isinstance(build, torch.nn.Module) else build()
         if problem := keras_model.refuse(model):
             raise ValueError(problem)
@@ -181,7 +186,8 @@ class Job:
         Resumes from the last whole epoch, and saves each one.
 
         Args:
-            model: a compiled Keras model on the torch backend.
+            model: a compiled Keras model; on the torch backend, or under keras_mesh on that which
+                the job.yaml says, and then made inside of the session.
             train: a map-style data set of (inputs, targets) or (inputs, targets, weights), or a
                 tuple of such arrays; the same on all ranks.
             epochs: in all, also those of earlier starts.
@@ -215,6 +221,24 @@ class Job:
             tail=tail,
             loader_options=loader_options,
         )
+
+    def save_model(self, model: Any, path: str | os.PathLike[str]) -> None:
+        """Write a Keras model as `model.save` does, put together from all ranks; rank 0 writes it.
+
+        All ranks call it. Of a model that is divided (strategy.kind: keras_mesh) the optimizer's
+        state stays behind: checkpoint.dir has it.
+
+        Args:
+            model: what job.fit or job.prepare trained.
+            path: of the file on rank 0, a path of the job.yaml (see job.path); it ends with .keras.
+
+        Raises:
+            ValueError: the file is of another kind.
+            OSError: it cannot be written; one that was there before is as it was.
+        """
+        from k8sjob.runtime.keras_saving import save_model
+
+        save_model(self, model, self.path(path))
 
     def _kind_for(self, model: nn.Module) -> str:
         """The job's strategy; a Keras model is trained as one under ddp too.

@@ -8,17 +8,20 @@ import keras
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from k8sjob import compat
 from k8sjob.contract import EventKind
 from k8sjob.runtime import keras_model
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.feed import Feed
-from k8sjob.runtime.keras_sync import KIND, Together
+from k8sjob.runtime.keras_replicas import Replicas
+from k8sjob.runtime.keras_together import KIND, Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from k8sjob.runtime.data import Tail
     from k8sjob.runtime.job import Job
+    from k8sjob.runtime.keras_together import Holding
 
 __all__ = ["fit"]
 
@@ -30,6 +33,9 @@ _WRITERS: Final = (
     keras.callbacks.TensorBoard,
 )
 """Callbacks that write, and so are rank 0's alone. All others decide, and decide the same."""
+
+_TEST_BATCH: Final = 256
+"""Samples of one rank in one batch of an evaluation."""
 
 _INSTEAD: Final = {
     "accumulate": "gradient_accumulation_steps of the optimizer",
@@ -66,40 +72,39 @@ def fit(
         tail: see data.ShardSampler.
         loader_options: for DataLoader.
     """
-    _check(job, model)
-    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
+    _check(job, model, callbacks)
+    divided = job.config.strategy == "keras_mesh"
+    holding = _pieces(job, model) if divided else Replicas(job, model)
     settings = {**sizes, "shuffle": shuffle, "tail": tail, "loader_options": loader_options}
     feed = Feed(
         _dataset(train),
         settings,
-        rank=job.rank,
-        world_size=job.world_size,
+        rank=holding.mesh.data_rank,
+        world_size=holding.mesh.data_size,
         accumulate=1,
         seed=job.seed,
         on_gpu=job.device.type == "cuda",
     )
-    if feed.sampler.leaves_out():
-        raise ValueError(
-            f'tail="{tail}" leaves some ranks without a sample in the last step, and Keras computes'
-            ' no gradient of nothing: use tail="pad" or "drop"'
-        )
-    held_out = (
-        None if validation is None else _validation(job, _dataset(validation), loader_options)
-    )
+    _check_feed(feed, divided=divided)
     saved = job.saves.newest(KIND) if job.saves else None
     own = [one for one in callbacks if job.is_main or not isinstance(one, _WRITERS)]
+    held_out = None
+    if validation is not None and divided:
+        own.insert(0, _evaluation(job, _dataset(validation), loader_options))
+    elif validation is not None:
+        held_out = _validation(job, _dataset(validation), loader_options)
     together = Together(
         job,
         feed,
+        holding,
         epochs=epochs,
         test_batches=0 if held_out is None else len(held_out),
         saved=saved,
+        others=callbacks,
     )
     job.begin()
     try:
-        with keras_model.on(job.device), together.around(model.optimizer, callbacks):
-            model.to(job.device)
+        with holding.fitting(together.due):
             return model.fit(
                 feed.loader(list(feed.sampler.shares())),
                 epochs=epochs,
@@ -111,6 +116,38 @@ def fit(
             )
     finally:
         job.end()
+
+
+def _pieces(job: Job, model: Any) -> Holding:
+    from k8sjob.runtime.keras_pieces import Pieces  # needs a Keras that can distribute
+
+    return Pieces(job, model)
+
+
+def _evaluation(job: Job, data: Any, loader_options: Mapping[str, Any]) -> Any:
+    from k8sjob.runtime.keras_pieces import Evaluation
+
+    return Evaluation(job, data, loader_options, _TEST_BATCH)
+
+
+def _check_feed(feed: Feed, *, divided: bool) -> None:
+    """Refuse batches that Keras could not compute on all ranks."""
+    sampler = feed.sampler
+    if sampler.leaves_out():
+        raise ValueError(
+            f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and Keras'
+            ' computes no gradient of nothing: use tail="pad" or "drop"'
+        )
+    ranks = sampler.num_replicas
+    if divided and any(
+        share.count * ranks != share.end - share.start for share in sampler.shares()
+    ):
+        below = sampler.global_batch // ranks * ranks
+        raise ValueError(
+            f"global_batch={sampler.global_batch} and tail={sampler.tail!r} leave batches that do"
+            f" not divide by mesh axis data={ranks}; set global_batch to {below} or"
+            f' {below + ranks}, and tail to "pad" or "drop"'
+        )
 
 
 def _resume(job: Job, saved: Any, epochs: int) -> int:
@@ -127,22 +164,41 @@ def _resume(job: Job, saved: Any, epochs: int) -> int:
     return epoch
 
 
-def _check(job: Job, model: Any) -> None:
+def _check(job: Job, model: Any, callbacks: Sequence[Any]) -> None:
     """Refuse what would go wrong without a word, or with one that nobody understands."""
     name, kind = type(model).__name__, job.config.strategy
     if not isinstance(model, keras.Model):
         raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
-    if problem := keras_model.refuse(model):
+    wanted = compat.keras_backend(kind, job.config.options) or "torch"
+    if problem := keras_model.refuse(model, backend=wanted):
         raise ValueError(problem)
-    if kind not in {"ddp", "keras"}:
+    if kind not in {"ddp", "keras", "keras_mesh"}:
         raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+    if not model.compiled:
+        raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
+    if kind == "keras_mesh":
+        _check_divided(callbacks)
+    else:
+        _check_replicated(job, model)
+
+
+def _check_divided(callbacks: Sequence[Any]) -> None:
+    if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
+        raise ValueError(
+            "ModelCheckpoint: no rank has the whole model; take it out, set checkpoint.dir (every"
+            " epoch is saved), and write a file of Keras's own by job.save_model(model, path)"
+        )
+
+
+def _check_replicated(job: Job, model: Any) -> None:
+    name = type(model).__name__
     for option, value in job.config.options.items():
         instead = _INSTEAD.get(option, "nothing like it")
         raise ValueError(
             f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; use {instead}"
         )
-    if not model.compiled:
-        raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
     if model.jit_compile:
         raise ValueError(f"{name} is compiled with jit_compile=True; leave it out")
     if getattr(model.loss, "reduction", None) == "sum":
@@ -161,7 +217,7 @@ def _dataset(data: Any) -> Any:
 
 def _validation(job: Job, data: Any, loader_options: Mapping[str, Any]) -> DataLoader[Any]:
     """This rank's share, each sample once over all ranks."""
-    batches = [batch for batch in strided(data, job.rank, job.world_size, 256) if batch]
+    batches = [batch for batch in strided(data, job.rank, job.world_size, _TEST_BATCH) if batch]
     if len(data) < job.world_size:
         raise ValueError(
             f"{len(data)} samples to validate with, and {job.world_size} ranks: give each one"

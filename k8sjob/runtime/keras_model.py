@@ -35,20 +35,25 @@ def is_keras(model: Any) -> bool:
     return keras is not None and isinstance(model, keras.layers.Layer)
 
 
-def refuse(model: Any) -> str | None:
+def refuse(model: Any, *, backend: str = "torch") -> str | None:
     """Why a Keras model cannot be trained as it is; None where it can.
 
     A torch module with Keras layers in it is one of those that cannot.
+
+    Args:
+        model: whatever was given for a model.
+        backend: what Keras must compute with.
     """
     keras = sys.modules.get("keras")
     if keras is None:
         return None
     name = type(model).__name__
     if is_keras(model):
-        if keras.backend.backend() != "torch":
+        if keras.backend.backend() != backend:
+            kind = "keras" if backend == "torch" else "keras_mesh"
             return (
-                f"Keras computes with {keras.backend.backend()}, and {name} must be a torch module:"
-                " set KERAS_BACKEND=torch before `import keras` (strategy.kind: keras does)"
+                f"Keras computes with {keras.backend.backend()}, and {name} must with {backend}:"
+                f" set KERAS_BACKEND={backend} before `import keras` (strategy.kind: {kind} does)"
             )
         if not model.built or not model.trainable_variables:
             return (

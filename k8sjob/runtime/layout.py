@@ -10,14 +10,22 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from torch import nn
 
     Axes = Sequence[str | None]
     """One mesh axis, or None, for each dimension of a tensor."""
 
-__all__ = ["model_dim", "outputs", "parameters"]
+__all__ = [
+    "check_axes",
+    "check_size",
+    "check_used",
+    "key_for",
+    "model_dim",
+    "outputs",
+    "parameters",
+]
 
 _OUTPUT = ".output"
 
@@ -65,36 +73,83 @@ def model_dim(axes: Axes) -> int | None:
     return list(axes).index("model") if "model" in axes else None
 
 
+def key_for(name: str, layout: Mapping[str, Axes]) -> str | None:
+    """The key whose layout a name has; None: it has none.
+
+    Raises:
+        ValueError: several regular expressions match.
+    """
+    if name in layout:
+        return name
+    keys = [key for key in layout if re.fullmatch(key, name)]
+    if len(keys) > 1:
+        raise ValueError(
+            f"strategy.layout: {' and '.join(map(repr, keys))} both match {name}; make them"
+            f" narrower, or give {name} a key of its own"
+        )
+    return keys[0] if keys else None
+
+
+def check_used(layout: Mapping[str, Axes], used: Collection[str], known: Iterable[str]) -> None:
+    """Refuse a key that no name has.
+
+    Args:
+        layout: the layout map.
+        used: its keys that a name has.
+        known: all names.
+
+    Raises:
+        ValueError: there is such a key.
+    """
+    for key in layout:
+        if key not in used:
+            raise ValueError(
+                f"strategy.layout: {key!r} matches no parameter and no output; {_names_of(known)}"
+            )
+
+
+def check_axes(name: str, axes: Axes, ndim: int) -> None:
+    """Refuse a layout that has not one axis or None for each dimension.
+
+    Raises:
+        ValueError: it has more or fewer.
+    """
+    if len(axes) != ndim:
+        raise ValueError(
+            f"strategy.layout: {name} has {ndim} dimensions, and its layout {list(axes)} has"
+            f" {len(axes)}; write one axis or null for each"
+        )
+
+
+def check_size(name: str, dim: int, size: int, axis: str, ranks: int) -> None:
+    """Refuse to divide a dimension into parts of several sizes.
+
+    Raises:
+        ValueError: its size is no multiple of the ranks.
+    """
+    if size % ranks:
+        fitting = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
+        raise ValueError(
+            f"strategy.layout: {name} has {size} along dimension {dim}, which does not divide by"
+            f" mesh axis {axis}={ranks}; set {axis} to {', '.join(fitting)}, or write null"
+        )
+
+
 def _chosen(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
     """Every name that has a layout."""
     known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     known += [f"{name}{_OUTPUT}" for name, _ in model.named_modules() if name]
     chosen: dict[str, str] = {}
     for name in known:
-        keys = [key for key in layout if re.fullmatch(key, name)]
-        if name in layout:
-            keys = [name]
-        if len(keys) > 1:
-            raise ValueError(
-                f"strategy.layout: {' and '.join(map(repr, keys))} both match {name}; make them"
-                f" narrower, or give {name} a key of its own"
-            )
-        if keys:
-            chosen[name] = keys[0]
-    unused = [key for key in layout if key not in chosen.values()]
-    if unused:
-        raise ValueError(
-            f"strategy.layout: {unused[0]!r} matches no parameter and no output; {_names_of(known)}"
-        )
+        key = key_for(name, layout)
+        if key is not None:
+            chosen[name] = key
+    check_used(layout, set(chosen.values()), known)
     return {name: layout[key] for name, key in chosen.items()}
 
 
 def _check(name: str, axes: Axes, ndim: int) -> None:
-    if len(axes) != ndim:
-        raise ValueError(
-            f"strategy.layout: {name} has {ndim} dimensions, and its layout {list(axes)} has"
-            f" {len(axes)}; write one axis or null for each"
-        )
+    check_axes(name, axes, ndim)
     if "data" in axes:
         raise ValueError(
             f"strategy.layout: {name} is a parameter, and those are the same along data; write"

@@ -45,7 +45,7 @@ class Mesh:
         self.data_rank, self.model_rank = divmod(group.rank, model_size)
 
     @cached_property
-    def _devices(self) -> DeviceMesh:
+    def devices(self) -> DeviceMesh:
         """Torch's own mesh, of the axes along which there are several ranks."""
         sizes = {"data": self.data_size, "model": self.model_size}
         sizes = {name: size for name, size in sizes.items() if size > 1}
@@ -64,7 +64,7 @@ class Mesh:
         The first call on a mesh is a collective of all ranks.
         """
         size = self.data_size if name == "data" else self.model_size
-        return None if size == 1 else self._devices[name]
+        return None if size == 1 else self.devices[name]
 
     def process_group(self, name: Literal["data", "model"]) -> Any:
         """The same, as torch.distributed's collectives take it."""

@@ -48,6 +48,11 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
     # torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp.
     ("DistBackendError", r"ncclRemoteError|remote process exit|communicator was aborted"),
     ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)"),
+    # xla/backends/cpu/collectives/gloo_communicator.cc, of what gloo told it; jax 0.7 to 0.10.
+    ("JaxRuntimeError", r"Gloo .*(Connection closed by peer|reset by peer|Broken pipe)"),
+    ("JaxRuntimeError", r"Gloo .*([Tt]imed out|[Tt]imeout|Socket closed)"),
+    # xla/backends/gpu/collectives/nccl_errors.h.
+    ("JaxRuntimeError", r"NCCL .*(remote process exited|network error)"),
     # torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp; not its own port being taken.
     ("DistNetworkError", r"\A(?!.*(failed to listen|failed to bind|EADDRINUSE))"),
     ("DistStoreError", r"[Tt]imed out|[Tt]imeout|timeout after"),
@@ -80,7 +85,7 @@ def peer_loss(error: BaseException) -> str | None:
 def _matches(error: BaseException) -> bool:
     # Exactly these classes: a user's subclass of RuntimeError speaks for itself.
     kind = type(error)
-    if kind.__module__ not in {"builtins", "torch.distributed"}:
+    if kind.__module__.partition(".")[0] not in {"builtins", "torch", "jax", "jaxlib"}:
         return False
     text = str(error)
     return any(

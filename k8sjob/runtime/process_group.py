@@ -240,6 +240,7 @@ def open_group(
     collective_timeout: float,
     launcher_hosts: bool = False,
     serving: int = 0,
+    on_cpu: bool = False,
 ) -> Group:
     """Meet the other ranks and make the process group.
 
@@ -252,6 +253,7 @@ def open_group(
         collective_timeout: seconds until a collective counts as failed.
         launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
         serving: how many ranks, the first ones, serve the others and are not in their group.
+        on_cpu: leave the GPUs to something else, as JAX.
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -263,7 +265,7 @@ def open_group(
             "leave k8sjob.runtime out of a script that makes its own"
         )
     serves = env.rank < serving
-    device = torch.device("cpu") if serves else local_device(env)
+    device = torch.device("cpu") if serves or on_cpu else local_device(env)
     proposed = backend_for(None if serves else backend, device)
     timeout = timedelta(seconds=collective_timeout)
     if is_loopback(env.master_addr):

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from k8sjob.contract import EventKind, ExitCode
 from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.env import EnvError, dist_env
+from k8sjob.runtime.jax_processes import JaxProcesses
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.process_group import open_group
 from k8sjob.runtime.report import Reporter
@@ -59,6 +61,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     config, env = settings.runtime_config(), dist_env(os.environ)
     _check(config, env)
     serving = compat.serving(config.strategy, config.options)
+    keras = compat.keras_backend(config.strategy, config.options)
     group = open_group(
         env,
         backend=config.backend,
@@ -66,6 +69,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         collective_timeout=config.collective_timeout,
         launcher_hosts=settings.launcher_hosts_store(),
         serving=serving,
+        on_cpu=keras == "jax",
     )
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
     job = Job(env, config, group, reporter, seed)
@@ -73,9 +77,11 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         reporter.record(job.path(tensorboard))
     rng.seed_all(seed)
     calls = None
-    with _handling_sigterm(job), keras_model.on(group.device):
+    jax = JaxProcesses(env, group) if keras == "jax" else None
+    with _handling_sigterm(job), _keras(job):
         try:
-            _tell_start(job, env.restart, import_s, time.monotonic() - began)
+            rendezvous_s = time.monotonic() - began
+            _tell_start(job, jax, env.restart, import_s, rendezvous_s)
             job.lookout.start()
             if serving:
                 calls = _open_calls(job, env, serving)
@@ -84,24 +90,42 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             yield job
         except BaseException as error:
             if _is_orderly(error, job):
-                _part(job, calls)
+                _part(job, calls, jax)
             else:
                 job.fail(_told(error))
-                if serving and env.rank == 0:
+                if (serving or jax) and env.rank == 0:
                     time.sleep(_HEARD_S)
             raise
-        _part(job, calls)
+        _part(job, calls, jax)
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
 
 
-def _tell_start(job: Job, restart: int, import_s: float, rendezvous_s: float) -> None:
+@contextmanager
+def _keras(job: Job) -> Iterator[None]:
+    """What Keras must know of the job while the session lasts."""
+    if job.config.strategy != "keras_mesh":
+        with keras_model.on(job.device):
+            yield
+        return
+    if find_spec("keras") is None:
+        raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
+    from k8sjob.runtime.strategies.keras_mesh import distributed
+
+    options = compat.STRATEGIES["keras_mesh"].settings(job.config.options)
+    with keras_model.on(job.device), distributed(job.group, options):
+        yield
+
+
+def _tell_start(
+    job: Job, jax: JaxProcesses | None, restart: int, import_s: float, rendezvous_s: float
+) -> None:
     group = job.group
     job.reporter.emit(
         EventKind.STARTED,
         world_size=job.world_size,
-        backend=group.backend,
-        device=_name(group.device),
+        backend="jax" if jax else group.backend,
+        device=jax.device if jax else _name(group.device),
         strategy=job.config.strategy,
         restart=restart,
         import_s=round(import_s, 3),
@@ -134,11 +158,15 @@ def _leave_if_served(job: Job, env: DistEnv, serving: int) -> None:
         raise SystemExit(int(ExitCode.STOPPED) if job.lookout.reason else 0)
 
 
-def _part(job: Job, calls: Calls | None) -> None:
+def _part(job: Job, calls: Calls | None, jax: JaxProcesses | None) -> None:
     job.end()
     if calls is not None:
         calls.close()
+    if jax is not None:
+        jax.leave()
     job.part()
+    if jax is not None:
+        jax.close()
 
 
 def _is_orderly(error: BaseException, job: Job) -> bool:

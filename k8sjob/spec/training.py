@@ -53,6 +53,7 @@ Kind = Literal[
     "keras",
     "fsdp",
     "mesh",
+    "keras_mesh",
     "pipeline",
     "model_split",
     "data_parallel",
@@ -69,10 +70,11 @@ class Strategy(Part):
             "ddp: every rank has the whole model, gradients are averaged. keras: every"
             " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
             " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-            " divide each batch, ranks along model divide what layout says. pipeline: every rank"
-            " has some of the layers, batches pass through in parts. model_split: one process has"
-            " some of the layers on each of its GPUs, which take turns. data_parallel: one process"
-            " has a copy of the model on each of its GPUs, made anew each step. parameter_server:"
+            " divide each batch, ranks along model divide what layout says. keras_mesh: the same"
+            " for a Keras model by keras.distribution, one device a rank. pipeline: every rank has"
+            " some of the layers, batches pass through in parts. model_split: one process has some"
+            " of the layers on each of its GPUs, which take turns. data_parallel: one process has a"
+            " copy of the model on each of its GPUs, made anew each step. parameter_server:"
             " trainers have the model without its tables, servers the tables' columns.",
             *get_args(Kind),
         ),
@@ -133,21 +135,30 @@ class Strategy(Part):
     data: Annotated[
         Count | None,
         doc(
-            "mesh: ranks along data; null: world_size divided by model.",
+            "mesh, keras_mesh: ranks along data; null: world_size divided by model.",
             2,
             unit="ranks",
         ),
     ] = None
-    model: Annotated[Count, doc("mesh: ranks along model.", 4, unit="ranks")] = 1
+    model: Annotated[Count, doc("mesh, keras_mesh: ranks along model.", 4, unit="ranks")] = 1
     layout: Annotated[
         FrozenMap[Pattern, Axes],
         doc(
             "mesh: the axis or null for each dimension of a parameter, or of what a layer gives"
             " (LAYER.output, as that of fc1 here). A key is a name, or a regular expression of the"
-            " whole name; the others are the same on all ranks.",
+            " whole name; the others are the same on all ranks. keras_mesh: the same with Keras's"
+            " paths, as .*/dense/kernel and .*/dense/output.",
             {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
         ),
     ] = FROZEN_EMPTY
+    keras_backend: Annotated[
+        Literal["jax", "torch"],
+        doc(
+            "keras_mesh: what Keras computes with; its distribution on torch begins with Keras"
+            " 3.16.",
+            "torch",
+        ),
+    ] = "jax"
     splits: Annotated[
         tuple[Text, ...],
         doc(

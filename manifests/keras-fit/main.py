@@ -50,5 +50,4 @@ with runtime.session(seed=1) as job:
         validation=test,
         callbacks=[keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1)],
     )
-    if job.is_main and job.checkpoint_dir:
-        model.save(job.checkpoint_dir / "digits.keras")
+    job.save_model(model, "/checkpoints/digits.keras")

@@ -95,20 +95,12 @@ def _divide(model: nn.Module, divided: Mapping[str, int], ranks: DeviceMesh) -> 
             continue
         if parameter not in made:
             placement = [Shard(divided[name]) if name in divided else Replicate()]
-            _check(name, parameter, divided, ranks.size())
+            if name in divided:
+                dim = divided[name]
+                layout.check_size(name, dim, parameter.shape[dim], "model", ranks.size())
             new = distribute_tensor(parameter.detach(), ranks, placement)
             made[parameter] = nn.Parameter(new, requires_grad=parameter.requires_grad)
         setattr(layers[owner], last, made[parameter])
-
-
-def _check(name: str, parameter: Tensor, divided: Mapping[str, int], ranks: int) -> None:
-    size = parameter.shape[divided[name]] if name in divided else 0
-    if size % ranks:
-        fitting = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
-        raise ValueError(
-            f"strategy.layout: {name} has {size} along dimension {divided[name]}, which does not"
-            f" divide by mesh axis model={ranks}; set model to {', '.join(fitting)}, or write null"
-        )
 
 
 def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:

@@ -1,0 +1,250 @@
+"""`model.fit` where the ranks have pieces of one model and of one batch, which Keras divides.
+
+Keras computes with the whole of both, on all ranks alike: losses and metrics are those of all
+samples by themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import keras
+import torch
+from keras import distribution
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.dlpack import from_dlpack
+
+from k8sjob.runtime import full_state
+from k8sjob.runtime.strategies.keras_mesh import Divided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+
+    from k8sjob.runtime.data import Share
+    from k8sjob.runtime.job import Job
+    from k8sjob.runtime.shards import Stored
+
+__all__ = ["Evaluation", "Pieces", "undivided"]
+
+_UNSIGNED: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Types that torch stores and hardly computes with, and what a checkpoint has instead."""
+
+
+class Pieces:
+    """See keras_together.Holding."""
+
+    norm: Tensor | None = None
+
+    def __init__(self, job: Job, model: Any) -> None:
+        found = distribution.distribution()
+        if not isinstance(found, Divided):
+            raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
+                "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
+                " from the job.yaml; take set_distribution() out"
+            )
+        self._distribution, self.mesh = found, found.ranks
+        self._job, self._model = job, model
+        self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
+
+    @property
+    def parted(self) -> bool:
+        """Whether some variable lies along an axis."""
+        return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
+
+    @contextmanager
+    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:  # noqa: ARG002 - see Holding
+        """Nothing is to be done: Keras's step has all of them in it."""
+        yield
+
+    def begin(self, resume: Callable[[], None]) -> None:
+        """All made the model with the same random numbers.
+
+        Raises:
+            ValueError: it was made elsewhere, or the layout does not fit it.
+        """
+        self._distribution.check_used()
+        if any(not self._is_here(variable) for variable in self._model.variables):
+            raise ValueError(
+                f"{type(self._model).__name__} was made before `with runtime.session()`, which is"
+                " what divides it; make it inside"
+            )
+        resume()
+
+    def _is_here(self, variable: Any) -> bool:
+        value = variable.value
+        if self._divisions is _of_torch:
+            return isinstance(value, DTensor)
+        return set(getattr(value.sharding, "device_set", ())) == _jax_devices(self._distribution)
+
+    def expect(self, share: Share | None) -> None:
+        """From here to its end a step waits for all ranks."""
+        self._job.group.on_phase("compute" if share is None else "sync")
+
+    def reduce_metrics(self) -> None:
+        """They are those of all samples."""
+
+    def check(self) -> None:
+        """They cannot differ: each is in one place, or kept equal by the step."""
+
+    # --- the pieces of a variable -----------------------------------------------------------------
+
+    def read(self, variable: Any) -> Tensor:
+        """This rank's piece, a DTensor; plain where all ranks have the same."""
+        local, divided = self._divisions(variable.value)
+        local = local.to(_UNSIGNED.get(local.dtype, local.dtype))
+        sizes = {"data": self.mesh.data_size, "model": self.mesh.model_size}
+        along = {axis: dim for axis, dim in divided.items() if sizes[axis] > 1}
+        if not along:
+            return local
+        axes = [axis for axis, size in sizes.items() if size > 1]
+        shape = torch.Size(variable.shape)
+        return DTensor.from_local(
+            local,
+            self.mesh.devices,
+            [Shard(along[axis]) if axis in along else Replicate() for axis in axes],
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def write(self, variable: Any, value: Tensor | Stored) -> None:
+        """The piece that belongs here."""
+        piece = full_state.part(value, self.read(variable))
+        local = piece.to_local() if isinstance(piece, DTensor) else piece
+        if self._divisions is _of_torch:
+            own, _ = _of_torch(variable.value)
+            own.copy_(local)
+        else:
+            variable.assign(_jax_array(local, like=variable.value))
+
+
+def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The part of a tensor that is here, and along which axis which dimension is divided."""
+    axes = value.device_mesh.mesh_dim_names
+    divided = {
+        axis: placement.dim
+        for axis, placement in zip(axes, value.placements, strict=True)
+        if isinstance(placement, Shard)
+    }
+    return value.detach().to_local(), divided
+
+
+def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The same for JAX's, in host memory."""
+    jax = sys.modules["jax"]
+    host = jax.local_devices(backend="cpu")[0]
+    local = from_dlpack(jax.device_put(value.addressable_shards[0].data, host))
+    spec = getattr(value.sharding, "spec", ())
+    return local, {axis: dim for dim, axis in enumerate(spec) if axis is not None}
+
+
+def _jax_array(local: Tensor, *, like: Any) -> Any:
+    """An array of all ranks, of which this one has `local`."""
+    jax = sys.modules["jax"]
+    own = like.addressable_shards[0]
+    raw = from_dlpack(jax.device_put(own.data, jax.local_devices(backend="cpu")[0]))
+    # A copy: the step may compute into the array's memory.
+    here = jax.numpy.array(jax.numpy.from_dlpack(local.to(raw.dtype).contiguous()), copy=True)
+    arrays = [jax.device_put(here, own.device)]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
+
+
+def _jax_devices(found: Divided) -> set[Any]:
+    return set(found.device_mesh.backend_mesh.devices.flat)
+
+
+class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """The first of the callbacks: adds the numbers of the held-out samples to an epoch's.
+
+    Keras's own evaluation divides each batch by the axis data; the last samples, fewer than its
+    ranks, are computed by all of them.
+    """
+
+    def __init__(self, job: Job, dataset: Any, options: Mapping[str, Any], batch: int) -> None:
+        """Divide the data.
+
+        Args:
+            job: the rank's view of its job.
+            dataset: a map-style data set.
+            options: for DataLoader.
+            batch: samples of one rank in one batch.
+        """
+        super().__init__()
+        self._job, self._distribution = job, distribution.distribution()
+        mesh = self._distribution.ranks
+        rest = len(dataset) % mesh.data_size
+        together = len(dataset) - rest
+        mine = range(mesh.data_rank, together, mesh.data_size)
+        self._batches = [list(mine[at : at + batch]) for at in range(0, len(mine), batch)]
+        self._divided = len(self._batches)
+        if rest:
+            self._batches.append(list(range(together, len(dataset))))
+        self._loader: DataLoader[Any] = torch.utils.data.DataLoader(
+            dataset, batch_sampler=self._batches, **options
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Evaluate, each sample once."""
+        variables, model = self.model.metrics_variables, self.model
+        sums: list[Any] | None = None
+        try:
+            for number, batch in enumerate(self._loader):
+                self._job.group.on_phase("sync")
+                self._distribution.whole_batches = number >= self._divided
+                model.test_on_batch(*_arrays(batch))  # begins its metrics anew each time
+                found = [variable.value for variable in variables]
+                sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
+                self._job.group.on_phase("compute")
+        finally:
+            self._distribution.whole_batches = False
+        for variable, value in zip(variables, sums or (), strict=True):
+            variable.assign(value)
+        found = model.get_metrics_result()
+        logs |= {f"val_{name}": float(value) for name, value in found.items()}
+
+
+def _arrays(batch: Any) -> tuple[Any, ...]:
+    """(inputs, targets) or (inputs, targets, weights) of a loader, as Keras takes them."""
+
+    def array(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: array(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(array(item) for item in value)
+        return value.numpy() if isinstance(value, torch.Tensor) else value
+
+    return tuple(array(part) for part in batch)
+
+
+@contextmanager
+def undivided(job: Job, model: Any) -> Iterator[Any]:
+    """A plain copy of a divided model on rank 0, as its own config makes it; None elsewhere.
+
+    All ranks call it. Nothing that Keras makes meanwhile is divided, which on rank 0 alone would
+    wait for the others.
+    """
+    pieces = Pieces(job, model)
+    weights: Sequence[Tensor] = [
+        full_state.whole(pieces.read(variable), keep=job.is_main) for variable in model.weights
+    ]
+    found = distribution.distribution()
+    distribution.set_distribution(None)
+    try:
+        yield _copy(model, weights) if job.is_main else None
+    finally:
+        distribution.set_distribution(found)
+
+
+def _copy(model: Any, weights: Sequence[Tensor]) -> Any:
+    copy = type(model).from_config(model.get_config())
+    if not copy.built:
+        copy.build_from_config(model.get_build_config())
+    copy.set_weights([weight.numpy() for weight in weights])
+    if model.compiled:
+        copy.compile_from_config(model.get_compile_config())
+    return copy

@@ -1,0 +1,127 @@
+"""`model.fit` where every rank has the whole model, and a share of each batch.
+
+Keras on torch knows of no other process. Whatever it computes from a rank's own share is made the
+same on all ranks where Keras would use it: gradients before the optimizer sees them, statistics
+after the step, metrics before a log is made of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils import get_total_norm
+
+from k8sjob.runtime import keras_model
+from k8sjob.runtime.keras_model import Moved, Seeds
+from k8sjob.runtime.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from k8sjob.runtime.data import Share
+    from k8sjob.runtime.job import Job
+    from k8sjob.runtime.shards import Stored
+
+__all__ = ["Replicas"]
+
+
+class Replicas:
+    """See keras_together.Holding."""
+
+    parted = False
+
+    def __init__(self, job: Job, model: Any) -> None:
+        self.mesh = Mesh(job.group)
+        self.norm: Tensor | None = None
+        self._job, self._model = job, model
+        self._share: Share | None = None
+        self._due: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:
+        """Average all gradients that the optimizer gets meanwhile."""
+        optimizer, self._due = self._model.optimizer, due
+        apply = optimizer.apply
+
+        def apply_averaged(gradients: Iterable[Any], variables: Any = None) -> None:
+            self._average(list(gradients))
+            apply(gradients, variables)
+            self._moved.average()
+
+        # On the instance: a subclass would be what a saved model names as its optimizer.
+        optimizer.apply = apply_averaged
+        try:
+            with keras_model.on(self._job.device):
+                self._model.to(self._job.device)
+                yield
+        finally:
+            del optimizer.apply
+
+    def begin(self, resume: Callable[[], None]) -> None:
+        """Rank 0's weights for all; each rank's own sequences of random numbers."""
+        seeds, optimizer = Seeds(self._model), self._model.optimizer
+        resume()
+        for variable in [*self._model.variables, *optimizer.variables]:
+            variable.assign(self._job.group.broadcast(variable.value))
+        seeds.part(self._job.rank)
+        self._moved = Moved(self._model, self._job.group)
+
+    def expect(self, share: Share | None) -> None:
+        """The weight of this rank's gradients."""
+        self._share = share
+
+    def _average(self, gradients: list[Tensor | None]) -> None:
+        if self._share is None:
+            raise RuntimeError("the optimizer was called outside of a step of job.fit()")
+        present = [gradient for gradient in gradients if gradient is not None]
+        self._job.group.on_phase("sync")
+        with torch.no_grad():
+            for gradient in present:
+                gradient.mul_(self._share.scale)
+            self.mesh.average(present)
+            self.norm = get_total_norm(present) if self._due() else None
+        self._job.group.on_phase("compute")
+
+    def reduce_metrics(self) -> None:
+        """The sums over all ranks; float64 meanwhile."""
+        variables = self._model.metrics_variables
+        flat = [variable.value.detach().double().flatten() for variable in variables]
+        if not flat:
+            return
+        total = self._job.group.all_reduce(torch.cat(flat))
+        for variable, part in zip(
+            variables, torch.split(total, [part.numel() for part in flat]), strict=True
+        ):
+            variable.assign(part.view(variable.shape))
+
+    def check(self) -> None:
+        """Weights that differ; machines of several kinds may round in their own ways."""
+        group, weights = self._job.group, self._model.weights
+        sums = [variable.value.detach().double().sum() for variable in weights]
+        ranks = group.gather(torch.stack(sums).cpu())
+        apart = torch.stack(
+            [~torch.isclose(one, ranks[0], rtol=0, atol=0, equal_nan=True) for one in ranks]
+        )
+        for place in apart.any(dim=0).nonzero().flatten().tolist():
+            mine = weights[place].value.detach()
+            close = torch.isclose(mine, group.broadcast(mine), rtol=1e-3, atol=1e-5, equal_nan=True)
+            if int(group.all_reduce((~close.all()).int(), "max")):
+                raise RuntimeError(
+                    f"{weights[place].path} differs between the ranks: something beside"
+                    " model.optimizer changes it, as a second optimizer or a callback; use"
+                    " job.prepare, or a loop of your own"
+                )
+
+    def read(self, variable: Any) -> Tensor:
+        """The whole of it."""
+        value: Tensor = variable.value.detach()
+        return value
+
+    def write(self, variable: Any, value: Tensor | Stored) -> None:
+        """The whole of it."""
+        whole = value if isinstance(value, torch.Tensor) else value.whole()
+        variable.assign(whole.to(variable.value.device))
