@@ -16,7 +16,7 @@ from keras import distribution
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.dlpack import from_dlpack
 
-from k8sjob.runtime import full_state
+from k8sjob.runtime import full_state, rng
 from k8sjob.runtime.strategies.keras_mesh import Divided
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ class Pieces:
                 " what divides it; make it inside"
             )
         resume()
+        # Keras takes its seeds from Python's numbers, and all ranks must compute with the same
+        # ones; torch's are for the samples.
+        rng.seed_all(self._job.seed)
+        torch.manual_seed(rng.of_rank(self._job.seed, self.mesh.data_rank))
 
     def _is_here(self, variable: Any) -> bool:
         value = variable.value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import get_total_norm
 
-from k8sjob.runtime import keras_model
+from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.keras_model import Moved, Seeds
 from k8sjob.runtime.mesh import Mesh
 
@@ -69,6 +69,7 @@ class Replicas:
             variable.assign(self._job.group.broadcast(variable.value))
         seeds.part(self._job.rank)
         self._moved = Moved(self._model, self._job.group)
+        rng.seed_all(self._job.seed, self._job.rank)
 
     def expect(self, share: Share | None) -> None:
         """The weight of this rank's gradients."""

@@ -13,7 +13,7 @@ import keras
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime import full_state, rng
+from k8sjob.runtime import full_state
 from k8sjob.runtime.progress import Progress
 from k8sjob.runtime.training import Stopped
 
@@ -58,7 +58,7 @@ class Holding(Protocol):
         """
 
     def begin(self, resume: Callable[[], None]) -> None:
-        """Before the first step, the model is built: the same weights for all ranks.
+        """Before the first step, the model is built: the same weights for all, and random numbers.
 
         Args:
             resume: puts a checkpoint's values, if there is one, into the variables.
@@ -124,10 +124,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """All ranks begin with one model's weights, or those of a checkpoint."""
         self._holding.begin(self._resume)
-        stream = self._holding.mesh.data_rank
-        rng.seed_all(self._job.seed, stream)
         if self._saved is not None:
-            self._saved.restore_random(stream)
+            self._saved.restore_random(self._holding.mesh.data_rank)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
         """A new order of the samples."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["capture", "restore", "seed_all"]
+__all__ = ["capture", "of_rank", "restore", "seed_all"]
 
 _RANK_STRIDE = 0x9E3779B1
 """The golden ratio's 32 bits: neighbouring ranks get seeds far apart."""
@@ -23,11 +23,16 @@ def seed_all(seed: int, rank: int | None = None) -> None:
         rank: None for the same numbers on all ranks (the model's start); else this rank's own
             (dropout, augmentation).
     """
-    own = seed if rank is None else (seed + (rank + 1) * _RANK_STRIDE) % 2**32
+    own = seed if rank is None else of_rank(seed, rank)
     torch.manual_seed(own)
     random.seed(own)
     if numpy := _numpy():
         numpy.random.seed(own % 2**32)
+
+
+def of_rank(seed: int, rank: int) -> int:
+    """A rank's own seed, 0 to 2**32 - 1."""
+    return (seed + (rank + 1) * _RANK_STRIDE) % 2**32
 
 
 def capture(device: torch.device) -> dict[str, Tensor]:

@@ -50,4 +50,5 @@ with runtime.session(seed=1) as job:
         validation=test,
         callbacks=[keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1)],
     )
-    job.save_model(model, "/checkpoints/digits.keras")
+    if job.checkpoint_dir:
+        job.save_model(model, job.checkpoint_dir / "digits.keras")

@@ -36,4 +36,5 @@ with runtime.session(seed=1) as job:
     train, test = digits()
     model = build()  # inside the session: that is where its variables are divided
     job.fit(model, train, epochs=5, global_batch=64, validation=test)
-    job.save_model(model, "/checkpoints/digits.keras")
+    if job.checkpoint_dir:
+        job.save_model(model, job.checkpoint_dir / "digits.keras")

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import keras
 import torch
-from cases import LENGTH, curve, mark, tell
+from cases import curve, mark, tell
 from cases import text as prose
 from keras import layers
+from keras_models import conv, dense, named, text_model
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -30,54 +31,9 @@ OPTIONS = {
 }
 
 
-def dense(case):
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Flatten(),
-            layers.Dense(
-                32,
-                activation="tanh",
-                kernel_regularizer=case["penalty"],
-                kernel_constraint=case["constraint"],
-            ),
-            layers.Dropout(case["dropout"], seed=5),
-            layers.Dense(10),
-        ]
-    )
-
-
-def conv(case):
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(4, 3, use_bias=False),
-            layers.BatchNormalization(momentum=0.9),
-            layers.ReLU(),
-            layers.Flatten(),
-            layers.Dropout(case["dropout"], seed=5),
-            layers.Dropout(case["dropout"]),
-            layers.Dense(10),
-        ]
-    )
-
-
 def text(case):
-    """A transformer of one block; causal attention tells places apart."""
-    _, letters = prose()
-    window = keras.Input((LENGTH,), dtype="int64")
-    x = layers.Embedding(letters, 32)(window)
-    attention = layers.MultiHeadAttention(4, 8, dropout=case["dropout"], seed=5)
-    x = layers.LayerNormalization()(x + attention(x, x, use_causal_mask=True))
-    x = layers.LayerNormalization()(x + layers.Dense(32)(layers.Dense(64, activation="gelu")(x)))
-    return keras.Model(window, layers.Permute((2, 1))(layers.Dense(letters)(x)))
-
-
-def named(_):
-    """A model of two inputs, which are given by name."""
-    left, right = keras.Input((64,), name="left"), keras.Input((64,), name="right")
-    mixed = layers.Add()([layers.Dense(16)(left), layers.Dense(16)(right)])
-    return keras.Model({"left": left, "right": right}, layers.Dense(10)(layers.ReLU()(mixed)))
+    window, letters = text_model(case)
+    return keras.Model(window, layers.Permute((2, 1))(letters))  # as torch's loss takes them
 
 
 def inside(_):

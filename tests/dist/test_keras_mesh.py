@@ -1,0 +1,199 @@
+"""keras_mesh: what job.fit, its checkpoints and its errors are under keras.distribution."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from k8sjob.spec import load
+
+pytestmark = pytest.mark.dist
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+JAX = {
+    "KERAS_BACKEND": "jax",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+}
+FIT = {"program": "keras_mesh.py", "env": JAX, "strategy": "keras_mesh"}
+WIDE = {".*/fc1/kernel": [None, "model"], ".*/fc1/bias": ["model"]}
+FSDP = {".*/fc1/kernel": ["data", "model"]}  # 64 inputs along data, too
+
+ALIKE = {  # 100 samples in batches of 32: the last one has 4; 101 to evaluate: 2 x 50 and 1
+    "dense": {"penalty": "l2", "constraint": "unit_norm"},
+    "conv": {"model": "conv"},  # the statistics are those of the whole batch
+    "along both": {},
+}
+COMMON = {"epochs": 2, "evaluate": True}
+SHAPE = {
+    "dense": {"model": 2, "layout": WIDE},
+    "conv": {"model": 2, "layout": {".*/dense/kernel": ["model", None]}},
+    "along both": {"model": 2, "layout": FSDP},
+}
+WRONG = {
+    "no such name": (
+        {"options": {"model": 2, "layout": {"fc1/kernel": [None, "model"]}}},
+        "strategy.layout: 'fc1/kernel' matches no parameter and no output;"
+        " there is sequential/fc1/kernel",
+    ),
+    "two keys": (
+        {"options": {"model": 2, "layout": {**WIDE, ".*fc1.*": [None, "model"]}}},
+        "both match sequential/fc1/kernel; make them narrower",
+    ),
+    "other dimensions": (
+        {"options": {"model": 2, "layout": {".*/fc1/kernel": ["model"]}}},
+        "sequential/fc1/kernel has 2 dimensions, and its layout ['model'] has 1",
+    ),
+    "does not divide": (
+        {"options": {"model": 4, "layout": {".*/fc2/kernel": [None, "model"]}}},
+        "sequential/fc2/kernel has 10 along dimension 1, which does not divide by mesh axis"
+        " model=4; set model to 1, 2, 5, 10, or write null",
+    ),
+    "odd batches": (
+        {"options": {"model": 1}, "batch": 30},
+        "leave batches that do not divide by mesh axis data=4; set global_batch to 28 or 32",
+    ),
+    "made before": ({"early": True}, "was made before `with runtime.session()`"),
+    "another distribution": ({"ours": False}, "keras.distribution was set by the script"),
+    "job.prepare": ({"fit": False}, "keras_mesh leaves the step to Keras: compile the model"),
+    "ModelCheckpoint": ({"callbacks": ["checkpoint"]}, "ModelCheckpoint: no rank has the whole"),
+    "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; take it out"),
+    "another kind": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model"),
+    "another suffix": ({"save": "digits.h5"}, "under a name that ends with .keras"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def alone(run_once):
+    return run_once({name: {**COMMON, **case} for name, case in ALIKE.items()}, world=1, **FIT).result
+
+
+@pytest.fixture(scope="module")
+def four(run_once, folder):
+    saved = str(folder / "digits.keras")
+    cases = {
+        name: {**COMMON, **case, "options": SHAPE[name], "save": saved}
+        for name, case in ALIKE.items()
+    }
+    wrong = {name: {"epochs": 1, **case} for name, (case, _) in WRONG.items()}
+    return run_once({**cases, **wrong}, world=4, limit=300, **FIT).result
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_four_ranks_fit_as_one(name, four, alone):
+    found, wanted = four[name], alone[name]
+    assert "error" not in found, found
+    assert set(found["history"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    for metric, values in wanted["history"].items():
+        assert found["history"][metric] == pytest.approx(values, abs=1e-5), metric
+    assert wanted["history"]["loss"][1] < wanted["history"]["loss"][0]
+    assert found["weights"] == pytest.approx(wanted["weights"], rel=1e-4)
+    assert max(found["sizes"]) < wanted["sizes"][0]  # each has a part
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_same_pieces_have_the_same_bits(name, four):
+    marks = four[name]["marks"]
+    if name == "along both":  # no two ranks have the same piece
+        assert len({mark for _, mark in marks}) == 4
+    else:
+        assert len({tuple(one) for one in marks}) == 2
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_one_error(name, four):
+    assert WRONG[name][1] in four[name]["error"]
+
+
+def test_the_saved_model_is_a_plain_one(four, folder):
+    assert [file.name for file in folder.iterdir()] == ["digits.keras"]
+    program = "import keras, sys; m = keras.models.load_model(sys.argv[1]); m.summary(); print(m.optimizer.name)"
+    argv = [sys.executable, "-c", program, str(folder / "digits.keras")]
+    env = {**os.environ, "KERAS_BACKEND": "torch"}  # what it was trained with does not matter
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "adam"
+
+
+def test_the_example_learns_and_is_short(run_ranks, tmp_path):
+    program = MANIFESTS / "keras-mesh/main.py"
+    assert len(program.read_text().splitlines()) <= 60
+    spec = load(MANIFESTS / "keras-mesh/job.yaml")
+    settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
+    outcome = run_ranks(program=program, limit=300, world=spec.world_size, env=JAX, **settings)
+    assert outcome.told("metrics")[-1]["val_accuracy"] > 0.85, outcome.told("metrics")
+    assert (tmp_path / "saved/digits.keras").is_file()
+
+
+def fit(epochs, *callbacks, model=2, layout=WIDE):
+    options = {"model": model, "layout": layout}
+    return {"case": {"epochs": epochs, "callbacks": callbacks, "options": options}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_once):
+    return run_once(fit(4), world=2, **FIT).result["case"]
+
+
+@pytest.mark.parametrize("then", [2, 1], ids=["the same mesh", "another mesh"])
+def test_a_fit_goes_on_from_the_pieces_of_the_last_epoch(then, run_ranks, tmp_path, undisturbed):
+    saved = {"checkpoint_dir": str(tmp_path), "world": 2, **FIT}
+    first = run_ranks(fit(2), **saved)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-00000004", "step-00000008"]
+    assert first.told("checkpoint")[-1]["epoch"] == 2
+    rest = run_ranks(fit(4, model=then, layout=WIDE if then > 1 else {}), **saved)
+    assert rest.told("resumed")[0]["epoch"] == 2
+    found = rest.result["case"]
+    assert found["losses"] == pytest.approx(undisturbed["losses"][2:], abs=1e-6)
+    if then == 2:
+        assert found["marks"] == undisturbed["marks"]
+
+
+def test_a_signal_stops_all_ranks(start_ranks, tmp_path):
+    ranks = start_ranks(fit(100_000, "slow"), checkpoint_dir=str(tmp_path), world=2, **FIT)
+    ranks.await_event("checkpoint")
+    ranks.signal(1)
+    outcome = ranks.finish()
+    assert outcome.codes == [143, 143]
+    assert outcome.told("stopping")[0]["signal"] == "SIGTERM"
+
+
+def test_a_lost_rank_ends_the_others_as_a_lost_peer(start_ranks):
+    ranks = start_ranks(fit(100_000, "slow"), world=2, **FIT)
+    ranks.await_event("progress")
+    ranks.signal(1, signal.SIGKILL)
+    outcome = ranks.finish()
+    assert outcome.codes[1] == -signal.SIGKILL
+    assert outcome.reasons[0]["type"] == "PeerLost"
+
+
+def test_rank_0_lost_ends_the_others(start_ranks):
+    ranks = start_ranks(fit(100_000, "slow"), world=2, **FIT)
+    ranks.await_event("progress")
+    ranks.signal(0, signal.SIGKILL)
+    outcome = ranks.finish(timeout=30)
+    assert outcome.codes[0] == -signal.SIGKILL
+    assert outcome.codes[1] in {-signal.SIGABRT, 139, 145, outcome.codes[1]}
+    assert outcome.codes[1] != 0
+
+
+def test_torch_needs_a_keras_that_distributes_with_it(start_ranks):
+    env = {**JAX, "KERAS_BACKEND": "torch"}
+    ranks = start_ranks({}, options={"keras_backend": "torch"}, **{**FIT, "env": env})
+    outcome = ranks.finish()
+    assert set(outcome.codes) != {0}
+    assert "3.16" in outcome.errors[0] + str(outcome.reasons[0])
+
+
+def test_another_backend_than_the_jobs_is_refused(start_ranks):
+    env = {**JAX, "KERAS_BACKEND": "torch"}
+    outcome = start_ranks({}, **{**FIT, "env": env}).finish()
+    assert "Keras computes with torch, and strategy.keras_backend is jax" in str(outcome.reasons[0])
