@@ -169,11 +169,11 @@ def _check(job: Job, model: Any, callbacks: Sequence[Any]) -> None:
     name, kind = type(model).__name__, job.config.strategy
     if not isinstance(model, keras.Model):
         raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
+    if kind not in {"ddp", "keras", "keras_mesh"}:
+        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
     wanted = compat.keras_backend(kind, job.config.options) or "torch"
     if problem := keras_model.refuse(model, backend=wanted):
         raise ValueError(problem)
-    if kind not in {"ddp", "keras", "keras_mesh"}:
-        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
     if not model.compiled:
         raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):

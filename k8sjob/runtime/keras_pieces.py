@@ -67,7 +67,7 @@ class Pieces:
         Raises:
             ValueError: it was made elsewhere, or the layout does not fit it.
         """
-        self._distribution.check_used()
+        self._distribution.check_used(self._model.weights)
         if any(not self._is_here(variable) for variable in self._model.variables):
             raise ValueError(
                 f"{type(self._model).__name__} was made before `with runtime.session()`, which is"
@@ -142,7 +142,7 @@ def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
     """The same for JAX's, in host memory."""
     jax = sys.modules["jax"]
     host = jax.local_devices(backend="cpu")[0]
-    local = from_dlpack(jax.device_put(value.addressable_shards[0].data, host))
+    local = from_dlpack(jax.device_put(value.addressable_data(0), host))
     spec = getattr(value.sharding, "spec", ())
     return local, {axis: dim for dim, axis in enumerate(spec) if axis is not None}
 
@@ -150,11 +150,11 @@ def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
 def _jax_array(local: Tensor, *, like: Any) -> Any:
     """An array of all ranks, of which this one has `local`."""
     jax = sys.modules["jax"]
-    own = like.addressable_shards[0]
-    raw = from_dlpack(jax.device_put(own.data, jax.local_devices(backend="cpu")[0]))
-    # A copy: the step may compute into the array's memory.
-    here = jax.numpy.array(jax.numpy.from_dlpack(local.to(raw.dtype).contiguous()), copy=True)
-    arrays = [jax.device_put(here, own.device)]
+    raw, _ = _of_jax(like)
+    (device,) = like.addressable_data(0).devices()
+    # A copy: the array takes the tensor's memory over.
+    here = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
+    arrays = [jax.device_put(here, device)]
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
 
 
@@ -236,12 +236,13 @@ def undivided(job: Job, model: Any) -> Iterator[Any]:
     weights: Sequence[Tensor] = [
         full_state.whole(pieces.read(variable), keep=job.is_main) for variable in model.weights
     ]
-    found = distribution.distribution()
+    found, random = distribution.distribution(), rng.capture(job.device)
     distribution.set_distribution(None)
     try:
         yield _copy(model, weights) if job.is_main else None
     finally:
         distribution.set_distribution(found)
+        rng.restore(random, job.device)  # a copy's layers draw seeds, which the others do not
 
 
 def _copy(model: Any, weights: Sequence[Tensor]) -> Any:

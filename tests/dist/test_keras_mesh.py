@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from k8sjob.contract import ExitCode
 from k8sjob.spec import load
 
 pytestmark = pytest.mark.dist
@@ -152,6 +153,7 @@ def test_a_fit_goes_on_from_the_pieces_of_the_last_epoch(then, run_ranks, tmp_pa
     rest = run_ranks(fit(4, model=then, layout=WIDE if then > 1 else {}), **saved)
     assert rest.told("resumed")[0]["epoch"] == 2
     found = rest.result["case"]
+    assert "error" not in found, found
     assert found["losses"] == pytest.approx(undisturbed["losses"][2:], abs=1e-6)
     if then == 2:
         assert found["marks"] == undisturbed["marks"]
@@ -181,8 +183,7 @@ def test_rank_0_lost_ends_the_others(start_ranks):
     ranks.signal(0, signal.SIGKILL)
     outcome = ranks.finish(timeout=30)
     assert outcome.codes[0] == -signal.SIGKILL
-    assert outcome.codes[1] in {-signal.SIGABRT, 139, 145, outcome.codes[1]}
-    assert outcome.codes[1] != 0
+    assert outcome.codes[1] in {-signal.SIGABRT, ExitCode.PEER_LOST}  # JAX's own, or before it
 
 
 def test_torch_needs_a_keras_that_distributes_with_it(start_ranks):

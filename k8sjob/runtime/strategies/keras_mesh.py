@@ -95,13 +95,18 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
                 layout.check_size(variable.path, dim, variable.shape[dim], axis, sizes[axis])
         return found
 
-    def check_used(self) -> None:
-        """Refuse a key of the layout that fits nothing in the model, which is built by now.
+    def check_used(self, variables: Sequence[Any]) -> None:
+        """Refuse a key of the layout that fits nothing.
+
+        Args:
+            variables: of the model, which is built by now.
 
         Raises:
             ValueError: there is such a key.
         """
-        layout.check_used(self._layouts.axes, self._layouts.used, self._layouts.asked)
+        outputs = [path for path in self._layouts.asked if path.endswith("/output")]
+        known = [*(variable.path for variable in variables), *outputs]
+        layout.check_used(self._layouts.axes, self._layouts.used, known)
 
 
 def _devices(world_size: int) -> list[str]:
