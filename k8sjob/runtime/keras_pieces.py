@@ -68,7 +68,7 @@ class Pieces:
             ValueError: it was made elsewhere, or the layout does not fit it.
         """
         self._distribution.check_used(self._model.weights)
-        if any(not self._is_here(variable) for variable in self._model.variables):
+        if not self._distribution.made(self._model.weights):
             raise ValueError(
                 f"{type(self._model).__name__} was made before `with runtime.session()`, which is"
                 " what divides it; make it inside"
@@ -78,12 +78,6 @@ class Pieces:
         # ones; torch's are for the samples.
         rng.seed_all(self._job.seed)
         torch.manual_seed(rng.of_rank(self._job.seed, self.mesh.data_rank))
-
-    def _is_here(self, variable: Any) -> bool:
-        value = variable.value
-        if self._divisions is _of_torch:
-            return isinstance(value, DTensor)
-        return set(getattr(value.sharding, "device_set", ())) == _jax_devices(self._distribution)
 
     def expect(self, share: Share | None) -> None:
         """From here to its end a step waits for all ranks."""
@@ -129,13 +123,16 @@ class Pieces:
 
 def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
     """The part of a tensor that is here, and along which axis which dimension is divided."""
-    axes = value.device_mesh.mesh_dim_names
+    tensor = value.data  # of a parameter, which is no DTensor by itself
+    if not isinstance(tensor, DTensor):  # all ranks have the same
+        return tensor, {}
+    axes = tensor.device_mesh.mesh_dim_names or ()
     divided = {
         axis: placement.dim
-        for axis, placement in zip(axes, value.placements, strict=True)
+        for axis, placement in zip(axes, tensor.placements, strict=True)
         if isinstance(placement, Shard)
     }
-    return value.detach().to_local(), divided
+    return tensor.to_local(), divided
 
 
 def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
@@ -156,10 +153,6 @@ def _jax_array(local: Tensor, *, like: Any) -> Any:
     here = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
     arrays = [jax.device_put(here, device)]
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
-
-
-def _jax_devices(found: Divided) -> set[Any]:
-    return set(found.device_mesh.backend_mesh.devices.flat)
 
 
 class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
@@ -201,7 +194,7 @@ class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has n
                 self._job.group.on_phase("sync")
                 self._distribution.whole_batches = number >= self._divided
                 model.test_on_batch(*_arrays(batch))  # begins its metrics anew each time
-                found = [variable.value for variable in variables]
+                found = [keras.ops.copy(variable.value) for variable in variables]
                 sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
                 self._job.group.on_phase("compute")
         finally:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ JAX = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
+TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 FIT = {"program": "keras_mesh.py", "env": JAX, "strategy": "keras_mesh"}
 WIDE = {".*/fc1/kernel": [None, "model"], ".*/fc1/bias": ["model"]}
 FSDP = {".*/fc1/kernel": ["data", "model"]}  # 64 inputs along data, too
@@ -186,15 +188,31 @@ def test_rank_0_lost_ends_the_others(start_ranks):
     assert outcome.codes[1] in {-signal.SIGABRT, ExitCode.PEER_LOST}  # JAX's own, or before it
 
 
+KERAS = tuple(map(int, version("keras").split(".")[:2]))
+
+
+@pytest.mark.skipif(KERAS < (3, 16), reason="Keras distributes on torch from 3.16 on")
+def test_torch_fits_as_one_process(run_ranks):
+    def case(shape):
+        return {**COMMON, "options": {"keras_backend": "torch", **shape}}
+
+    on_torch = {**FIT, "env": TORCH, "options": {"keras_backend": "torch"}}
+    alone = run_ranks({"case": case({})}, world=1, **on_torch).result["case"]
+    found = run_ranks({"case": case(SHAPE["dense"])}, world=4, **on_torch).result["case"]
+    assert "error" not in found, found
+    for metric, values in alone["history"].items():
+        assert found["history"][metric] == pytest.approx(values, abs=1e-5), metric
+    assert max(found["sizes"]) < alone["sizes"][0]
+
+
+@pytest.mark.skipif(KERAS >= (3, 16), reason="Keras distributes on torch from 3.16 on")
 def test_torch_needs_a_keras_that_distributes_with_it(start_ranks):
-    env = {**JAX, "KERAS_BACKEND": "torch"}
-    ranks = start_ranks({}, options={"keras_backend": "torch"}, **{**FIT, "env": env})
+    ranks = start_ranks({}, options={"keras_backend": "torch"}, **{**FIT, "env": TORCH})
     outcome = ranks.finish()
     assert set(outcome.codes) != {0}
     assert "3.16" in outcome.errors[0] + str(outcome.reasons[0])
 
 
 def test_another_backend_than_the_jobs_is_refused(start_ranks):
-    env = {**JAX, "KERAS_BACKEND": "torch"}
-    outcome = start_ranks({}, **{**FIT, "env": env}).finish()
+    outcome = start_ranks({}, **{**FIT, "env": TORCH}).finish()
     assert "Keras computes with torch, and strategy.keras_backend is jax" in str(outcome.reasons[0])

@@ -73,6 +73,7 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
         devices = _devices(group.world_size)
         mesh = distribution.DeviceMesh(shape, ["data", "model"], devices)
         self._layouts = Layouts(mesh, options["layout"])
+        self._asked_for: set[int] = set()
         super().__init__(layout_map=self._layouts, batch_dim_name="data", auto_shard_dataset=False)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -87,6 +88,7 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
         Raises:
             ValueError: it does not fit the variable.
         """
+        self._asked_for.add(id(variable))
         found = super().get_variable_layout(variable)
         layout.check_axes(variable.path, found.axes, len(variable.shape))
         sizes = {"data": self.ranks.data_size, "model": self.ranks.model_size}
@@ -94,6 +96,10 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
             if axis is not None:
                 layout.check_size(variable.path, dim, variable.shape[dim], axis, sizes[axis])
         return found
+
+    def made(self, variables: Sequence[Any]) -> bool:
+        """Whether all of these were made since this was set."""
+        return self._asked_for.issuperset(map(id, variables))
 
     def check_used(self, variables: Sequence[Any]) -> None:
         """Refuse a key of the layout that fits nothing.
