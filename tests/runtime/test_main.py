@@ -179,6 +179,11 @@ class TestKeras:
         result = run(self.SCRIPT, strategy="keras", environ={"KERAS_BACKEND": given})
         assert result.out.split() == ["torch"]
 
+    @pytest.mark.parametrize("wanted", ["jax", "torch"])
+    def test_a_mesh_says_with_what(self, run, wanted):
+        result = run(self.SCRIPT, strategy="keras_mesh", options={"keras_backend": wanted})
+        assert result.out.split() == [wanted]
+
     def test_another_strategy_leaves_it_alone(self, run):
         result = run(self.SCRIPT, strategy="ddp", environ={"KERAS_BACKEND": None})
         assert result.out.split() == ["None"]
