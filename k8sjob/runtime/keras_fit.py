@@ -14,7 +14,7 @@ from k8sjob.runtime import keras_model
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.feed import Feed
 from k8sjob.runtime.keras_replicas import Replicas
-from k8sjob.runtime.keras_together import KIND, Together
+from k8sjob.runtime.keras_together import KIND, Callbacks, Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def fit(
                 epochs=epochs,
                 initial_epoch=_resume(job, saved, epochs),
                 validation_data=held_out,
-                callbacks=[*own, together],
+                callbacks=Callbacks(own, together, model=model, epochs=epochs, verbose=0),
                 shuffle=False,  # the feed does
                 verbose=0,
             )

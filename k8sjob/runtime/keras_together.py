@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.mesh import Mesh
     from k8sjob.runtime.saves import Saved
 
-__all__ = ["KIND", "Holding", "Together"]
+__all__ = ["KIND", "Callbacks", "Holding", "Together"]
 
 KIND: Final = "k8sjob/fit/2"
 """Tells the checkpoint of a fit, of this form, from others."""
@@ -80,8 +80,30 @@ class Holding(Protocol):
         """Put a tensor of a checkpoint, or a shards.Stored, into a variable."""
 
 
+class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # keras has no types
+    """The user's callbacks and Together, which does not make a step wait for its loss.
+
+    Keras would turn the numbers of every step into Python's, before it calls the first of them.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], together: Together, **params: Any) -> None:
+        super().__init__([*callbacks, together], add_history=True, **params)
+        self._together = together
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """To those that look at batches."""
+        if self._together.asks:
+            super().on_train_batch_end(batch, logs)
+        else:
+            self._together.on_train_batch_end(batch, logs)
+
+
 class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """The last of the callbacks of a fit on each rank."""
+    """The last of the callbacks of a fit on each rank.
+
+    Attributes:
+        asks: whether another one looks at batches.
+    """
 
     def __init__(
         self,
@@ -110,10 +132,10 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         self._job, self._feed, self._epochs, self._saved = job, feed, epochs, saved
         self._holding, self._test_batches = holding, test_batches
         self._progress = Progress(job.group, job.reporter, job.waiting)
-        self._asks = any(_looks_at_batches(other) for other in others)
+        self.asks = any(_looks_at_batches(other) for other in others)
         self._steps = saved.step if saved else 0
         self._shares: list[Share] = []
-        self._seen, self._sum = 0, 0.0
+        self._seen, self._told, self._sum = 0, 0, 0.0
 
     def due(self) -> bool:
         """Whether the step that comes now is one to report."""
@@ -132,7 +154,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         self._feed.sampler.set_epoch(epoch)
         self._shares = list(self._feed.sampler.shares())
         self._feed.loader(self._shares)
-        self._seen, self._sum = 0, 0.0
+        self._seen, self._told, self._sum = 0, 0, 0.0
         self._progress.begin(epoch, self._epochs, len(self._shares), 0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
@@ -142,10 +164,10 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report; agree to stop, by a callback or by a signal."""
-        self._report(self._shares[batch].count, (logs or {}).get("loss", math.nan))
+        self._report(self._shares[batch].count, (logs or {}).get("loss", math.nan))  # so far
         self._holding.expect(None)
         self._steps += 1
-        if self._asks:
+        if self.asks:
             self._agree()
         if self.model.stop_training or batch + 1 == len(self._shares):
             self._holding.reduce_metrics()
@@ -178,13 +200,17 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         asked = torch.tensor(int(self.model.stop_training))
         self.model.stop_training = bool(self._job.group.all_reduce(asked, "max"))
 
-    def _report(self, count: int, mean: float) -> None:
-        """A batch's own loss, from the mean over the epoch so far that Keras tells."""
+    def _report(self, count: int, mean: Any) -> None:
+        """The loss since the last report, from the mean over the epoch so far that Keras tells.
+
+        Between reports that is not looked at: a device may still compute it.
+        """
         self._seen += count
-        total, before = mean * self._seen, self._sum
-        self._sum = total
-        if self._holding.mesh.has_data:
-            self._progress.add(torch.tensor((total - before) / max(count, 1)), count)
+        if self._progress.due and self._holding.mesh.has_data:
+            total, samples = float(mean) * self._seen, self._seen - self._told
+            recent = (total - self._sum) / max(samples, 1)
+            self._progress.add(torch.tensor(recent), samples)
+            self._told, self._sum = self._seen, total
         self._progress.step(self._holding.norm)
 
     # --- saving and resuming --------------------------------------------------------------------

@@ -70,12 +70,13 @@ class Strategy(Part):
             "ddp: every rank has the whole model, gradients are averaged. keras: every"
             " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
             " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-            " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras model"
-            " over data and model by keras.distribution, one device a rank. pipeline: every rank has"
-            " some of the layers, batches pass through in parts. model_split: one process has some"
-            " of the layers on each of its GPUs, which take turns. data_parallel: one process has a"
-            " copy of the model on each of its GPUs, made anew each step. parameter_server:"
-            " trainers have the model without its tables, servers the tables' columns.",
+            " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras"
+            " model over data and model by keras.distribution, one device a rank. pipeline: every"
+            " rank has some of the layers, batches pass through in parts. model_split: one process"
+            " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
+            " process has a copy of the model on each of its GPUs, made anew each step."
+            " parameter_server: trainers have the model without its tables, servers the tables'"
+            " columns.",
             *get_args(Kind),
         ),
     ] = "ddp"
