@@ -16,6 +16,7 @@ from pathlib import Path
 
 import checkpoints
 import commands
+import keras_mesh
 import listing
 import peers
 import startup
@@ -76,7 +77,8 @@ def saves(results: dict[str, object]) -> None:
 
 def strategy_costs(results: dict[str, object]) -> None:
     """Each strategy beside its recipe by hand: samples per second, memory, messages."""
-    table = results["strategies"] = strategies.measure()
+    meshes = {f"keras_mesh, {shape}": row for shape, row in keras_mesh.measure().items()}
+    table = results["strategies"] = strategies.measure() | meshes
     print(f"{'strategy, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>8}{'MB':>8}")
     for label, row in table.items():
         held = row["bytes_of_a_rank"] / 1e6

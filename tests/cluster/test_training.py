@@ -218,6 +218,18 @@ def test_the_master_serves_and_the_workers_train(start, checkpoints):
         assert curve[-1]["test_accuracy"] > 0.75
 
 
+def test_a_keras_model_is_divided_over_four_pods(start, checkpoints):
+    home = EXAMPLES / "keras-mesh"
+    checkpoints("keras-mesh-checkpoints")
+    with start(small(load(home / "job.yaml")), home) as training:
+        training.finish()
+        (started,) = training.events("started")
+        assert (started.data["world_size"], started.data["backend"]) == (4, "jax")
+        curve = training.curve()
+        assert [point["epoch"] for point in curve] == [1, 2, 3, 4, 5]
+        assert curve[-1]["val_accuracy"] > 0.85
+
+
 def test_a_script_of_ones_own_runs_as_two_processes_in_each_of_two_pods(start):
     home = EXAMPLES / "own-script"
     spec = small(load(home / "job.yaml"))
