@@ -69,6 +69,7 @@ class ShardSampler(DistributedSampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         tail: Tail = "pad",
+        in_blocks: bool = False,
     ) -> None:
         """Shards of a data set.
 
@@ -82,6 +83,8 @@ class ShardSampler(DistributedSampler[int]):
             shuffle: a new permutation each epoch, by seed + epoch; else the data set's order.
             seed: the same on all ranks.
             tail: "pad", "short" or "drop".
+            in_blocks: the ranks' samples of a batch, put one behind the other, are in the order of
+                one process; for batches that divide by the ranks. Else they take turns.
 
         Raises:
             ValueError: the data set is empty, or a size or the tail cannot be.
@@ -98,6 +101,7 @@ class ShardSampler(DistributedSampler[int]):
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )
         self.accumulate, self.tail, self.samples = accumulate, tail, len(dataset)
+        self._in_blocks = in_blocks
         self.offset = 0
         self._order: torch.Tensor | None = None
 
@@ -175,6 +179,9 @@ class ShardSampler(DistributedSampler[int]):
         """
         if self._order is None:
             self._order = self._permutation()
+        if self._in_blocks:
+            first = share.start + self.rank * share.count
+            return cast("list[int]", self._order[first : first + share.count].tolist())
         picked = self._order[share.start + self.rank : share.end : self.num_replicas]
         return picked.tolist() if share.count else [int(self._order[0])]
 

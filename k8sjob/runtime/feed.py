@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from k8sjob.runtime.data import ShardSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from k8sjob.runtime.data import Share
 
@@ -34,6 +34,8 @@ class Feed:
         accumulate: int,
         seed: int,
         on_gpu: bool,
+        in_blocks: bool = False,
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
         """A feed.
 
@@ -45,10 +47,19 @@ class Feed:
             accumulate: batches in a window.
             seed: the same on all ranks.
             on_gpu: batches go to a GPU, so their memory is pinned.
+            in_blocks: see ShardSampler.
+            on_phase: told "compute" before a batch is awaited, and "sync" when it is there: for
+                whoever has no other moment to say that a step begins.
         """
         own = {key: value for key, value in settings.items() if key != "loader_options"}
         self.sampler = ShardSampler(
-            dataset, rank=rank, world_size=world_size, accumulate=accumulate, seed=seed, **own
+            dataset,
+            rank=rank,
+            world_size=world_size,
+            accumulate=accumulate,
+            seed=seed,
+            in_blocks=in_blocks,
+            **own,
         )
         self._dataset, self._settings = dataset, settings
         self._shares: list[Share] = []
@@ -56,9 +67,10 @@ class Feed:
         # must not move it, or a run that resumes in mid-epoch would differ from there on.
         self._generator = torch.Generator()
         options = {"pin_memory": on_gpu, **settings["loader_options"]}
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader = _Loader(
             dataset, batch_sampler=_Indices(self), generator=self._generator, **options
         )
+        self._loader.on_phase = on_phase
 
     def serves(self, dataset: Any, settings: dict[str, Any]) -> bool:
         """Whether this feed is for that data set and those settings."""
@@ -79,6 +91,23 @@ class Feed:
 
     def __len__(self) -> int:
         return len(self._shares)
+
+
+class _Loader(DataLoader[Any]):
+    """A DataLoader that tells of its batches."""
+
+    on_phase: Callable[[str], None] | None = None
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        return batches if self.on_phase is None else self._told(batches, self.on_phase)
+
+    def _told(self, batches: Iterator[Any], on_phase: Callable[[str], None]) -> Iterator[Any]:
+        on_phase("compute")
+        for batch in batches:
+            on_phase("sync")
+            yield batch
+            on_phase("compute")
 
 
 class _Indices:

@@ -40,15 +40,10 @@ class JaxProcesses:
             group: the ranks, who have met.
 
         Raises:
-            EnvError: JAX is not there, sees other devices, or has begun to compute.
+            EnvError: JAX sees other devices, or has begun to compute.
         """
-        try:
-            import jax
-        except ImportError:
-            raise EnvError(
-                "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
-                " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"
-            ) from None
+        import jax
+
         self._jax: Any = jax
         self._first, self._alone = group.rank == 0, group.world_size == 1
         if not self._alone:
@@ -59,6 +54,13 @@ class JaxProcesses:
                 f"JAX has {len(devices)} devices for {group.world_size} ranks, and each rank drives"
                 " one; take XLA_FLAGS and JAX_NUM_CPU_DEVICES out of run.env"
             )
+        try:
+            jax.local_devices(backend="cpu")
+        except RuntimeError as error:
+            raise EnvError(
+                "JAX has no CPU beside its GPUs, where checkpoints are put together; add cpu to"
+                " JAX_PLATFORMS, or take that out of run.env"
+            ) from error
         self.device = str(jax.local_devices()[0].device_kind)
         if torch.cuda.is_available() and jax.default_backend() == "cpu":
             raise EnvError(

@@ -66,6 +66,7 @@ class Job:
         waiting: how long this rank was with the others.
         training: whether training has begun.
         reached: the last numbers given to log().
+        fitted: id() of the model that fit() trains.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Job:
         self.waiting = Waiting()
         self.training = False
         self.reached: dict[str, Any] = {}
+        self.fitted: int | None = None
         self._env, self._step = env, 0
         self._watchdog: Watchdog | None = None
         self.saves = None

@@ -84,6 +84,9 @@ def fit(
         accumulate=1,
         seed=job.seed,
         on_gpu=job.device.type == "cuda",
+        # A mask is one of the whole batch: its rows are the same samples in every mesh.
+        in_blocks=divided,
+        on_phase=(lambda phase: job.group.on_phase(phase)) if divided else None,  # noqa: PLW0108 - it is another one once training begins
     )
     _check_feed(feed, divided=divided)
     saved = job.saves.newest(KIND) if job.saves else None
@@ -133,6 +136,11 @@ def _evaluation(job: Job, data: Any, loader_options: Mapping[str, Any]) -> Any:
 def _check_feed(feed: Feed, *, divided: bool) -> None:
     """Refuse batches that Keras could not compute on all ranks."""
     sampler = feed.sampler
+    if not sampler.steps():
+        raise ValueError(
+            f"{sampler.samples} samples, global_batch={sampler.global_batch} and"
+            f' tail={sampler.tail!r} leave no batch; make global_batch smaller, or take tail="pad"'
+        )
     if sampler.leaves_out():
         raise ValueError(
             f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and Keras'
@@ -174,17 +182,36 @@ def _check(job: Job, model: Any, callbacks: Sequence[Any]) -> None:
     wanted = compat.keras_backend(kind, job.config.options) or "torch"
     if problem := keras_model.refuse(model, backend=wanted):
         raise ValueError(problem)
+    if model.compiled and model.steps_per_execution != 1:
+        raise ValueError(
+            f"{name} is compiled with steps_per_execution={model.steps_per_execution}, and"
+            " job.fit() reports and stops between single steps; leave it out"
+        )
+    if job.saves is not None and job.fitted not in {None, id(model)}:
+        raise ValueError(
+            f"job.fit() has trained another model in this session, and {job.checkpoint_dir} holds"
+            " one run; train the second in a job of its own, or leave checkpoint.dir out"
+        )
+    job.fitted = id(model)
     if not model.compiled:
         raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
         raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
     if kind == "keras_mesh":
-        _check_divided(callbacks)
+        _check_divided(job, callbacks)
     else:
         _check_replicated(job, model)
 
 
-def _check_divided(callbacks: Sequence[Any]) -> None:
+def _check_divided(job: Job, callbacks: Sequence[Any]) -> None:
+    if job.config.options.get("layout"):
+        for one in callbacks:
+            for option in ("restore_best_weights", "histogram_freq"):
+                if getattr(one, option, 0):
+                    raise ValueError(
+                        f"{type(one).__name__}({option}={getattr(one, option)}): no rank has the"
+                        " whole model; leave it out"
+                    )
     if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
         raise ValueError(
             "ModelCheckpoint: no rank has the whole model; take it out, set checkpoint.dir (every"

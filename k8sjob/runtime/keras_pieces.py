@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import keras
@@ -33,6 +34,8 @@ __all__ = ["Evaluation", "Pieces", "undivided"]
 
 _UNSIGNED: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Types that torch stores and hardly computes with, and what a checkpoint has instead."""
+_IN_NUMPY: Final = {torch.bfloat16: torch.float32}
+"""Types that numpy has not, and what Keras is given instead."""
 
 
 class Pieces:
@@ -42,6 +45,11 @@ class Pieces:
 
     def __init__(self, job: Job, model: Any) -> None:
         found = distribution.distribution()
+        if found is None:
+            raise ValueError(
+                "keras.distribution is unset, as keras.utils.clear_session() leaves it; take that"
+                " out of the session"
+            )
         if not isinstance(found, Divided):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
                 "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
@@ -51,7 +59,7 @@ class Pieces:
         self._job, self._model = job, model
         self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
 
-    @property
+    @cached_property
     def parted(self) -> bool:
         """Whether some variable lies along an axis."""
         return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
@@ -80,8 +88,9 @@ class Pieces:
         torch.manual_seed(rng.of_rank(self._job.seed, self.mesh.data_rank))
 
     def expect(self, share: Share | None) -> None:
-        """From here to its end a step waits for all ranks."""
-        self._job.group.on_phase("compute" if share is None else "sync")
+        """A step is over; see keras_fit for its beginning, which is when its batch is there."""
+        if share is None:
+            self._job.group.on_phase("compute")
 
     def reduce_metrics(self) -> None:
         """They are those of all samples."""
@@ -187,20 +196,19 @@ class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has n
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Evaluate, each sample once."""
-        variables, model = self.model.metrics_variables, self.model
-        sums: list[Any] | None = None
+        model = self.model
+        model.reset_metrics()
+        # test_on_batch would do so each time, and this is one evaluation.
+        object.__setattr__(model, "reset_metrics", lambda: None)
         try:
             for number, batch in enumerate(self._loader):
                 self._job.group.on_phase("sync")
                 self._distribution.whole_batches = number >= self._divided
-                model.test_on_batch(*_arrays(batch))  # begins its metrics anew each time
-                found = [keras.ops.copy(variable.value) for variable in variables]
-                sums = found if sums is None else [a + b for a, b in zip(sums, found, strict=True)]
+                model.test_on_batch(*_arrays(batch))
                 self._job.group.on_phase("compute")
         finally:
+            object.__delattr__(model, "reset_metrics")
             self._distribution.whole_batches = False
-        for variable, value in zip(variables, sums or (), strict=True):
-            variable.assign(value)
         found = model.get_metrics_result()
         logs |= {f"val_{name}": float(value) for name, value in found.items()}
 
@@ -232,17 +240,24 @@ def undivided(job: Job, model: Any) -> Iterator[Any]:
     found, random = distribution.distribution(), rng.capture(job.device)
     distribution.set_distribution(None)
     try:
-        yield _copy(model, weights) if job.is_main else None
+        yield _copy(model, weights, job.reporter.warn) if job.is_main else None
     finally:
         distribution.set_distribution(found)
         rng.restore(random, job.device)  # a copy's layers draw seeds, which the others do not
 
 
-def _copy(model: Any, weights: Sequence[Tensor]) -> Any:
-    copy = type(model).from_config(model.get_config())
-    if not copy.built:
-        copy.build_from_config(model.get_build_config())
-    copy.set_weights([weight.numpy() for weight in weights])
-    if model.compiled:
-        copy.compile_from_config(model.get_compile_config())
+def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
+    # What the script has defined need not be registered with Keras: it is here.
+    own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
+    own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
+    named = {one.__name__: one for one in own if hasattr(one, "__name__")}
+    with keras.saving.custom_object_scope(named):
+        copy = type(model).from_config(model.get_config())
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+        copy.set_weights([weight.to(_IN_NUMPY.get(weight.dtype)).numpy() for weight in weights])
+        try:
+            copy.compile_from_config(model.get_compile_config() if model.compiled else {})
+        except (TypeError, ValueError) as error:  # after all the training: the weights are there
+            warn(f"the model is saved without what compile() gave it: {error}")
     return copy

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -76,10 +76,11 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     if tensorboard is not None:
         reporter.record(job.path(tensorboard))
     rng.seed_all(seed)
-    calls = None
-    jax = JaxProcesses(env, group) if keras == "jax" else None
-    with _handling_sigterm(job), _keras(job):
+    calls = jax = None
+    with _handling_sigterm(job), ExitStack() as stack:
         try:
+            jax = JaxProcesses(env, group) if keras == "jax" else None
+            stack.enter_context(_keras(job))
             rendezvous_s = time.monotonic() - began
             _tell_start(job, jax, env.restart, import_s, rendezvous_s)
             job.lookout.start()
@@ -108,8 +109,6 @@ def _keras(job: Job) -> Iterator[None]:
         with keras_model.on(job.device):
             yield
         return
-    if find_spec("keras") is None:
-        raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
     from k8sjob.runtime.strategies.keras_mesh import distributed
 
     options = compat.STRATEGIES["keras_mesh"].settings(job.config.options)
@@ -202,6 +201,20 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
         shape = compat.Shape(nnodes=1 + max(0, env.world_size - serving), nproc_per_node=1)
     for conflict in compat.conflicts(config.strategy, config.options, shape):
         raise EnvError(f"{conflict.field}: {conflict.message}")
+    _check_keras(config)
+
+
+def _check_keras(config: RuntimeConfig) -> None:
+    """Refuse what is missing before the others wait for this rank."""
+    if config.strategy != "keras_mesh":
+        return
+    if find_spec("keras") is None:
+        raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
+    if compat.keras_backend(config.strategy, config.options) == "jax" and find_spec("jax") is None:
+        raise EnvError(
+            "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
+            " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"
+        )
 
 
 def _told(error: BaseException) -> str:

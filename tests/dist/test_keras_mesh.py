@@ -28,13 +28,15 @@ FSDP = {".*/fc1/kernel": ["data", "model"]}  # 64 inputs along data, too
 ALIKE = {  # 100 samples in batches of 32: the last one has 4; 101 to evaluate: 2 x 50 and 1
     "dense": {"penalty": "l2", "constraint": "unit_norm"},
     "conv": {"model": "conv"},  # the statistics are those of the whole batch
-    "along both": {},
+    "along both": {"largest": True},
+    "dropout": {"dropout": 0.5},  # its mask is one of the whole batch
 }
 COMMON = {"epochs": 2, "evaluate": True}
 SHAPE = {
     "dense": {"model": 2, "layout": WIDE},
     "conv": {"model": 2, "layout": {".*/dense/kernel": ["model", None]}},
     "along both": {"model": 2, "layout": FSDP},
+    "dropout": {"model": 2, "layout": WIDE},
 }
 WRONG = {
     "no such name": (
@@ -65,6 +67,12 @@ WRONG = {
     "ModelCheckpoint": ({"callbacks": ["checkpoint"]}, "ModelCheckpoint: no rank has the whole"),
     "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; take it out"),
     "another kind": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model"),
+    "no batch": ({"tail": "drop", "batch": 128}, '100 samples, global_batch=128 and tail='),
+    "several steps at once": ({"at_once": 2}, "is compiled with steps_per_execution=2"),
+    "the best weights": (
+        {"callbacks": ["best"], "options": {"model": 2, "layout": WIDE}},
+        "EarlyStopping(restore_best_weights=True): no rank has the whole model",
+    ),
     "another suffix": ({"save": "digits.h5"}, "under a name that ends with .keras"),
 }
 
@@ -94,7 +102,8 @@ def four(run_once, folder):
 def test_four_ranks_fit_as_one(name, four, alone):
     found, wanted = four[name], alone[name]
     assert "error" not in found, found
-    assert set(found["history"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    names = {"loss", "accuracy", "largest"} if name == "along both" else {"loss", "accuracy"}
+    assert set(found["history"]) == names | {f"val_{one}" for one in names}
     for metric, values in wanted["history"].items():
         assert found["history"][metric] == pytest.approx(values, abs=1e-5), metric
     assert wanted["history"]["loss"][1] < wanted["history"]["loss"][0]

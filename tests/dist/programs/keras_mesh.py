@@ -27,6 +27,8 @@ OPTIONS = {
     "tail": "pad",
     "callbacks": [],
     "early": False,
+    "at_once": 1,
+    "largest": False,
     "evaluate": False,
     "ours": True,
     "kind": "keras_mesh",
@@ -58,6 +60,20 @@ class Turn(keras.callbacks.Callback):
         self.data.turn = epoch
 
 
+class Largest(keras.metrics.Metric):
+    """One whose state is no sum."""
+
+    def __init__(self, name="largest", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, _, outputs, sample_weight=None):
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(outputs)))
+
+    def result(self):
+        return keras.ops.convert_to_tensor(self.largest)
+
+
 class Slow(keras.callbacks.Callback):
     """Epochs long enough for a signal to come."""
 
@@ -74,7 +90,8 @@ def build(case):
     model.compile(
         optimizer=keras.optimizers.Adam(3e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        metrics=["accuracy", Largest()] if case["largest"] else ["accuracy"],
+        steps_per_execution=case["at_once"],
     )
     return model
 
@@ -110,6 +127,7 @@ def fit(job, case, model):
     named = {
         "slow": Slow,
         "checkpoint": lambda: keras.callbacks.ModelCheckpoint("digits.keras"),
+        "best": lambda: keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True),
         "backup": lambda: keras.callbacks.BackupAndRestore("backup"),
     }
     history = job.fit(
