@@ -179,6 +179,13 @@ def test_a_signal_stops_all_ranks(start_ranks, tmp_path):
     assert outcome.told("stopping")[0]["signal"] == "SIGTERM"
 
 
+def test_a_rank_that_hangs_in_its_samples_is_named(start_ranks):
+    stuck = {"case": {"stuck": True, "options": {"model": 1}}}
+    outcome = start_ranks(stuck, world=2, hang_timeout=4.0, **FIT).finish()
+    assert outcome.codes == [ExitCode.HUNG, ExitCode.HUNG]
+    assert all(reason["culprits"] == [1] for reason in outcome.reasons), outcome.reasons
+
+
 def test_a_lost_rank_ends_the_others_as_a_lost_peer(start_ranks):
     ranks = start_ranks(fit(100_000, "slow"), world=2, **FIT)
     ranks.await_event("progress")

@@ -1,5 +1,6 @@
 """Trains divided Keras models by job.fit in several cases, see cases.py; tells curves and weights."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ OPTIONS = {
     "tail": "pad",
     "callbacks": [],
     "early": False,
+    "stuck": False,
     "at_once": 1,
     "largest": False,
     "evaluate": False,
@@ -41,13 +43,15 @@ OPTIONS = {
 class Turns(Dataset):
     """Other samples in each epoch, so that an epoch of one step tells the loss of that step."""
 
-    def __init__(self, data, count):
-        self.data, self.count, self.turn = data, count, 0
+    def __init__(self, data, count, *, stuck):
+        self.data, self.count, self.turn, self.stuck = data, count, 0, stuck
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
+        if self.stuck and self.turn == 2 and torch.distributed.get_rank() == 1:
+            time.sleep(100)
         return self.data[self.turn * self.count + index]
 
 
@@ -123,7 +127,9 @@ def fit(job, case, model):
     if not case["fit"]:
         job.prepare(lambda: model, loss=None, optimizer=None)
     data = samples(case)
-    turns = Turns(data, case["batch"]) if case["epochs"] is None else Subset(data, range(100))
+    turns = Subset(data, range(100))
+    if case["epochs"] is None:
+        turns = Turns(data, case["batch"], stuck=case["stuck"])
     named = {
         "slow": Slow,
         "checkpoint": lambda: keras.callbacks.ModelCheckpoint("digits.keras"),
