@@ -101,7 +101,7 @@ class ShardSampler(DistributedSampler[int]):
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )
         self.accumulate, self.tail, self.samples = accumulate, tail, len(dataset)
-        self._in_blocks = in_blocks
+        self.in_blocks = in_blocks
         self.offset = 0
         self._order: torch.Tensor | None = None
 
@@ -179,7 +179,7 @@ class ShardSampler(DistributedSampler[int]):
         """
         if self._order is None:
             self._order = self._permutation()
-        if self._in_blocks:
+        if self.in_blocks:
             first = share.start + self.rank * share.count
             return cast("list[int]", self._order[first : first + share.count].tolist())
         picked = self._order[share.start + self.rank : share.end : self.num_replicas]

@@ -15,16 +15,17 @@ import keras
 import torch
 from keras import distribution
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.data import DataLoader
 from torch.utils.dlpack import from_dlpack
 
 from k8sjob.runtime import full_state, rng
+from k8sjob.runtime.keras_together import TEST_BATCH
 from k8sjob.runtime.strategies.keras_mesh import Divided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
-    from torch.utils.data import DataLoader
 
     from k8sjob.runtime.data import Share
     from k8sjob.runtime.job import Job
@@ -63,6 +64,18 @@ class Pieces:
     def parted(self) -> bool:
         """Whether some variable lies along an axis."""
         return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
+
+    @property
+    def feeding(self) -> Mapping[str, Any]:
+        """The same samples in the same rows of a batch, whatever the mesh: masks go by rows."""
+        return {"in_blocks": True, "on_phase": self._tell}
+
+    def _tell(self, phase: str) -> None:
+        self._job.group.on_phase(phase)  # which is set once training begins
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """One of our own."""
+        return [Evaluation(self._job, data, options)], None
 
     @contextmanager
     def fitting(self, due: Callable[[], bool]) -> Iterator[None]:  # noqa: ARG002 - see Holding
@@ -171,14 +184,13 @@ class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has n
     ranks, are computed by all of them.
     """
 
-    def __init__(self, job: Job, dataset: Any, options: Mapping[str, Any], batch: int) -> None:
+    def __init__(self, job: Job, dataset: Any, options: Mapping[str, Any]) -> None:
         """Divide the data.
 
         Args:
             job: the rank's view of its job.
             dataset: a map-style data set.
             options: for DataLoader.
-            batch: samples of one rank in one batch.
         """
         super().__init__()
         self._job, self._distribution = job, distribution.distribution()
@@ -186,13 +198,11 @@ class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has n
         rest = len(dataset) % mesh.data_size
         together = len(dataset) - rest
         mine = range(mesh.data_rank, together, mesh.data_size)
-        self._batches = [list(mine[at : at + batch]) for at in range(0, len(mine), batch)]
-        self._divided = len(self._batches)
+        batches = [list(mine[at : at + TEST_BATCH]) for at in range(0, len(mine), TEST_BATCH)]
+        self._divided = len(batches)
         if rest:
-            self._batches.append(list(range(together, len(dataset))))
-        self._loader: DataLoader[Any] = torch.utils.data.DataLoader(
-            dataset, batch_sampler=self._batches, **options
-        )
+            batches.append(list(range(together, len(dataset))))
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Evaluate, each sample once."""

@@ -8,17 +8,21 @@ after the step, metrics before a log is made of them.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils import get_total_norm
+from torch.utils.data import DataLoader
 
 from k8sjob.runtime import keras_model, rng
+from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras_model import Moved, Seeds
+from k8sjob.runtime.keras_together import TEST_BATCH
 from k8sjob.runtime.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -33,6 +37,7 @@ class Replicas:
     """See keras_together.Holding."""
 
     parted = False
+    feeding: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, job: Job, model: Any) -> None:
         self.mesh = Mesh(job.group)
@@ -40,6 +45,17 @@ class Replicas:
         self._job, self._model = job, model
         self._share: Share | None = None
         self._due: Callable[[], bool] = lambda: False
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """Keras's own, over this rank's share: each sample once over all ranks."""
+        if len(data) < self.mesh.data_size:
+            raise ValueError(
+                f"{len(data)} samples to validate with, and {self.mesh.data_size} ranks: give each"
+                " one"
+            )
+        batches = strided(data, self.mesh.data_rank, self.mesh.data_size, TEST_BATCH)
+        mine = [batch for batch in batches if batch]
+        return [], DataLoader(data, batch_sampler=mine, **options)
 
     @contextmanager
     def fitting(self, due: Callable[[], bool]) -> Iterator[None]:

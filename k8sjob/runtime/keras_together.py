@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from k8sjob.runtime.mesh import Mesh
     from k8sjob.runtime.saves import Saved
 
-__all__ = ["KIND", "Callbacks", "Holding", "Together"]
+__all__ = ["KIND", "TEST_BATCH", "Callbacks", "Holding", "Together"]
 
 KIND: Final = "k8sjob/fit/2"
 """Tells the checkpoint of a fit, of this form, from others."""
+TEST_BATCH: Final = 256
+"""Samples of one rank in one batch of an evaluation."""
 
 
 class Holding(Protocol):
@@ -47,8 +49,23 @@ class Holding(Protocol):
         """Whether ranks have different parts."""
 
     @property
+    def feeding(self) -> Mapping[str, Any]:
+        """How the ranks share the samples; settings of Feed."""
+
+    @property
     def norm(self) -> Tensor | None:
         """That of the last step's gradients, where it was measured."""
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """How the ranks evaluate after an epoch.
+
+        Args:
+            data: a map-style data set.
+            options: for DataLoader.
+
+        Returns:
+            (callbacks that come first, what Keras is to evaluate with by itself, or None).
+        """
 
     def fitting(self, due: Callable[[], bool]) -> AbstractContextManager[None]:
         """While Keras fits.

@@ -38,7 +38,7 @@ WRONG = {
     "inside": ({"model": "inside"}, "a torch module with Keras layers inside"),
     "a constraint": (
         {"constraint": "non_neg"},
-        "dense/kernel has a constraint, which Adam of torch",
+        "fc1/kernel has a constraint, which Adam of torch",
     ),
     "a schedule": (
         {"schedule": True, **KERAS_ADAM},
