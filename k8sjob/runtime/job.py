@@ -66,7 +66,7 @@ class Job:
         waiting: how long this rank was with the others.
         training: whether training has begun.
         reached: the last numbers given to log().
-        fitted: id() of the model that fit() trains.
+        fitted: the model that fit() trains, as a weak reference.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Job:
         self.waiting = Waiting()
         self.training = False
         self.reached: dict[str, Any] = {}
-        self.fitted: int | None = None
+        self.fitted: Callable[[], Any] | None = None
         self._env, self._step = env, 0
         self._watchdog: Watchdog | None = None
         self.saves = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import keras
@@ -50,12 +51,12 @@ def check(job: Job, model: Any, callbacks: Sequence[Any]) -> None:
             f"{name} is compiled with steps_per_execution={model.steps_per_execution}, and"
             " job.fit() reports and stops between single steps; leave it out"
         )
-    if job.saves is not None and job.fitted not in {None, id(model)}:
+    if job.saves is not None and job.fitted is not None and job.fitted() is not model:
         raise ValueError(
             f"job.fit() has trained another model in this session, and {job.checkpoint_dir} holds"
             " one run; train the second in a job of its own, or leave checkpoint.dir out"
         )
-    job.fitted = id(model)
+    job.fitted = weakref.ref(model)
     if not model.compiled:
         raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):

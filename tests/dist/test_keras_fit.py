@@ -128,6 +128,12 @@ def test_a_fit_that_was_stopped_goes_on_from_the_last_epoch(run_ranks, start_ran
         assert rest.result["case"][what] == whole[what]
 
 
+def test_a_second_model_does_not_take_the_checkpoint_of_the_first(run_ranks, tmp_path):
+    found = run_ranks({"first": {}, "second": {}}, checkpoint_dir=str(tmp_path), **FIT).result
+    assert "error" not in found["first"]
+    assert "job.fit() has trained another model in this session" in found["second"]["error"]
+
+
 def test_a_signal_stops_all_ranks(start_ranks, tmp_path):
     endless = {"case": {"epochs": 100_000, "callbacks": ["slow"]}}
     ranks = start_ranks(endless, checkpoint_dir=str(tmp_path / "saved"), **FIT)
