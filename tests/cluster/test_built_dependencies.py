@@ -28,6 +28,8 @@ def _index(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     with serving(tmp_path / "wheels") as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
+        # It listens on loopback, of which a build in a network of its own has another one.
+        monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
         yield
 
 

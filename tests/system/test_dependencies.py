@@ -46,6 +46,8 @@ def settings(index, monkeypatch):
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_INDEX_URL", index)
+    # It listens on loopback, of which a build in a network of its own has another one.
+    monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
 
 
 @pytest.fixture
