@@ -40,7 +40,7 @@ def test_a_job_finds_what_was_built_for_it(desk, buildah):
     (code / "main.py").write_text(MAIN)
     image = {"repository": f"{desk.cluster.registry}/built/code", "base": desk.cluster.base_image}
     job = desk.file(
-        image={**image, "context": "code", "pip": ["tinylib"]},
+        image={**image, "context": "code", "pip": ["tinylib>=1.2"]},
         run={"script": "main.py"},
         replicas={"workers": 0},
         resources={"cpu": "100m", "memory": "300Mi"},
