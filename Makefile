@@ -51,7 +51,7 @@ cluster-down: | $(BIN)/python
 	@cd tests && ../$(BIN)/python -m cluster.bed down
 
 # What only root on Debian can have: image builds and a cluster. Others are told by the tests that are skipped.
-SYSTEM := buildah debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
+SYSTEM := buildah gcc libc6-dev debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
 	iproute2 iptables conntrack openssl util-linux ca-certificates
 system-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

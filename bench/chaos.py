@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from clocks import Clocks  # noqa: E402 - of the tests
+
 PAGE = ROOT / "docs/reference/chaos.md"
 INSIDE = "K8SJOB_CHAOS_INSIDE"
 LIMIT = 600.0
@@ -75,7 +79,7 @@ replicas: {workers: 2}
 resources: {cpu: 1, memory: 2Gi, requests: {cpu: 100m, memory: 256Mi}}
 run:
   script: main.py
-  env: {OMP_NUM_THREADS: "1"}
+  env: {OMP_NUM_THREADS: "1", LD_PRELOAD: WALL/clock.so, TEST_CLOCKS: WALL}
   hang_timeout: 8s
   rendezvous_timeout: 25s
   collective_timeout: 40s
@@ -194,6 +198,8 @@ class Machine:
         self._home, self._disk = home, home / "disk"
         stack.enter_context(small_disk(self._disk))
         self._job = home / "job"
+        (home / "clocks").mkdir()
+        self._clocks = Clocks(home / "clocks", ranks=3)
         write_job(
             self._job,
             NAME="chaos",
@@ -201,12 +207,14 @@ class Machine:
             BASE="debian",
             HOST="/checkpoints",
             LOCAL=str(self._disk),
+            WALL=str(home / "clocks"),
         )
 
     def begin(self, name: str) -> Job:
         """Start a job."""
         for old in self._disk.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
+        self._clocks.set(0)
         state = self._home / name
 
         def owns(process: Path) -> bool:
@@ -217,9 +225,12 @@ class Machine:
 
     def strike(self, job: Job, chance: random.Random) -> str:
         """Play one fault; its name, empty where there was nobody to hit."""
-        whom = chance.choice(["rank", "rank", "rank", "agent", "agent", "disk", "network"])
+        kinds = ["rank", "rank", "rank", "agent", "agent", "disk", "network", "clock"]
+        whom = chance.choice(kinds)
         if whom == "disk":
             return fill(self._disk)
+        if whom == "clock":
+            return step(self._clocks, chance)
         if whom == "network":
             return part(chance.choice([2, 12]))
         return hit(job, chance, whom)
@@ -234,7 +245,6 @@ class Cluster:
     mark = "<!-- measured: bench/chaos.py --cluster -->\n"
 
     def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
-        sys.path.insert(0, str(ROOT / "tests"))
         from cluster.bed import Bed
 
         self._bed, self._home = stack.enter_context(Bed()), home
@@ -246,6 +256,8 @@ class Cluster:
         saves = self._bed.folder / "tmp" / name  # the /tmp of its node
         saves.mkdir()
         saves.chmod(0o777)
+        (saves / "clocks").mkdir()
+        self._clocks = Clocks(saves / "clocks", ranks=3)
         write_job(
             folder,
             NAME=name,
@@ -253,6 +265,7 @@ class Cluster:
             BASE=self._bed.base_image,
             HOST=f"/tmp/{name}",
             LOCAL="saves",
+            WALL="/checkpoints/clocks",
         )
 
         def owns(process: Path) -> bool:
@@ -263,7 +276,10 @@ class Cluster:
 
     def strike(self, job: Job, chance: random.Random) -> str:
         """Play one fault; its name, empty where there was nobody to hit."""
-        whom = chance.choice(["rank", "rank", "rank", "agent", "pod", "pod", "network", "cluster"])
+        kinds = ["rank", "rank", "rank", "agent", "pod", "pod", "network", "cluster", "clock"]
+        whom = chance.choice(kinds)
+        if whom == "clock":
+            return step(self._clocks, chance)
         if whom == "cluster":
             away = chance.choice(["operator", "apiserver", "kubelet", "registry"])
             self._bed.kill(away)
@@ -309,6 +325,14 @@ def cut_off(pid: int, seconds: int) -> str:
         time.sleep(seconds)
         subprocess.run([*iptables, "-D", *rule], check=True, pass_fds=[here.fileno()])
     return f"a pod is cut off for {seconds} s"
+
+
+def step(clocks: Clocks, chance: random.Random) -> str:
+    """Step the wall clock of one rank and its agent, or of all."""
+    rank = chance.choice([0, 1, 2, None])
+    ahead = chance.choice([-3600, 3600, 86400])
+    clocks.set(ahead, rank)
+    return f"{'a' if rank is not None else 'every'} clock is stepped"
 
 
 def fill(disk: Path) -> str:

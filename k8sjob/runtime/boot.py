@@ -13,17 +13,15 @@ import ctypes
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
+from k8sjob.runtime.frames import RUNTIME, raised_at
 from k8sjob.runtime.last_words import keep_stacks, leave_reason
 from k8sjob.runtime.peer import is_peer_loss, peer_loss
 from k8sjob.runtime.script import run_as_main
@@ -40,7 +38,6 @@ _DESTROY_LIMIT: Final = 10.0
 """Seconds that destroying the process group may take; NCCL's can wait for ever for a lost peer."""
 _PR_SET_PDEATHSIG: Final = 1
 _INTERRUPTED: Final = 128 + signal.SIGINT
-_RUNTIME: Final = str(Path(__file__).parent) + os.sep
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -106,14 +103,8 @@ def where(error: BaseException) -> str:
     """The last frame in the user's own code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    libraries = [sysconfig.get_path(name) + os.sep for name in _LIBRARIES]
-    frames = traceback.extract_tb(_users_part(error.__traceback__))
-    own = [frame for frame in frames if not frame.filename.startswith((*libraries, _RUNTIME, "<"))]
-    last = (own or frames)[-1:]
-    return f"{last[0].filename}:{last[0].lineno}" if last else ""
-
-
-_LIBRARIES: Final = ("stdlib", "platstdlib", "purelib", "platlib")
+    last = raised_at(_users_part(error.__traceback__))
+    return f"{last.filename}:{last.lineno}" if last else ""
 
 
 def _is_own(error: BaseException) -> bool:
@@ -124,7 +115,7 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's first frame on: without boot, script and importlib."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_RUNTIME, "<frozen importlib")):
+        if not name.startswith((RUNTIME, "<frozen importlib")):
             break
         trace = trace.tb_next
     return trace

@@ -51,11 +51,11 @@ class Heartbeat:
                 self._file.touch()
 
     def close(self) -> None:
-        """Take the file away: the agent watches no longer."""
+        """Take the file away: the agent watches no longer, until the next beat."""
+        self._next = 0.0
         if self._file is not None:
             with suppress(OSError):
                 self._file.unlink()
-        self._file = None
 
 
 class Pulse:

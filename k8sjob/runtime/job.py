@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 
 from k8sjob import compat
-from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.contract import EventKind
 from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, keras_optimizer, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.env import is_elastic
 from k8sjob.runtime.health import Waiting
-from k8sjob.runtime.last_words import leave_reason
-from k8sjob.runtime.lookout import Lookout
+from k8sjob.runtime.last_words import in_a_line
+from k8sjob.runtime.peer import lateness, peer_loss
 from k8sjob.runtime.saves import Saves
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.training import Run
-from k8sjob.runtime.watchdog import Watchdog
+from k8sjob.runtime.watchdog import Hung, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.peer import PeerLost
+    from k8sjob.runtime.lookout import Lookout
     from k8sjob.runtime.process_group import Group, Reduction
     from k8sjob.runtime.report import Reporter
 
@@ -43,8 +42,6 @@ __all__ = ["Job"]
 _KIND: Final = "k8sjob/own/1"
 _LAST_SAVE_S: Final = 3.0
 """Seconds in which nothing more is written of a checkpoint before a rank that fails leaves it."""
-_LOSS_GRACE: Final = 5.0
-"""Seconds that the main thread has to meet a peer's loss by itself, with a traceback of its own."""
 
 
 class Job:
@@ -70,20 +67,26 @@ class Job:
     """
 
     def __init__(
-        self, env: DistEnv, config: RuntimeConfig, group: Group, reporter: Reporter, seed: int
+        self,
+        env: DistEnv,
+        config: RuntimeConfig,
+        group: Group,
+        *,
+        lookout: Lookout,
+        reporter: Reporter,
+        seed: int,
     ) -> None:
         self.rank, self.world_size, self.local_rank = group.rank, group.world_size, env.local_rank
         self.device, self.is_main, self.seed = group.device, group.rank == 0, seed
         self.config, self.group, self.reporter = config, group, reporter
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else self.path(folder)
-        self.lookout = Lookout(env.rank, env.world_size, group.meeting, on_loss=self._leave)
+        self.lookout = lookout
         self.waiting = Waiting()
         self.training = False
         self.reached: dict[str, Any] = {}
         self.fitted: Callable[[], Any] | None = None
         self._env, self._step = env, 0
-        self._watchdog: Watchdog | None = None
         self.saves = None
         if self.checkpoint_dir is not None:
             checkpoints = Checkpoints(self.checkpoint_dir, config.checkpoint_keep)
@@ -95,6 +98,16 @@ class Job:
                 must_share=is_elastic(os.environ),
                 beat=lambda: self.beat(self._step, "checkpoint"),
             )
+        meeting = group.meeting if group.world_size > 1 else None
+        self._watchdog = Watchdog(
+            meeting.again() if meeting else None,
+            replace(env, rank=self.rank, world_size=self.world_size),
+            timeout=config.hang_timeout,
+            patience=config.collective_timeout,
+            agent_file=settings.heartbeat_file(),
+            error_file=settings.error_file(),
+        )
+        group.on_phase = lambda phase: self.beat(self._step, phase)
 
     # --- training -------------------------------------------------------------------------------
 
@@ -384,42 +397,41 @@ class Job:
 
     def begin(self) -> None:
         """Training begins: from now on progress is watched, and a stop waits for all ranks."""
-        if self.training:
-            return
         self.training = True
-        again = self.group.meeting.again if self.group.meeting else None
-        self._watchdog = Watchdog(
-            again() if again else None,
-            replace(self._env, rank=self.rank, world_size=self.world_size),
-            timeout=self.config.hang_timeout,
-            agent_file=settings.heartbeat_file(),
-            error_file=settings.error_file(),
-        )
-        self.group.on_phase = lambda phase: self.beat(self._step, phase)
+        self._watchdog.begin()
 
     def end(self) -> None:
         """Training is over, and its last checkpoint written: what comes now may take its time."""
         if self.saves is not None:
             self.saves.settle()
-        if self._watchdog is not None:
-            self._watchdog.close()
-        self._watchdog = None
+        self._watchdog.pause()
 
     def part(self) -> None:
         """Leave together: nobody closes a connection that another still reads from."""
         self.end()
-        self.lookout.farewell(self.config.collective_timeout)
+        self._watchdog.beat(self._step, "the end of its session")
+        self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
         self.group.destroy()
 
-    def fail(self, why: str) -> None:
-        """Leave alone: the others are told, and wait for nothing from here."""
-        self.lookout.warn_others(f"rank {self._env.rank} failed: {why}")
+    def fail(self, error: BaseException) -> Hung | None:
+        """Leave alone: the others are told, and wait for nothing from here.
+
+        Returns:
+            Where the error says only that this rank waited in vain: for whom.
+        """
+        late = lateness(error)
+        if late is None and self._watchdog.alarmed:
+            late = peer_loss(error)  # the others leave, and break the connection
+        hung = None if late is None else self._watchdog.accuse(late, error)
+        self.lookout.warn_others(f"rank {self._env.rank} failed: {in_a_line(hung or error)}")
         if self.saves is not None:
             self.saves.settle(_LAST_SAVE_S)
         self.end()
+        self._watchdog.close()
         self.lookout.close()
         if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
             self.group.destroy()
+        return hung
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.
@@ -430,25 +442,9 @@ class Job:
         """
         self._step = step
         self.waiting.phase(phase)
-        if self._watchdog is not None:
-            self._watchdog.beat(step, phase)
+        self._watchdog.beat(step, phase)
         if self.saves is not None:
             self.saves.poll()
-
-    def _leave(self, lost: PeerLost) -> None:
-        """In the lookout's thread: end this process if its main thread does not notice."""
-        if self.lookout.closed.wait(_LOSS_GRACE):
-            return
-        reason = Reason(
-            exit_code=ExitCode.PEER_LOST,
-            rank=self._env.rank,
-            type=type(lost).__name__,
-            message=str(lost),
-            time=time.time(),
-            culprits=lost.culprits,
-        )
-        leave_reason(reason, settings.error_file())
-        os._exit(ExitCode.PEER_LOST)
 
 
 def _made(recipe: Any, subject: Any) -> Any:

@@ -17,7 +17,7 @@ from k8sjob.contract import Reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["by_rank", "keep_stacks", "leave_reason", "read_reason", "read_stacks"]
+__all__ = ["by_rank", "in_a_line", "keep_stacks", "leave_reason", "read_reason", "read_stacks"]
 
 
 def leave_reason(reason: Reason, file: Path | None) -> None:
@@ -66,6 +66,12 @@ def read_stacks(file: Path | None) -> str:
     with suppress(OSError):
         return _stacks(file).read_text(errors="replace") if file else ""
     return ""
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception's class and the first line of what it says."""
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def by_rank(rank: int, text: str) -> str:

@@ -9,10 +9,14 @@ collective is left half done. Until somebody asks, a point costs less than a mic
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime import config
+from k8sjob.runtime.last_words import leave_reason
 from k8sjob.runtime.meeting import NOTE
 from k8sjob.runtime.peer import PeerLost
 
@@ -29,6 +33,8 @@ _STOP: Final = "stop"
 _LOOK: Final = 0.5
 """Seconds between two looks into the store; a look of one's own into the flag comes more often."""
 _GLANCE: Final = 0.05
+_LOSS_GRACE: Final = 5.0
+"""Seconds that the main thread has to meet a peer's loss by itself, with a traceback of its own."""
 
 
 class Lookout:
@@ -40,24 +46,18 @@ class Lookout:
     """
 
     def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        meeting: Meeting | None,
-        *,
-        on_loss: Callable[[PeerLost], None],
+        self, rank: int, world_size: int, *, on_loss: Callable[[PeerLost], None] | None = None
     ) -> None:
         """A lookout; start() begins the watch.
 
         Args:
             rank: 0 to world_size - 1.
             world_size: number of ranks.
-            meeting: where they met; None with one rank.
-            on_loss: called once, by the thread, when a peer is gone for good.
+            on_loss: called once, by the thread, when a peer is gone for good. None: the process
+                is ended, unless its main thread meets the loss by itself, in a traceback.
         """
-        self._rank, self._world, self._on_loss = rank, world_size, on_loss
-        self._store = meeting.store if meeting else None
-        self._again = meeting.again if meeting else None
+        self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._leave
+        self._store: Store | None = None
         self.reason = ""
         self._asked = ""
         self._passed = 0
@@ -69,14 +69,14 @@ class Lookout:
         self._lost: PeerLost | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin the watch."""
-        if self._again is not None:
-            # Its own client: a store's client answers one thread at a time.
-            self._thread = threading.Thread(
-                target=self._watch, args=(self._again(),), name="k8sjob-lookout", daemon=True
-            )
-            self._thread.start()
+    def start(self, meeting: Meeting) -> None:
+        """Begin the watch over those who have met; a rank alone needs none."""
+        self._store = meeting.store
+        # Its own client: a store's client answers one thread at a time.
+        self._thread = threading.Thread(
+            target=self._watch, args=(meeting.again(),), name="k8sjob-lookout", daemon=True
+        )
+        self._thread.start()
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask all ranks to stop at a common point. Safe in a signal handler: it only notes it."""
@@ -104,18 +104,24 @@ class Lookout:
         self._passed += 1
         return True
 
-    def farewell(self, timeout: float) -> None:
+    def farewell(self, timeout: float, all_here: Callable[[], object] = lambda: None) -> None:
         """Wait until all ranks have come to their end, then end the watch; rank 0 goes last.
+
+        Args:
+            timeout: seconds to wait.
+            all_here: called when they have come, before any of them leaves.
 
         Raises:
             PeerLost: one went away, or did not come to its end in time.
         """
         if self._store is None:
+            all_here()
             return
         # Whoever is asked to stop from now on need not wait for this rank's number.
         self._store.set(f"at/{self._rank}", str(self._passed))
         self._store.set(f"end/{self._rank}", "")
         self._await([f"end/{rank}" for rank in range(self._world)], timeout)
+        all_here()
         self.close()
         self._store.set(f"left/{self._rank}", "")
         if self._rank == 0:
@@ -191,6 +197,20 @@ class Lookout:
     def _lose(self, lost: PeerLost) -> None:
         self._lost = lost  # where the main thread waits in here, it need not be ended
         self._on_loss(lost)
+
+    def _leave(self, lost: PeerLost) -> None:
+        if self.closed.wait(_LOSS_GRACE):
+            return
+        reason = Reason(
+            exit_code=ExitCode.PEER_LOST,
+            rank=self._rank,
+            type=type(lost).__name__,
+            message=str(lost),
+            time=time.time(),
+            culprits=lost.culprits,
+        )
+        leave_reason(reason, config.error_file())
+        os._exit(ExitCode.PEER_LOST)
 
     def _hold(self, store: Store) -> None:
         """From now on this rank passes no further point without an agreement."""

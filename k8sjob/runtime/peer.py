@@ -14,7 +14,7 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeerLost", "is_peer_loss", "peer_loss"]
+__all__ = ["PeerLost", "is_peer_loss", "lateness", "peer_loss"]
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
@@ -59,6 +59,8 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """(class, what its message contains), each from the source named above it; torch 2.6 to 2.15."""
 
+_LATE: Final = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass")
+
 
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an exception, or one that it came from, tells of a rank that went away."""
@@ -75,11 +77,25 @@ def peer_loss(error: BaseException) -> str | None:
         if isinstance(link, PeerLost):
             return str(link)
         if _matches(link):
-            first = str(link).strip().partition("\n")[0]
-            told = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
-            told = told.partition(". This is typically")[0]
-            return f"another rank went away: {told.partition(' (this error originated')[0]}"
+            return f"another rank went away: {_first_words(link)}"
     return None
+
+
+def lateness(error: BaseException) -> str | None:
+    """What a collective said that failed because a rank did not come to it, living or dead.
+
+    Returns:
+        One line, as of peer_loss(); None: it was something else.
+    """
+    late = (link for link in _chain(error) if _matches(link) and _LATE.search(str(link)))
+    return next(map(_first_words, late), None)
+
+
+def _first_words(error: BaseException) -> str:
+    first = str(error).strip().partition("\n")[0]
+    told = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
+    told = told.partition(". This is typically")[0]
+    return told.partition(" (this error originated")[0]
 
 
 def _matches(error: BaseException) -> bool:

@@ -241,6 +241,7 @@ def open_group(
     launcher_hosts: bool = False,
     serving: int = 0,
     on_cpu: bool = False,
+    on_meeting: Callable[[Meeting], object] = lambda _met: None,
 ) -> Group:
     """Meet the other ranks and make the process group.
 
@@ -254,6 +255,7 @@ def open_group(
         launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
         serving: how many ranks, the first ones, serve the others and are not in their group.
         on_cpu: leave the GPUs to something else, as JAX.
+        on_meeting: called when several have met, before they connect with each other.
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -282,6 +284,7 @@ def open_group(
         timeout=rendezvous_timeout,
         launcher_hosts=launcher_hosts,
     )
+    on_meeting(met)
     if proposed == "nccl" and met.backend != "nccl":
         device = torch.device("cpu")
     if serves:

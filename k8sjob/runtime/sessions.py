@@ -20,6 +20,8 @@ from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.env import EnvError, dist_env
 from k8sjob.runtime.jax_processes import JaxProcesses
 from k8sjob.runtime.job import Job
+from k8sjob.runtime.last_words import in_a_line
+from k8sjob.runtime.lookout import Lookout
 from k8sjob.runtime.process_group import open_group
 from k8sjob.runtime.report import Reporter
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.calls import Calls
     from k8sjob.runtime.env import DistEnv
+    from k8sjob.runtime.process_group import Group
 
 __all__ = ["session"]
 
@@ -62,17 +65,9 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     _check(config, env)
     serving = compat.serving(config.strategy, config.options)
     keras = compat.keras_backend(config.strategy, config.options)
-    group = open_group(
-        env,
-        backend=config.backend,
-        rendezvous_timeout=config.rendezvous_timeout,
-        collective_timeout=config.collective_timeout,
-        launcher_hosts=settings.launcher_hosts_store(),
-        serving=serving,
-        on_cpu=keras == "jax",
-    )
+    group, lookout = _meet(config, env, serving, on_cpu=keras == "jax")
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
-    job = Job(env, config, group, reporter, seed)
+    job = Job(env, config, group, lookout=lookout, reporter=reporter, seed=seed)
     if tensorboard is not None:
         reporter.record(job.path(tensorboard))
     rng.seed_all(seed)
@@ -83,7 +78,6 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             stack.enter_context(_keras(job))
             rendezvous_s = time.monotonic() - began
             _tell_start(job, jax, env.restart, import_s, rendezvous_s)
-            job.lookout.start()
             if serving:
                 calls = _open_calls(job, env, serving)
                 calls.begin(job.lookout.alert)
@@ -93,13 +87,38 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             if _is_orderly(error, job):
                 _part(job, calls, jax)
             else:
-                job.fail(_told(error))
+                hung = job.fail(error)
                 if (serving or jax) and env.rank == 0:
                     time.sleep(_HEARD_S)
+                if hung:
+                    raise hung from error
             raise
         _part(job, calls, jax)
     seconds = round(time.monotonic() - began, 3)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
+
+
+def _meet(
+    config: RuntimeConfig, env: DistEnv, serving: int, *, on_cpu: bool
+) -> tuple[Group, Lookout]:
+    """The ranks' group, and the lookout for them, which begins before they connect."""
+    lookout = Lookout(env.rank, env.world_size)
+    try:
+        group = open_group(
+            env,
+            backend=config.backend,
+            rendezvous_timeout=config.rendezvous_timeout,
+            collective_timeout=config.collective_timeout,
+            launcher_hosts=settings.launcher_hosts_store(),
+            serving=serving,
+            on_cpu=on_cpu,
+            on_meeting=lookout.start,
+        )
+    except BaseException as error:
+        lookout.warn_others(f"rank {env.rank} failed: {in_a_line(error)}")
+        lookout.close()
+        raise
+    return group, lookout
 
 
 @contextmanager
@@ -215,11 +234,6 @@ def _check_keras(config: RuntimeConfig) -> None:
             "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
             " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"
         )
-
-
-def _told(error: BaseException) -> str:
-    text = str(error).splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _name(device: torch.device) -> str:

@@ -3,29 +3,34 @@
 Each rank beats: `beat(step, "compute")` before a collective, `beat(step, "sync")` in it, any other
 phase (checkpoint, evaluate) where time passes otherwise. A rank whose last beat is too old raises
 the alarm in the store; every rank then writes its Python stacks into the log, reads all beats,
-names the culprit and ends with ExitCode.HUNG.
+names the culprit and ends with ExitCode.HUNG. Before and after the training, where a rank may take
+its time for what is its own, only a wait for the others is too long; and a collective that fails
+because a rank did not come to it raises the alarm at any time.
 
 Three failures need three observers. A rank asleep in Python is noticed by its own thread. One in a
 C call that holds the interpreter's lock, or one that somebody stopped, is named by its peers and
 ended by the agent of its node, which sees the heartbeat file grow old. And a store that does not
 answer must not keep a rank from noticing: the thread that watches the clock never touches it.
 
-A script that never beats is not watched; its collectives end at their own timeout.
+A script's own collectives beat for nobody: whether a rank is in one is seen by its stack.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime import frames
 from k8sjob.runtime.heartbeat import Heartbeat, settle
 from k8sjob.runtime.last_words import by_rank, leave_reason
 
@@ -49,11 +54,28 @@ if TYPE_CHECKING:
             """Whether all keys are there."""
 
 
-__all__ = ["SYNC", "Beat", "Watchdog", "culprits", "explain"]
+__all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
 
 SYNC: Final = "sync"
 """The phase of a rank that waits for the others in a collective."""
+_START: Final = "start"
 _ALARM: Final = "watchdog/alarm"
+_JOIN: Final = 1.0
+"""Seconds that a thread has to end, which may wait for a store that does not answer."""
+
+
+class Hung(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
+    """Ranks did not come to a collective, and the others have waited long enough.
+
+    Attributes:
+        culprits: those ranks; empty where they are not known.
+    """
+
+    exit_code: Final = ExitCode.HUNG
+
+    def __init__(self, message: str, culprits: tuple[int, ...]) -> None:
+        self.culprits = culprits
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +87,18 @@ class Beat:
         phase: "start" before the first beat, SYNC in a collective, else what it does.
         age: seconds since the beat, when it was published.
         answered: published after the alarm, so the rank's threads still run.
+        where: its main thread's place in the user's own code then, as file:line in function.
     """
 
     step: int
     phase: str
     age: float
     answered: bool
+    where: str = ""
 
     def encode(self) -> str:
         """As a store's value."""
-        return json.dumps([self.step, self.phase, round(self.age, 1), self.answered])
+        return json.dumps([self.step, self.phase, round(self.age, 1), self.answered, self.where])
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
@@ -91,10 +115,11 @@ class Watchdog:
         env: DistEnv,
         *,
         timeout: float,
+        patience: float = math.inf,
         agent_file: Path | None = None,
         error_file: Path | None = None,
     ) -> None:
-        """Start to watch; the first beat is due within `timeout` from now.
+        """Look out for the others' alarm; begin() starts the watch over this rank's progress.
 
         Args:
             store: a connection of its own: a TCPStore's client answers one thread at a time, and
@@ -102,24 +127,45 @@ class Watchdog:
             env: this rank's place in the group.
             timeout: seconds without a beat after which the group is ended; it must cover the
                 longest step, checkpoint or evaluation. 0: nothing is watched.
+            patience: seconds for which a rank that is not watched waits in one phase SYNC.
             agent_file: config.heartbeat_file(), for the agent of the node.
             error_file: config.error_file(), likewise.
         """
         self._store = store if env.world_size > 1 else None
         self._env, self._timeout, self._error_file = env, timeout, error_file
+        self._patience = patience
         self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
-        self._last = ("start", 0, time.monotonic())
+        self._last = (_START, 0, time.monotonic())
+        self._watching = False
         self._closed = threading.Event()
         self._alarm = threading.Event()
+        self._wake = threading.Event()
         self._informed = threading.Event()
+        self._claim = threading.Lock()
+        self._said, self._by_main, self._waited = "", False, ""
         self._beats: dict[int, Beat | None] = {}
         self._period = max(0.02, min(1.0, timeout / 20))
         self._settle = settle(timeout)
-        self._threads = [self._watch_clock, *([self._watch_store] if self._store else [])]
+        self._threads = [
+            threading.Thread(target=target, daemon=True, name="k8sjob-watchdog")
+            for target in [self._watch_clock, *([self._watch_store] if self._store else [])]
+        ]
         if timeout > 0:
+            for thread in self._threads:
+                thread.start()
+
+    def begin(self) -> None:
+        """Watch this rank's progress from now on; the first beat is due within the timeout."""
+        if not self._watching:
+            phase, step, _ = self._last
+            self.beat(step, phase)
+            self._watching = True
             self._heartbeat.beat(self._last[2])
-            for target in self._threads:
-                threading.Thread(target=target, daemon=True, name="k8sjob-watchdog").start()
+
+    def pause(self) -> None:
+        """Watch it no longer, until the next begin(): what comes now may take its time."""
+        self._watching = False
+        self._heartbeat.close()
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Say that this rank makes progress.
@@ -130,47 +176,104 @@ class Watchdog:
         """
         now = time.monotonic()
         self._last = (phase, step, now)
-        self._heartbeat.beat(now)
+        if self._watching:
+            self._heartbeat.beat(now)
 
     def close(self) -> None:
         """End the watch, by this rank's threads and by the agent; the other ranks go on."""
+        self.pause()
         self._closed.set()
-        self._heartbeat.close()
+        self._wake.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_JOIN)  # nobody speaks to the store when its host leaves
+
+    def accuse(self, said: str, error: BaseException) -> Hung | None:
+        """Who did not come to a collective that has failed because of that; all ranks end.
+
+        Called by the main thread, which leaves by what it gets.
+
+        Args:
+            said: what the collective failed with.
+            error: the same, with its traceback.
+
+        Returns:
+            None: nobody watches.
+        """
+        if self._timeout <= 0 or self._store is None or self._closed.is_set():
+            return None
+        at = frames.raised_at(error.__traceback__)
+        self._waited = f"{at.filename}:{at.lineno} in {at.name}" if at else ""
+        if not self._raise_alarm(said, by_main=True):
+            self._threads[0].join()  # the alarm is older, and that thread ends this process
+            return None
+        guilty, words = self._find_culprits()
+        self._await_others()
+        return Hung(f"{words}; {said}", guilty)
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether the group is being ended; errors of collectives come of that."""
+        return self._alarm.is_set()
 
     # --- the thread that watches the clock, and never waits for anybody --------------------------
 
     def _watch_clock(self) -> None:
         while not self._closed.is_set():
-            if time.monotonic() - self._last[2] > self._timeout:
-                self._alarm.set()
-            if self._alarm.wait(self._period) and not self._closed.is_set():
-                self._end_process()
+            phase, _, since = self._last
+            age = time.monotonic() - since
+            if self._watching and age > self._timeout:
+                self._raise_alarm("")
+            elif not self._watching and phase == SYNC and age > self._patience:
+                self._raise_alarm(f"the others have waited {age:.0f} s")
+            if self._wake.wait(self._period):
+                break
+        if self._alarm.is_set() and not (self._by_main or self._closed.is_set()):
+            self._end_process()
+
+    def _raise_alarm(self, said: str, *, by_main: bool = False) -> bool:
+        """Whoever comes first says why, and ends this process; whether that was this call."""
+        with self._claim:
+            if self._alarm.is_set():
+                return False
+            self._said, self._by_main = said, by_main
+            self._alarm.set()
+        self._wake.set()
+        return True
 
     def _end_process(self) -> NoReturn:
         age = time.monotonic() - self._last[2]
         guilty, words = self._find_culprits()
-        message = f"no progress for {age:.0f} s: {words}"
+        message = (
+            f"{words}; {self._said}" if self._said else f"no progress for {age:.0f} s: {words}"
+        )
         self._write_stacks(message)
         leave_reason(
             Reason(
                 exit_code=ExitCode.HUNG,
                 rank=self._env.rank,
-                type="Hang",
+                type=Hung.__name__ if self._said else "Hang",
                 message=message,
                 time=time.time(),
                 culprits=guilty,
             ),
             self._error_file,
         )
-        # Whoever leaves breaks the others' connections: first let all write. Rank 0 has the store.
-        time.sleep(self._settle * (2 if self._env.rank == 0 else 1))
+        self._await_others()
         os._exit(ExitCode.HUNG)
+
+    def _await_others(self) -> None:
+        """Whoever leaves breaks the others' connections: first let all write.
+
+        Rank 0 has the store.
+        """
+        time.sleep(self._settle * (2 if self._env.rank == 0 else 1))
 
     def _find_culprits(self) -> tuple[tuple[int, ...], str]:
         """The ranks to blame, and why, in words."""
         if self._store is None:
-            phase, step, _ = self._last
-            return (self._env.rank,), f"rank {self._env.rank} is at step {step} in {phase}"
+            beats: dict[int, Beat | None] = {self._env.rank: self._seen()}
+            return (self._env.rank,), explain(beats, (self._env.rank,))
         if not self._informed.wait(2 * self._settle):
             return (0,), "the store does not answer; rank 0, its host, is stopped or out of reach"
         guilty = culprits(self._beats)
@@ -192,17 +295,18 @@ class Watchdog:
         if store is None:
             return
         try:
-            while not (self._alarm.wait(self._period) or self._closed.is_set()):
+            self._publish(store)
+            while not self._wake.wait(self._period):
                 self._publish(store)
                 if store.check([_ALARM]):
-                    self._alarm.set()
+                    self._raise_alarm(store.get(_ALARM).decode())
             if self._alarm.is_set():
                 self._answer_alarm(store)
         except RuntimeError:
             return  # the store is gone, and rank 0 with it: the main thread meets that by itself
 
     def _answer_alarm(self, store: Store) -> None:
-        store.set(_ALARM, "")
+        store.set(_ALARM, self._said)
         self._publish(store)
         time.sleep(self._settle)
         keys = {rank: _key(rank) for rank in range(self._env.world_size)}
@@ -213,9 +317,18 @@ class Watchdog:
         self._informed.set()
 
     def _publish(self, store: Store) -> None:
+        store.set(_key(self._env.rank), self._seen().encode())
+
+    def _seen(self) -> Beat:
+        """This rank's last beat, and after an alarm where it is."""
         phase, step, since = self._last
-        beat = Beat(step, phase, time.monotonic() - since, answered=self._alarm.is_set())
-        store.set(_key(self._env.rank), beat.encode())
+        age = time.monotonic() - since
+        if not self._alarm.is_set():
+            return Beat(step, phase, age, answered=False)
+        spot = frames.main_thread()
+        if self._by_main:
+            spot = frames.Spot(self._waited, waits=True)
+        return Beat(step, SYNC if spot.waits else phase, age, answered=True, where=spot.where)
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
@@ -242,16 +355,29 @@ def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
     return (
         "all ranks wait in a collective, at steps "
         f"{', '.join(sorted({str(beat.step) for beat in beats.values() if beat}))}; they called "
-        "different ones, or different numbers of them (compare the stacks)"
+        f"different ones, or different numbers of them{_places(beats)}"
     )
+
+
+def _places(beats: Mapping[int, Beat | None]) -> str:
+    """Where ranks are that are in different lines of the user's code."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for rank, beat in beats.items():
+        if beat is not None and beat.where:
+            found[beat.where].append(str(rank))
+    if len(found) < 2:
+        return " (compare the stacks)"
+    shown = [f"rank {', '.join(ranks[:4])} in {place}" for place, ranks in list(found.items())[:4]]
+    return f": {'; '.join(shown)}"
 
 
 def _state(beat: Beat | None) -> str:
     if beat is None:
-        return "never came so far"
-    place = f"at step {beat.step} in {beat.phase}"
+        return "does not answer, and never did (it is stopped, or in C code)"
+    begun = beat.phase != _START
+    place = f"at step {beat.step} in {beat.phase}" if begun else "before its training"
     if beat.answered:
-        return f"is {place}"
+        return f"is {place}, {beat.where}" if beat.where else f"is {place}"
     return f"does not answer (it is stopped, or in C code), last heard of {place}"
 
 

@@ -17,11 +17,9 @@ class Group:
         self.store = dist.HashStore()
         self.lost = []
         meeting = Meeting(self.store, lambda: self.store, "gloo", "", 0.0)
-        self.lookouts = [
-            Lookout(rank, world, meeting, on_loss=self.lost.append) for rank in range(world)
-        ]
+        self.lookouts = [Lookout(rank, world, on_loss=self.lost.append) for rank in range(world)]
         for lookout in self.lookouts:
-            lookout.start()
+            lookout.start(meeting)
 
     def close(self):
         for lookout in self.lookouts:
@@ -73,8 +71,7 @@ def test_all_ranks_stop_before_the_same_point(group, seed):
 
 
 def test_a_rank_alone_stops_at_once():
-    lookout = Lookout(0, 1, None, on_loss=pytest.fail)
-    lookout.start()
+    lookout = Lookout(0, 1, on_loss=pytest.fail)
     assert lookout.passes()
     lookout.ask_to_stop("SIGTERM")
     assert not lookout.passes()

@@ -33,8 +33,8 @@ class TestCulprits:
                 (1,),
                 "rank 1 does not answer (it is stopped, or in C code), last heard of at step 30",
             ),
-            ([beat(1, SYNC), None], (1,), "never came so far"),
-            ([beat(0, "start"), beat(1, SYNC)], (0,), "in start"),
+            ([beat(1, SYNC), None], (1,), "does not answer, and never did"),
+            ([beat(0, "start"), beat(1, SYNC)], (0,), "rank 0 is before its training"),
         ],
     )
     def test_who_is_waited_for(self, beats, guilty, words):
@@ -73,6 +73,7 @@ class TestOneRank:
         from k8sjob.runtime.watchdog import Watchdog
         dog = Watchdog(None, dist_env(os.environ), timeout=0.5,
                        agent_file=config.heartbeat_file(), error_file=config.error_file())
+        dog.begin()
         for step in range(4):
             dog.beat(step)
             time.sleep(0.2)

@@ -64,11 +64,13 @@ def _hung(case: Case, end: End) -> Finding | None:
         return None
     who = end.reason.culprits if end.reason else ()
     where = f" --rank {who[0]}" if who else ""
+    waited = end.reason is not None and end.reason.type == "Hung"  # and so says runtime.watchdog
+    limit = "the others may wait so long, raise run.collective_timeout"
     return Finding(
         Cause.HUNG,
         f"{_ranks(who) or end.told} hung{_own_words(end)}",
-        f"see the Python stacks in the output: k8sjob logs {case.called}{where}; if a step may take"
-        " so long, raise run.hang_timeout",
+        f"see the Python stacks in the output: k8sjob logs {case.called}{where}; if "
+        + (limit if waited else "a step may take so long, raise run.hang_timeout"),
         end.replica,
     )
 

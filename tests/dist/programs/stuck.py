@@ -1,0 +1,58 @@
+"""A rank that does not come: argv[1] is {"where": place, "how": what it does there}."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from k8sjob import runtime
+
+asked = json.loads(sys.argv[1])
+LAST = int(os.environ["WORLD_SIZE"]) - 1
+
+
+def arrive(where, rank):
+    if (where, rank) == (asked["where"], LAST):
+        stay_away()
+
+
+def stay_away():
+    if asked["how"] == "sleep":
+        time.sleep(600)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[asked["how"]])
+
+
+def dying(*_args, **_options):
+    time.sleep(0.5)  # the others connect by now, and wait for this one
+    stay_away()
+
+
+if asked["where"] == "connect" and os.environ["RANK"] == str(LAST):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        dist.init_process_group = dying
+
+with runtime.session() as job:
+    arrive("before", job.rank)
+    if asked["where"] == "own":  # a loop of one's own, without should_stop()
+        for step in range(100):
+            if step == 5:
+                arrive("own", job.rank)
+            dist.all_reduce(torch.ones(1))
+    if asked["where"] == "another":
+        if job.rank == LAST:
+            dist.recv(torch.ones(1), src=0)
+        dist.all_reduce(torch.ones(1))
+    run = job.prepare(
+        lambda: torch.nn.Linear(1, 1),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=(torch.optim.SGD, {"lr": 0.1}),
+    )
+    for _ in run.epochs(1):
+        for batch in run.batches([(torch.ones(1), torch.ones(1))] * 3, batch_size=1):
+            run.step(*batch)
+    arrive("after", job.rank)
+    job.barrier()

@@ -1,0 +1,71 @@
+"""Ranks that the others wait for in vain: who is named, wherever it happens."""
+
+import time
+
+import pytest
+
+from k8sjob.contract import ExitCode
+
+pytestmark = pytest.mark.dist
+
+
+def stuck(start_ranks, where, how="sleep", **config):
+    config = {"collective_timeout": 4.0, **config}
+    return start_ranks({"where": where, "how": how}, program="stuck.py", world=3, **config)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("before", "rank 2 is before its training, "),
+        ("own", "rank 2 is before its training, "),
+        ("after", "rank 2 is at step "),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, said):
+    outcome = stuck(start_ranks, where).finish(40)
+    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.errors
+    for reason in outcome.reasons:
+        assert (reason["type"], reason["culprits"]) == ("Hung", [2])
+        assert said in reason["message"]
+        assert "stuck.py:" in reason["message"]
+        assert " in stay_away" in reason["message"]
+    assert "in stay_away" in outcome.errors[2], "its stack"
+    assert 'stuck.py", line ' in outcome.errors[0], "where the others waited"
+
+
+def test_so_is_one_that_is_stopped(start_ranks):
+    ranks = stuck(start_ranks, "before", "stop")
+    until = time.monotonic() + 40
+    while None in {ranks.processes[rank].code for rank in (0, 1)}:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    ranks.signal(2, 9)
+    outcome = ranks.finish(10)
+    assert outcome.codes[:2] == [ExitCode.HUNG] * 2, outcome.errors
+    for reason in outcome.reasons[:2]:
+        assert reason["culprits"] == [2]
+        assert "rank 2 does not answer" in reason["message"]
+        assert "it is stopped, or in C code" in reason["message"]
+
+
+def test_ranks_in_different_lines_are_told_so(start_ranks):
+    outcome = stuck(start_ranks, "another").finish(40)
+    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.errors
+    message = outcome.reasons[0]["message"]
+    assert outcome.reasons[0]["culprits"] == []
+    assert "all ranks wait in a collective" in message
+    assert "rank 0, 1 in " in message
+    assert "rank 2 in " in message
+
+
+def test_a_rank_that_dies_while_all_connect_is_not_waited_for(start_ranks):
+    began = time.monotonic()
+    ranks = stuck(start_ranks, "connect", "kill", collective_timeout=100.0)
+    ranks.processes[2].wait(30)
+    ranks.processes[3] = ranks.start(2, restart=1)
+    for rank in (0, 1):
+        ranks.processes[rank].wait(30)
+        assert ranks.processes[rank].code == ExitCode.PEER_LOST
+        assert "rank 2 was started again" in ranks.processes[rank].read("reason")
+    assert time.monotonic() - began < 60
