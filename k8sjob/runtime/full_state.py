@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["capture", "part", "parts", "restore", "whole"]
+__all__ = ["capture", "is_divided", "part", "parts", "placed", "restore", "whole"]
 
 
 def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -81,6 +81,29 @@ def whole(value: Any, *, keep: bool) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(whole(item, keep=keep) for item in value)
     return value
+
+
+def is_divided(value: Any) -> bool:
+    """Whether there is a distributed tensor in a nest of containers."""
+    if isinstance(value, dict):
+        return any(map(is_divided, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_divided, value))
+    return isinstance(value, DTensor)
+
+
+def placed(value: Any, like: Any) -> Any:
+    """A nest of containers with each tensor divided as the one in the same place of another nest.
+
+    All ranks call it. What has no counterpart there is whole, and on the CPU.
+    """
+    if isinstance(value, dict):
+        others = like if isinstance(like, dict) else {}
+        return {key: placed(item, others.get(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        pairs = like if isinstance(like, list | tuple) else ()
+        return type(value)(map(placed, value, [*pairs, *[None] * len(value)]))
+    return part(value, like)
 
 
 def part(value: Any, like: Tensor | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import in_a_line
 from k8sjob.runtime.peer import lateness, peer_loss
 from k8sjob.runtime.saves import Saves
+from k8sjob.runtime.shards import gathered
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.training import Run
 from k8sjob.runtime.watchdog import Hung, Watchdog
@@ -360,27 +362,51 @@ class Job:
         return wanted
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save a state of one's own loop; all ranks call it, rank 0's state is written.
+        """Save a state of one's own loop; all ranks call it.
 
-        What is in it is copied before this returns, and written while the loop goes on.
+        What is in it is copied before this returns, and written while the loop goes on. Rank 0's
+        state is written, and of distributed tensors (FSDP2's, tensor parallel ones) the whole: by
+        each rank its part, where all see the folder.
 
         Args:
             step: what "newest" goes by.
             state: dicts, lists and tuples of tensors and plain values: state_dict()s, numbers.
+
+        Raises:
+            ValueError: there is no checkpoint.dir, or the ranks' tensors make up no whole ones.
+            TypeError: something in it could not be loaded again without running code.
+            OSError: nothing can be saved there.
         """
         if self.saves is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
-        self.saves.store(_KIND, step, {"state": state})
+        # Whoever has such tensors has imported them; nobody else needs to.
+        divided = "torch.distributed.tensor" in sys.modules and _full_state().is_divided(state)
+        if self.saves.divides(parted=divided):
+            self.saves.store_parts(_KIND, step, {}, {"state": state}, describes=self.is_main)
+        elif divided:
+            state = _full_state().whole(state, keep=self.is_main)
+            self.saves.store(_KIND, step, {}, held={"state": state})
+        else:
+            self.saves.store(_KIND, step, {"state": state})
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest state that save() wrote, on all ranks; None where there is none."""
+    def load(self, like: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The newest state that save() wrote, on all ranks, which all call it; None: there is none.
+
+        Args:
+            like: a state as save() takes it, whose distributed tensors tell how those of the saved
+                one are to be divided; of these a rank reads its part alone. What is no distributed
+                tensor there is whole, and on the CPU.
+        """
         saved = self.saves and self.saves.newest(_KIND)
         if not saved:
             return None
         self.reporter.emit(EventKind.RESUMED, path=saved.path, step=saved.step)
         saved.restore_random()
-        state: dict[str, Any] = saved.state["state"]
-        return state
+        state = saved.state["state"]
+        found: dict[str, Any] = (
+            gathered(state) if like is None else _full_state().placed(state, like)
+        )
+        return found
 
     def should_stop(self) -> bool:
         """Whether to save and leave now: the same answer on all ranks, for a loop of one's own.
@@ -445,6 +471,12 @@ class Job:
         self._watchdog.beat(step, phase)
         if self.saves is not None:
             self.saves.poll()
+
+
+def _full_state() -> Any:
+    from k8sjob.runtime import full_state  # imports much of torch.distributed
+
+    return full_state
 
 
 def _made(recipe: Any, subject: Any) -> Any:

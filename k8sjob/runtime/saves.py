@@ -101,18 +101,23 @@ class Saves:
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
         self._form, self._must_share, self._beat = form, must_share, beat
         self._shared = group.world_size == 1
-        self._told_apart = False
+        self._told_apart = self._looked = False
         self._background, self._tally = Background(), Tally(group)
         self._plans: Plans | None = None
         self._draft: Path | None = None
         self._count, self._left = 0, False
 
     def divides(self, *, parted: bool) -> bool:
-        """Whether each rank is to write its part; the same on all ranks, once newest() was called.
+        """Whether each rank is to write its part; the same on all ranks, which all call it.
 
         Args:
             parted: whether the ranks have different parts of the state.
+
+        Raises:
+            OSError: none can be saved there, or not in the form that was asked for.
         """
+        if not self._looked:
+            self._look()
         wanted = self._form == "sharded" or (self._form == "auto" and parted)
         if wanted and not self._shared and not self._told_apart:
             self._told_apart = True
@@ -319,12 +324,7 @@ class Saves:
             ValueError: it was stored by another kind of loop.
         """
         self.settle()
-        first = self._group.rank == 0
-        refusal = self._checkpoints.refusal() if first else None
-        if said := self._group.broadcast_bytes(refusal.encode() if refusal else None):
-            raise OSError(said.decode())
-        self._shared = sees_one_folder(self._checkpoints, self._group)
-        self._refuse_apart()
+        self._look()
         found = newest_whole(
             self._checkpoints,
             self._group,
@@ -332,7 +332,7 @@ class Saves:
             warn=self._reporter.warn,
             beat=self._beat,
         )
-        if first:
+        if self._group.rank == 0:
             with suppress(OSError):
                 self._checkpoints.tidy()
         if found is None:
@@ -344,6 +344,15 @@ class Saves:
                 "resume it with the code that saved it, or choose another checkpoint.dir"
             )
         return Saved(str(path), state["step"], state, self)
+
+    def _look(self) -> None:
+        """See whether checkpoints can be there, and whether all ranks see the same ones."""
+        refusal = self._checkpoints.refusal() if self._group.rank == 0 else None
+        if said := self._group.broadcast_bytes(refusal.encode() if refusal else None):
+            raise OSError(said.decode())
+        self._shared = sees_one_folder(self._checkpoints, self._group)
+        self._refuse_apart()
+        self._looked = True
 
     def _refuse_apart(self) -> None:
         """Folders of their own, where the job cannot do with them."""

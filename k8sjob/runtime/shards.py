@@ -100,6 +100,9 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     Returns:
         (the nest with a mark in the place of each tensor, the tensors by the names in the marks).
+
+    Raises:
+        ValueError: two tensors would have the same name.
     """
     if isinstance(nest, torch.Tensor):
         return {_MARK: name}, {name: nest}
@@ -107,6 +110,8 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     def below(key: object, value: Any) -> Any:
         marked, found = mark(value, f"{name}.{key}" if name else str(key))
+        if both := tensors.keys() & found.keys():
+            raise ValueError(f"two tensors of the state are called {min(both)}: rename a key")
         tensors.update(found)
         return marked
 

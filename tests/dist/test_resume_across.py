@@ -1,5 +1,6 @@
 """Any strategy, on any number of ranks, goes on from the checkpoint of any other."""
 
+import json
 import random
 import signal
 import time
@@ -143,3 +144,39 @@ def test_a_checkpoint_of_another_model_is_refused(start_ranks, run_ranks, tmp_pa
     other = start_ranks({**OPTIONS, "norm": True}, world=2, restart=1, **settings).finish()
     assert other.codes[0] == 1
     assert "does not fit this model and optimizer" in other.reasons[0]["message"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_once):
+    return run_once({"steps": 12}, program="own_divided.py", world=2).result
+
+
+class TestALoopOfOnesOwn:
+    """What FSDP2 divides is saved whole, and divided again as it is wanted."""
+
+    @pytest.mark.parametrize(
+        ("form", "like", "world"),
+        [("auto", True, 2), ("auto", True, 3), ("auto", False, 2), ("full", True, 3)],
+    )
+    def test_it_goes_on_as_if_nothing_had_been(
+        self, run_ranks, tmp_path, undisturbed, form, like, world
+    ):
+        saves = {"checkpoint_dir": str(tmp_path / "saves"), "checkpoint_format": form}
+        run_ranks({"steps": 6}, program="own_divided.py", world=2, **saves)
+        (saved,) = (tmp_path / "saves").glob("step-*")
+        assert saved.is_dir() == (form == "auto")
+        more = {"steps": 12, "like": like}
+        resumed = run_ranks(more, program="own_divided.py", world=world, **saves)
+        assert resumed.result == pytest.approx(undisturbed, abs=1e-6)
+        assert [event["step"] for event in resumed.told("resumed")] == [6]
+
+    def test_so_does_one_on_folders_of_their_own(self, run_ranks, tmp_path, undisturbed):
+        """Rank 0 writes the whole, which the others never see."""
+        saves = {"checkpoint_dir": "/saves"}
+        for steps in (6, 12):
+            places = {"K8SJOB_PATHS": json.dumps({"/saves": str(tmp_path / "of-{rank}")})}
+            ranks = run_ranks(
+                {"steps": steps}, program="own_divided.py", world=2, env=places, **saves
+            )
+        assert ranks.result == pytest.approx(undisturbed, abs=1e-6)
+        assert not list((tmp_path / "of-1").glob("step-*"))
