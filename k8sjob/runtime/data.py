@@ -70,6 +70,7 @@ class ShardSampler(DistributedSampler[int]):
         seed: int = 0,
         tail: Tail = "pad",
         in_blocks: bool = False,
+        most_ranks: int = 0,
     ) -> None:
         """Shards of a data set.
 
@@ -85,6 +86,7 @@ class ShardSampler(DistributedSampler[int]):
             tail: "pad", "short" or "drop".
             in_blocks: the ranks' samples of a batch, put one behind the other, are in the order of
                 one process; for batches that divide by the ranks. Else they take turns.
+            most_ranks: so many may come to share the batch of all; 0: as many as now.
 
         Raises:
             ValueError: the data set is empty, or a size or the tail cannot be.
@@ -95,7 +97,7 @@ class ShardSampler(DistributedSampler[int]):
             raise ValueError(f'tail={tail!r}: it is "pad", "short" or "drop"')
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
-        self.global_batch = _global_batch(batch_size, global_batch, world_size)
+        self.global_batch = _global_batch(batch_size, global_batch, world_size, most_ranks)
         # The stock sampler asks for a Dataset and uses its length alone.
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
@@ -230,7 +232,9 @@ def _check_dataset(dataset: Sized) -> None:
         raise ValueError(f"the data set ({type(dataset).__name__}) is empty: check its path")
 
 
-def _global_batch(batch_size: int | None, global_batch: int | None, world_size: int) -> int:
+def _global_batch(
+    batch_size: int | None, global_batch: int | None, world_size: int, most_ranks: int
+) -> int:
     if (batch_size is None) == (global_batch is None):
         raise ValueError(
             f"batch_size={batch_size}, global_batch={global_batch}: give exactly one of the two, "
@@ -244,5 +248,10 @@ def _global_batch(batch_size: int | None, global_batch: int | None, world_size: 
         raise ValueError(
             f"global_batch={global_batch} is below the number of ranks, {world_size}: some would "
             f"have nothing to do; set it to {world_size} or more, or use fewer replicas"
+        )
+    if global_batch < most_ranks:
+        raise ValueError(
+            f"global_batch={global_batch} is below the {most_ranks} ranks that this elastic job may"
+            f" come to have: set it to {most_ranks} or more, or lower replicas.elastic.max"
         )
     return global_batch

@@ -26,6 +26,7 @@ __all__ = [
     "dist_env",
     "elastic_env",
     "is_elastic",
+    "most_ranks",
     "node_env",
 ]
 
@@ -397,6 +398,19 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
 def is_elastic(environ: Mapping[str, str]) -> bool:
     """Whether the number of nodes may change."""
     return ":" in environ.get("PET_NNODES", "")
+
+
+def most_ranks(environ: Mapping[str, str], local_world_size: int) -> int:
+    """The most ranks that an elastic group may come to have; 0 where their number is fixed.
+
+    Args:
+        environ: of a rank.
+        local_world_size: the processes of each node.
+
+    Raises:
+        EnvError: PET_NNODES has no bounds.
+    """
+    return _bounds(environ)[1] * local_world_size if is_elastic(environ) else 0
 
 
 def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:

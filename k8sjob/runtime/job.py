@@ -17,7 +17,7 @@ from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, keras_optimizer, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.env import is_elastic
+from k8sjob.runtime.env import is_elastic, most_ranks
 from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import in_a_line
 from k8sjob.runtime.peer import lateness, peer_loss
@@ -65,6 +65,7 @@ class Job:
         waiting: how long this rank was with the others.
         training: whether training has begun.
         reached: the last numbers given to log().
+        most_ranks: the most ranks that an elastic job may come to have; 0 for others.
         fitted: the model that fit() trains, as a weak reference.
     """
 
@@ -88,6 +89,7 @@ class Job:
         self.training = False
         self.reached: dict[str, Any] = {}
         self.fitted: Callable[[], Any] | None = None
+        self.most_ranks = most_ranks(os.environ, env.local_world_size)
         self._env, self._step = env, 0
         self.saves = None
         if self.checkpoint_dir is not None:
@@ -294,6 +296,7 @@ class Job:
             shuffle=shuffle,
             seed=self.seed,
             tail=tail,
+            most_ranks=self.most_ranks,
         )
 
     # --- together with the other ranks ----------------------------------------------------------

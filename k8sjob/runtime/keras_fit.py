@@ -62,7 +62,13 @@ def fit(
     """
     check(job, model, callbacks)
     holding = _holding(job, model)
-    settings = {**sizes, "shuffle": shuffle, "tail": tail, "loader_options": loader_options}
+    settings = {
+        **sizes,
+        "shuffle": shuffle,
+        "tail": tail,
+        "most_ranks": job.most_ranks,
+        "loader_options": loader_options,
+    }
     feed = Feed(
         _dataset(train),
         settings,

@@ -149,7 +149,7 @@ class Run:
         self._begun = True
         sizes = {"batch_size": batch_size, "global_batch": global_batch}
         options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
-        feed = self._feed_for(dataset, **sizes, **options)
+        feed = self._feed_for(dataset, most_ranks=self._job.most_ranks, **sizes, **options)
         shares = self._begin_epoch(feed)
         batches = iter(feed.loader(shares))
         opening = True

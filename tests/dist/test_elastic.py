@@ -184,3 +184,10 @@ def test_a_stop_while_it_waits_for_others(nodes):
     time.sleep(2)
     alone.process.send_signal(signal.SIGTERM)
     assert alone.wait() == 143
+
+
+def test_a_batch_that_could_not_be_shared_by_all_who_may_come(nodes):
+    alone = nodes(bounds="1:25", max_restarts=3)  # the program's global_batch is 24
+    assert alone.wait() == 1, alone.text
+    said = json.loads(alone.words.read_text())["message"]
+    assert "global_batch=24 is below the 25 ranks that this elastic job may come to have" in said

@@ -159,6 +159,7 @@ def test_mid_epoch_state_of_other_data_is_refused():
         ({}, "exactly one of the two"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"global_batch": 2}, "below the number of ranks, 3"),
+        ({"global_batch": 3, "most_ranks": 4}, "below the 4 ranks that this elastic job may"),
         ({"batch_size": 4, "tail": "wrap"}, "tail='wrap'"),
         ({"batch_size": 4, "accumulate": 0}, "accumulate=0"),
     ],
