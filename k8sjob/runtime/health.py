@@ -36,10 +36,14 @@ class Waiting:
             self._seconds += time.monotonic() - self._since
             self._since = None
 
-    def take(self) -> float:
-        """Seconds since the last call, phases that have ended."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    @property
+    def seconds(self) -> float:
+        """Of the phases that have ended since the last reset()."""
+        return self._seconds
+
+    def reset(self) -> None:
+        """Count anew."""
+        self._seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

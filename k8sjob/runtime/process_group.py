@@ -146,6 +146,21 @@ class Group:
         total = torch.tensor(values, dtype=torch.float64)
         return [float(value) for value in self.all_reduce(total)]
 
+    def table(self, numbers: Sequence[float]) -> list[list[float]]:
+        """The numbers of all ranks, by rank, in float64; blocks until they are there.
+
+        Args:
+            numbers: equally many on all ranks.
+        """
+        if self.world_size == 1:
+            return [[float(number) for number in numbers]]
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self._wire)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self._waiting():
+            dist.all_gather(rows, mine)
+        found: list[list[float]] = torch.stack(rows).tolist()
+        return found
+
     def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
         """The tensors of all ranks, by rank.
 

@@ -101,39 +101,37 @@ class Progress:
 
     def _mark(self, now: float) -> None:
         self._since, self._from_step = now, self._step
-        self._waiting.take()
+        self._waiting.reset()
         self._recent, self._recent_count = 0.0, 0.0
 
-    def _reduce(self) -> float:
-        """Take the pending sums over; returns the mean of the ranks' seconds since the mark."""
+    def _reduce(self) -> list[list[float]]:
+        """Take the pending sums over.
+
+        Returns:
+            By rank: seconds since the mark, those of them that were its own, bytes of memory.
+        """
         elapsed = time.monotonic() - self._since
-        loss, count, seconds = self._group.sums(
-            [float(self._pending), float(self._pending_count), elapsed]
-        )
+        own = elapsed - self._waiting.seconds
+        pending = float(self._pending), float(self._pending_count)
+        rows = self._group.table([*pending, elapsed, own, peak_memory(self._group.device)])
         self._pending.zero_()
         self._pending_count = 0
+        loss, count = (sum(row[at] for row in rows) for at in (0, 1))
         self._total, self._count = self._total + loss, self._count + count
         self._recent, self._recent_count = self._recent + loss, self._recent_count + count
-        return seconds / self._group.world_size
-
-    def _costs(self, steps: int) -> dict[str, float]:
-        """What the ranks needed since the mark."""
-        own = time.monotonic() - self._since - self._waiting.take()
-        mine = torch.tensor([own, peak_memory(self._group.device)], dtype=torch.float64)
-        ranks = torch.stack(self._group.gather(mine))
-        costs: dict[str, float] = {"memory_bytes": int(ranks[:, 1].max())}
-        if self._group.world_size > 1:
-            lost = lost_time(ranks[:, 0].tolist())
-            costs |= {"wait_s": lost.seconds / steps, "slowest": lost.slowest}
-        return costs
+        return [row[2:] for row in rows]
 
     def _report(self, grad_norm: Tensor | None) -> None:
-        seconds = max(self._reduce(), 1e-9)
+        elapsed, own, memory = zip(*self._reduce(), strict=True)
+        seconds = max(sum(elapsed) / len(elapsed), 1e-9)
         done = self._step - self._from_step
         pace = done / seconds
         left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
         loss = self._recent / self._recent_count if self._recent_count else math.nan
-        more = self._costs(done)
+        more: dict[str, float] = {"memory_bytes": int(max(memory))}
+        if len(own) > 1:
+            lost = lost_time(own)
+            more |= {"wait_s": lost.seconds / done, "slowest": lost.slowest}
         if grad_norm is not None:
             more["grad_norm"] = float(grad_norm)
         if self._step == self._steps:

@@ -58,6 +58,7 @@ def test_alone_a_collective_is_a_copy():
         copy.zero_()
     assert value.tolist() == [1.0, 2.0]
     assert group.sums([1, 2.5]) == [1.0, 2.5]
+    assert group.table([1, 2.5]) == [[1.0, 2.5]]
     assert group.broadcast_bytes(b"x") == b"x"
     assert group.broadcast_bytes(None) is None
     group.barrier()

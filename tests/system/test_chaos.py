@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("seed", [100, 200])
+@pytest.mark.parametrize("seed", [100])
 def test_jobs_end_with_the_curve_of_one_that_nobody_touched(seed):
     argv = [sys.executable, str(CHAOS), "4", str(seed)]
     played = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
