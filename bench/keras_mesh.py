@@ -18,7 +18,7 @@ import ranks
 from k8sjob.contract import RuntimeConfig
 
 HERE = Path(__file__).resolve()
-WIDTH, BATCH, SAMPLES, TURNS = 2048, 64, 2048, 12
+WIDTH, BATCH, SAMPLES, TURNS = 2048, 64, 8192, 8
 LAYOUT = {
     ".*/up/kernel": [None, "model"],
     ".*/up/bias": ["model"],
