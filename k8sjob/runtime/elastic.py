@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.env import ElasticEnv
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["keep_elastic"]
+__all__ = ["is_loss", "keep_elastic"]
 
 _T = TypeVar("_T")
 
@@ -117,10 +117,9 @@ def keep_elastic(
                 return reason
             if time.monotonic() - began >= _SETTLED_S:
                 failures = losses = 0
-            code = reason.exit_code if reason else ExitCode.STOPPED
-            if code == ExitCode.PEER_LOST:
+            if reason and is_loss(reason, node):
                 losses += 1
-            elif code != ExitCode.STOPPED:
+            elif reason and reason.exit_code != ExitCode.STOPPED:
                 failures += 1
             if failures > config.max_restarts:
                 return reason
@@ -131,6 +130,14 @@ def keep_elastic(
         return None
     stopped = Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time)
     return verdict(stopped, inbox.stop)
+
+
+def is_loss(reason: Reason, node: NodeEnv) -> bool:
+    """Whether a round ended by what became of another node."""
+    first = node.node_rank * node.nproc_per_node
+    own = range(first, first + node.nproc_per_node)
+    others = bool(reason.culprits) and not any(rank in own for rank in reason.culprits)
+    return reason.exit_code == ExitCode.PEER_LOST or (reason.exit_code == ExitCode.HUNG and others)
 
 
 class _Rendezvous:

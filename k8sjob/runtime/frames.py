@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
-import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
 
-__all__ = ["RUNTIME", "Spot", "main_thread", "raised_at"]
+__all__ = ["RUNTIME", "Spot", "raised_at", "where_is"]
 
 RUNTIME: Final = str(Path(__file__).parent) + os.sep
 """The folder of this package's own code."""
@@ -31,22 +31,26 @@ class Spot(NamedTuple):
 
     Attributes:
         where: the last line of the author's own, as file:line in function; empty if there is none.
-        waits: whether it is in a collective of torch's, as far as a stack can tell.
+        waits: whether it is in torch's distributed code, called from there, or in backward.
     """
 
     where: str
     waits: bool
 
 
-def main_thread() -> Spot:
-    """Where the main thread is, seen from another one."""
-    frames = list(_outwards(sys._current_frames().get(threading.main_thread().ident or 0)))  # noqa: SLF001 - documented, in spite of its name
-    own = next((one for one in frames if _is_own(one.f_code.co_filename)), None)
-    inner = frames[0].f_code.co_filename if frames else ""
-    return Spot(
-        f"{own.f_code.co_filename}:{own.f_lineno} in {own.f_code.co_name}" if own else "",
-        waits=any(place in inner for place in _COLLECTIVES),
-    )
+def where_is(thread: int) -> Spot:
+    """Where a thread is, by its identity, seen from another one."""
+    frames = list(_outwards(sys._current_frames().get(thread)))  # noqa: SLF001 - documented, in spite of its name
+    own = next((at for at, one in enumerate(frames) if _is_own(one.f_code.co_filename)), None)
+    within = frames[:own]
+    waits = any(place in one.f_code.co_filename for one in within for place in _COLLECTIVES)
+    if own is None:
+        return Spot("", waits=waits)
+    code, number = frames[own].f_code, frames[own].f_lineno
+    # A torch.distributed.Work waits in C++, without a frame of its own.
+    line = linecache.getline(code.co_filename, number)
+    waits = waits or (own == 0 and ".wait(" in line)
+    return Spot(f"{code.co_filename}:{number} in {code.co_name}", waits=waits)
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:

@@ -6,10 +6,12 @@ optimizer's state under the numbers of the parameters. One strategy may resume w
 
 from __future__ import annotations
 
+from collections import Counter
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from k8sjob.runtime.shards import Stored, gathered
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["capture", "is_divided", "part", "parts", "placed", "restore", "whole"]
+__all__ = ["capture", "divided_alone", "is_divided", "part", "parts", "placed", "restore", "whole"]
 
 
 def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -76,11 +78,11 @@ def whole(value: Any, *, keep: bool) -> Any:
         return full.cpu() if own else full.to("cpu", copy=True)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True) if keep else value
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not isinstance(value, Counter):  # of a scheduler
         return {key: whole(item, keep=keep) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(whole(item, keep=keep) for item in value)
-    return value
+    return copy(value)
 
 
 def is_divided(value: Any) -> bool:
@@ -90,6 +92,17 @@ def is_divided(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(is_divided, value))
     return isinstance(value, DTensor)
+
+
+def divided_alone(value: Any) -> Any:
+    """A nest of containers with its distributed tensors, and None in the place of any other."""
+    if isinstance(value, DTensor):
+        return value
+    if isinstance(value, dict):
+        return {key: divided_alone(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(divided_alone, value))
+    return None
 
 
 def placed(value: Any, like: Any) -> Any:
@@ -116,4 +129,13 @@ def part(value: Any, like: Tensor | None) -> Any:
         return value
     if value.shape != like.shape:
         return value
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    if like.device.type == "meta":
+        raise ValueError(
+            "the state that tells how to divide has no memory (device meta): give its modules"
+            " some first, by to_empty(device=...)"
+        )
+    # All ranks have it whole, so each takes its part, and torch sends nothing.
+    mesh = like.device_mesh
+    everywhere = [Replicate()] * mesh.ndim
+    have = DTensor.from_local(value.to(like.device), mesh, everywhere, run_check=False)
+    return have.redistribute(placements=like.placements)

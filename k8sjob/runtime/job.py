@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -15,12 +14,12 @@ from k8sjob import compat
 from k8sjob.contract import EventKind
 from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, keras_optimizer, rng
-from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.checkpoint import Checkpoints, check_state
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.env import is_elastic, most_ranks
 from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import in_a_line
-from k8sjob.runtime.peer import lateness, peer_loss
+from k8sjob.runtime.peer import PeerLost, lateness, peer_loss
 from k8sjob.runtime.saves import Saves
 from k8sjob.runtime.shards import gathered
 from k8sjob.runtime.strategies import strategy
@@ -105,7 +104,8 @@ class Job:
         meeting = group.meeting if group.world_size > 1 else None
         self._watchdog = Watchdog(
             meeting.again() if meeting else None,
-            replace(env, rank=self.rank, world_size=self.world_size),
+            env,
+            ranks=range(env.world_size - self.world_size, env.world_size),
             timeout=config.hang_timeout,
             patience=config.collective_timeout,
             agent_file=settings.heartbeat_file(),
@@ -382,15 +382,33 @@ class Job:
         """
         if self.saves is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
-        # Whoever has such tensors has imported them; nobody else needs to.
-        divided = "torch.distributed.tensor" in sys.modules and _full_state().is_divided(state)
+        if self.is_main:
+            check_state(state)
+        divided = self._agree_on_divided(state)
         if self.saves.divides(parted=divided):
-            self.saves.store_parts(_KIND, step, {}, {"state": state}, describes=self.is_main)
+            parts = {"state": state if self.is_main else _full_state().divided_alone(state)}
+            self.saves.store_parts(_KIND, step, {}, parts, describes=self.is_main)
         elif divided:
             state = _full_state().whole(state, keep=self.is_main)
             self.saves.store(_KIND, step, {}, held={"state": state})
         else:
             self.saves.store(_KIND, step, {"state": state})
+
+    def _agree_on_divided(self, state: dict[str, Any]) -> bool:
+        """Whether there are distributed tensors in a state.
+
+        Raises:
+            ValueError: some ranks have them and others do not.
+        """
+        # Whoever has such tensors has imported them; nobody else needs to.
+        mine = "torch.distributed.tensor" in sys.modules and _full_state().is_divided(state)
+        without = [rank for rank, (has,) in enumerate(self.group.table([mine])) if not has]
+        if 0 < len(without) < self.world_size:
+            raise ValueError(
+                f"job.save: rank(s) {', '.join(map(str, without[:8]))} gave no distributed tensors"
+                " and the others did: give their parts on all ranks"
+            )
+        return not without
 
     def load(self, like: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest state that save() wrote, on all ranks, which all call it; None: there is none.
@@ -438,8 +456,13 @@ class Job:
     def part(self) -> None:
         """Leave together: nobody closes a connection that another still reads from."""
         self.end()
-        self._watchdog.beat(self._step, "the end of its session")
-        self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
+        self._watchdog.beat(self._step, "sync")
+        try:
+            self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
+        except PeerLost as lost:
+            if hung := self._accuse(lost):
+                raise hung from lost
+            raise
         self.group.destroy()
 
     def fail(self, error: BaseException) -> Hung | None:
@@ -448,10 +471,7 @@ class Job:
         Returns:
             Where the error says only that this rank waited in vain: for whom.
         """
-        late = lateness(error)
-        if late is None and self._watchdog.alarmed:
-            late = peer_loss(error)  # the others leave, and break the connection
-        hung = None if late is None else self._watchdog.accuse(late, error)
+        hung = self._accuse(error)
         self.lookout.warn_others(f"rank {self._env.rank} failed: {in_a_line(hung or error)}")
         if self.saves is not None:
             self.saves.settle(_LAST_SAVE_S)
@@ -461,6 +481,15 @@ class Job:
         if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
             self.group.destroy()
         return hung
+
+    def _accuse(self, error: BaseException) -> Hung | None:
+        """Who is to blame for a collective that failed because ranks did not come to it."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            return None
+        late = lateness(error)
+        if late is None and self._watchdog.alarmed:
+            late = peer_loss(error)  # the others leave, and break the connection
+        return None if late is None else self._watchdog.accuse(late, error)
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.

@@ -153,6 +153,7 @@ class Lookout:
                 f"rank(s) {', '.join(map(str, late))} did not come to the end of the session "
                 f"within {timeout:g} s",
                 tuple(late),
+                late=True,
             )
 
     def _linger(self, keys: list[str], seconds: float) -> bool:

@@ -22,12 +22,13 @@ class PeerLost(RuntimeError):  # noqa: N818 - a state of affairs: this rank itse
 
     Attributes:
         culprits: the ranks concerned; empty where they are not known.
+        late: whether they may still be there, and did not come in time.
     """
 
     exit_code: Final = ExitCode.PEER_LOST
 
-    def __init__(self, message: str, culprits: tuple[int, ...] = ()) -> None:
-        self.culprits = culprits
+    def __init__(self, message: str, culprits: tuple[int, ...] = (), *, late: bool = False) -> None:
+        self.culprits, self.late = culprits, late
         super().__init__(message)
 
 
@@ -84,11 +85,21 @@ def peer_loss(error: BaseException) -> str | None:
 def lateness(error: BaseException) -> str | None:
     """What a collective said that failed because a rank did not come to it, living or dead.
 
+    An exception that was raised while another one was handled speaks for itself.
+
     Returns:
         One line, as of peer_loss(); None: it was something else.
     """
-    late = (link for link in _chain(error) if _matches(link) and _LATE.search(str(link)))
-    return next(map(_first_words, late), None)
+    link: BaseException | None = error
+    while link is not None:
+        if getattr(link, "late", False) and isinstance(link, PeerLost):
+            return str(link)
+        # A store's timeout may be that of a store of the script's own.
+        stores = type(link).__name__.startswith(("DistStore", "DistNetwork"))
+        if _matches(link) and not stores and _LATE.search(str(link)):
+            return _first_words(link)
+        link = link.__cause__
+    return None
 
 
 def _first_words(error: BaseException) -> str:

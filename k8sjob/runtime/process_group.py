@@ -227,8 +227,10 @@ class Group:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         self.on_phase("sync")
-        yield
-        self.on_phase("compute")
+        try:
+            yield
+        finally:
+            self.on_phase("compute")
 
     def destroy(self) -> None:
         """Take the process group away from torch.distributed; nothing is sent after this."""

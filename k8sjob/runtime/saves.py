@@ -116,9 +116,9 @@ class Saves:
         Raises:
             OSError: none can be saved there, or not in the form that was asked for.
         """
-        if not self._looked:
-            self._look()
         wanted = self._form == "sharded" or (self._form == "auto" and parted)
+        if wanted and not self._looked:
+            self._look()
         if wanted and not self._shared and not self._told_apart:
             self._told_apart = True
             self._reporter.warn(

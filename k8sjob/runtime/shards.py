@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import Counter
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
@@ -74,7 +76,15 @@ class Stored:
 
         Args:
             like: a DTensor of the same shape.
+
+        Raises:
+            ValueError: that one has no memory.
         """
+        if like.device.type == "meta":
+            raise ValueError(
+                "the state that tells how to divide has no memory (device meta): give its modules"
+                " some first, by to_empty(device=...)"
+            )
         target = torch.empty_like(like, dtype=self.dtype)
         self._folder.fill(self._name, target)
         return target
@@ -115,11 +125,11 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
         tensors.update(found)
         return marked
 
-    if isinstance(nest, dict):
+    if isinstance(nest, dict) and not isinstance(nest, Counter):
         return {key: below(key, value) for key, value in nest.items()}, tensors
     if isinstance(nest, list | tuple):
         return type(nest)(below(at, value) for at, value in enumerate(nest)), tensors
-    return nest, tensors
+    return copy(nest), tensors
 
 
 def read_others(content: bytes) -> dict[str, Any]:
@@ -263,8 +273,8 @@ def _replace(nest: Any, change: Callable[[Any], Any]) -> Any:
     changed = change(nest)
     if changed is not nest:
         return changed
-    if type(nest) is dict:
+    if isinstance(nest, dict) and not isinstance(nest, Counter):  # of a scheduler
         return {key: _replace(value, change) for key, value in nest.items()}
     if type(nest) in {list, tuple}:
         return type(nest)(_replace(value, change) for value in nest)
-    return nest
+    return copy(nest)

@@ -59,6 +59,7 @@ __all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
 SYNC: Final = "sync"
 """The phase of a rank that waits for the others in a collective."""
 _START: Final = "start"
+_END: Final = "end"
 _ALARM: Final = "watchdog/alarm"
 _JOIN: Final = 1.0
 """Seconds that a thread has to end, which may wait for a store that does not answer."""
@@ -116,6 +117,7 @@ class Watchdog:
         *,
         timeout: float,
         patience: float = math.inf,
+        ranks: range | None = None,
         agent_file: Path | None = None,
         error_file: Path | None = None,
     ) -> None:
@@ -128,13 +130,16 @@ class Watchdog:
             timeout: seconds without a beat after which the group is ended; it must cover the
                 longest step, checkpoint or evaluation. 0: nothing is watched.
             patience: seconds for which a rank that is not watched waits in one phase SYNC.
+            ranks: those that train together; None: all.
             agent_file: config.heartbeat_file(), for the agent of the node.
             error_file: config.error_file(), likewise.
         """
-        self._store = store if env.world_size > 1 else None
-        self._env, self._timeout, self._error_file = env, timeout, error_file
-        self._patience = patience
+        self._ranks = range(env.world_size) if ranks is None else ranks
+        self._store = store if len(self._ranks) > 1 else None
+        self._rank, self._timeout, self._error_file = env.rank, timeout, error_file
+        self._patience, self._thread = patience, threading.get_ident()
         self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
+        self._idle = _START
         self._last = (_START, 0, time.monotonic())
         self._watching = False
         self._closed = threading.Event()
@@ -157,14 +162,14 @@ class Watchdog:
     def begin(self) -> None:
         """Watch this rank's progress from now on; the first beat is due within the timeout."""
         if not self._watching:
-            phase, step, _ = self._last
-            self.beat(step, phase)
             self._watching = True
-            self._heartbeat.beat(self._last[2])
+            self.beat(self._last[1])
 
     def pause(self) -> None:
         """Watch it no longer, until the next begin(): what comes now may take its time."""
-        self._watching = False
+        if self._watching:
+            self._watching, self._idle = False, _END
+            self.beat(self._last[1])
         self._heartbeat.close()
 
     def beat(self, step: int, phase: str = "compute") -> None:
@@ -175,9 +180,11 @@ class Watchdog:
             phase: what comes now: SYNC before a collective, else anything.
         """
         now = time.monotonic()
-        self._last = (phase, step, now)
         if self._watching:
             self._heartbeat.beat(now)
+        elif phase != SYNC:
+            phase = self._idle
+        self._last = (phase, step, now)
 
     def close(self) -> None:
         """End the watch, by this rank's threads and by the agent; the other ranks go on."""
@@ -224,7 +231,7 @@ class Watchdog:
             age = time.monotonic() - since
             if self._watching and age > self._timeout:
                 self._raise_alarm("")
-            elif not self._watching and phase == SYNC and age > self._patience:
+            elif self._store and not self._watching and phase == SYNC and age > self._patience:
                 self._raise_alarm(f"the others have waited {age:.0f} s")
             if self._wake.wait(self._period):
                 break
@@ -251,7 +258,7 @@ class Watchdog:
         leave_reason(
             Reason(
                 exit_code=ExitCode.HUNG,
-                rank=self._env.rank,
+                rank=self._rank,
                 type=Hung.__name__ if self._said else "Hang",
                 message=message,
                 time=time.time(),
@@ -267,13 +274,13 @@ class Watchdog:
 
         Rank 0 has the store.
         """
-        time.sleep(self._settle * (2 if self._env.rank == 0 else 1))
+        time.sleep(self._settle * (2 if self._rank == 0 else 1))
 
     def _find_culprits(self) -> tuple[tuple[int, ...], str]:
         """The ranks to blame, and why, in words."""
         if self._store is None:
-            beats: dict[int, Beat | None] = {self._env.rank: self._seen()}
-            return (self._env.rank,), explain(beats, (self._env.rank,))
+            beats: dict[int, Beat | None] = {self._rank: self._seen()}
+            return (self._rank,), explain(beats, (self._rank,))
         if not self._informed.wait(2 * self._settle):
             return (0,), "the store does not answer; rank 0, its host, is stopped or out of reach"
         guilty = culprits(self._beats)
@@ -285,7 +292,7 @@ class Watchdog:
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
             stacks = file.read().decode(errors="replace")
-        sys.stderr.write(by_rank(self._env.rank, f"k8sjob: {message}\n{stacks}"))
+        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{stacks}"))
         sys.stderr.flush()
 
     # --- the thread that talks to the store ------------------------------------------------------
@@ -309,7 +316,7 @@ class Watchdog:
         store.set(_ALARM, self._said)
         self._publish(store)
         time.sleep(self._settle)
-        keys = {rank: _key(rank) for rank in range(self._env.world_size)}
+        keys = {rank: _key(rank) for rank in self._ranks}
         self._beats = {
             rank: Beat.decode(store.get(key)) if store.check([key]) else None
             for rank, key in keys.items()
@@ -317,7 +324,7 @@ class Watchdog:
         self._informed.set()
 
     def _publish(self, store: Store) -> None:
-        store.set(_key(self._env.rank), self._seen().encode())
+        store.set(_key(self._rank), self._seen().encode())
 
     def _seen(self) -> Beat:
         """This rank's last beat, and after an alarm where it is."""
@@ -325,8 +332,8 @@ class Watchdog:
         age = time.monotonic() - since
         if not self._alarm.is_set():
             return Beat(step, phase, age, answered=False)
-        spot = frames.main_thread()
-        if self._by_main:
+        spot = frames.where_is(self._thread)
+        if self._waited:  # it is on its way out
             spot = frames.Spot(self._waited, waits=True)
         return Beat(step, SYNC if spot.waits else phase, age, answered=True, where=spot.where)
 
@@ -335,7 +342,7 @@ def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
     """The ranks that the others wait for; empty where that cannot be told.
 
     Those that did not answer the alarm cannot even run a thread. If all answered, it is whoever is
-    behind, and not itself waiting for others.
+    not itself waiting for others; of several those that are behind.
 
     Args:
         beats: by rank; None for a rank that never published one.
@@ -345,7 +352,8 @@ def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
         return silent
     known = {rank: beat for rank, beat in beats.items() if beat is not None}
     behind = min((beat.step for beat in known.values()), default=0)
-    return tuple(rank for rank, beat in known.items() if beat.step == behind and beat.phase != SYNC)
+    elsewhere = {rank: beat.step for rank, beat in known.items() if beat.phase != SYNC}
+    return tuple(rank for rank, step in elsewhere.items() if step == behind) or tuple(elsewhere)
 
 
 def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
@@ -374,8 +382,8 @@ def _places(beats: Mapping[int, Beat | None]) -> str:
 def _state(beat: Beat | None) -> str:
     if beat is None:
         return "does not answer, and never did (it is stopped, or in C code)"
-    begun = beat.phase != _START
-    place = f"at step {beat.step} in {beat.phase}" if begun else "before its training"
+    idle = {_START: "before its training", _END: "after its training"}
+    place = idle.get(beat.phase, f"at step {beat.step} in {beat.phase}")
     if beat.answered:
         return f"is {place}, {beat.where}" if beat.where else f"is {place}"
     return f"does not answer (it is stopped, or in C code), last heard of {place}"

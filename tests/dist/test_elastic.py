@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from k8sjob import contract
-from k8sjob.contract import Event, ExitCode
+from k8sjob.contract import Event, ExitCode, Reason
+from k8sjob.runtime.elastic import is_loss
+from k8sjob.runtime.env import NodeEnv
 
 pytestmark = pytest.mark.dist
 
@@ -191,3 +193,19 @@ def test_a_batch_that_could_not_be_shared_by_all_who_may_come(nodes):
     assert alone.wait() == 1, alone.text
     said = json.loads(alone.words.read_text())["message"]
     assert "global_batch=24 is below the 25 ranks that this elastic job may come to have" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "culprits", "loss"),
+    [
+        (ExitCode.PEER_LOST, (), True),
+        (ExitCode.HUNG, (0, 1), True),  # those of another node
+        (ExitCode.HUNG, (1, 2), False),
+        (ExitCode.HUNG, (), False),  # all wait for each other
+        (ExitCode.USER_ERROR, (), False),
+        (137, (), False),
+    ],
+)
+def test_only_what_fails_here_counts_against_the_restarts(code, culprits, loss):
+    node = NodeEnv(node_rank=1, nnodes=2, nproc_per_node=2, master_addr="a", master_port=1)
+    assert is_loss(Reason(code, culprits=culprits, time=1), node) is loss

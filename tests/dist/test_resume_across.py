@@ -170,6 +170,14 @@ class TestALoopOfOnesOwn:
         assert resumed.result == pytest.approx(undisturbed, abs=1e-6)
         assert [event["step"] for event in resumed.told("resumed")] == [6]
 
+    @pytest.mark.parametrize("form", ["auto", "full"])
+    def test_on_a_mesh_of_two_axes_too(self, run_ranks, tmp_path, undisturbed, form):
+        saves = {"checkpoint_dir": str(tmp_path / "saves"), "checkpoint_format": form}
+        for steps in (6, 12):
+            options = {"steps": steps, "tensor_parallel": True}
+            ranks = run_ranks(options, program="own_divided.py", world=4, **saves)
+        assert ranks.result == pytest.approx(undisturbed, abs=1e-5)
+
     def test_so_does_one_on_folders_of_their_own(self, run_ranks, tmp_path, undisturbed):
         """Rank 0 writes the whole, which the others never see."""
         saves = {"checkpoint_dir": "/saves"}

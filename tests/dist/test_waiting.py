@@ -19,7 +19,9 @@ def stuck(start_ranks, where, how="sleep", **config):
     [
         ("before", "rank 2 is before its training, "),
         ("own", "rank 2 is before its training, "),
-        ("after", "rank 2 is at step "),
+        ("work", "rank 2 is before its training, "),
+        ("after", "rank 2 is after its training, "),
+        ("leaving", "rank 2 is after its training, "),
     ],
 )
 def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, said):
@@ -32,6 +34,16 @@ def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, sa
         assert " in stay_away" in reason["message"]
     assert "in stay_away" in outcome.errors[2], "its stack"
     assert 'stuck.py", line ' in outcome.errors[0], "where the others waited"
+
+
+def test_a_scripts_own_exit_code_counts(start_ranks):
+    outcome = stuck(start_ranks, "caught").finish(40)
+    assert outcome.codes[:2] == [7, 7], outcome.errors
+
+
+def test_a_collective_that_failed_is_over(start_ranks):
+    outcome = stuck(start_ranks, "failed").finish(40)
+    assert outcome.codes == [0, 0, 0], outcome.errors
 
 
 def test_so_is_one_that_is_stopped(start_ranks):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.peer import PeerLost, is_peer_loss
+from k8sjob.runtime.peer import PeerLost, is_peer_loss, lateness
 
 PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
 LOST = [
@@ -100,3 +100,31 @@ def test_a_cycle_of_causes_ends():
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
     assert not is_peer_loss(one)
+
+
+LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms for recv operation")
+
+
+def after(error, *, cause=None, context=None):
+    """An error as it is caught that came from one, or was raised while one was handled."""
+    error.__cause__, error.__context__ = cause, context
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (LATE, "Timed out waiting 4000ms for recv operation"),
+        (after(ValueError("no epoch"), cause=LATE), "Timed out waiting 4000ms for recv operation"),
+        (after(ValueError("no licence"), context=LATE), None),  # speaks for itself
+        (RuntimeError(f"{PAIR}Connection closed by peer [127.0.0.1]:48773"), None),
+        (dist.DistStoreError("wait timeout after 1000ms, keys: /answer"), None),  # a script's own
+        (PeerLost("rank(s) 2 did not come to the end", (2,), late=True), "rank(s) 2 did not come"),
+        (PeerLost("rank 0 is gone", (0,)), None),
+        (TimeoutError("timed out"), None),
+    ],
+    ids=str,
+)
+def test_what_says_that_a_rank_did_not_come(error, said):
+    assert (lateness(error) or "").startswith(said or "")
+    assert (lateness(error) is None) == (said is None)

@@ -4,6 +4,7 @@ import math
 import os
 import random
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -388,6 +389,24 @@ def test_a_loop_of_ones_own_saves_and_loads(monkeypatch, told, tmp_path):
         assert job.should_stop()
     with pytest.raises(ValueError, match="holds 'k8sjob/own/1', not 'k8sjob/run/1'"):
         train(1)
+
+
+def test_what_is_saved_is_what_the_loop_had_then(monkeypatch, told, tmp_path):
+    monkeypatch.setenv(CHECKPOINT_DIR_ENV, str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD(model.parameters()), [2, 5])
+    with runtime.session() as job:
+        before = model.weight.detach().clone()
+        # A state_dict() is an OrderedDict of the very parameters, and milestones are a Counter.
+        job.save(1, {"model": model.state_dict(), "scheduler": scheduler.state_dict()})
+        with torch.no_grad():
+            model.weight.fill_(7)
+        job.saves.settle()
+        state = job.load()
+    assert torch.equal(state["model"]["weight"], before)
+    assert state["scheduler"]["milestones"] == Counter([2, 5])
+    scheduler.load_state_dict(state["scheduler"])
+    model.load_state_dict(state["model"])
 
 
 def test_saving_needs_a_place():

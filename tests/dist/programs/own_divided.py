@@ -10,18 +10,30 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from k8sjob import runtime
 
-OPTIONS = {"steps": 6, "like": True, **json.loads(sys.argv[1])}
+OPTIONS = {"steps": 6, "like": True, "tensor_parallel": False, **json.loads(sys.argv[1])}
 
 
 with runtime.session() as job:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    mesh = init_device_mesh("cpu", (job.world_size,), mesh_dim_names=("data",))
+    if OPTIONS["tensor_parallel"]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for layer in model:
-        fully_shard(layer)
-    optimizer = torch.optim.Adam(fully_shard(model).parameters(), lr=0.1)
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     weights, moments = get_state_dict(model, optimizer)
     like = {"model": weights, "optimizer": moments} if OPTIONS["like"] else None
     state = job.load(like) if job.checkpoint_dir else None

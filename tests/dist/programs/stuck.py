@@ -37,6 +37,21 @@ if asked["where"] == "connect" and os.environ["RANK"] == str(LAST):
 
 with runtime.session() as job:
     arrive("before", job.rank)
+    if asked["where"] == "work":  # rank 1 comes late, and waits in C++ then
+        if job.rank == 1:
+            time.sleep(2)
+        arrive("work", job.rank)
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    if asked["where"] == "caught":
+        try:
+            job.barrier() if job.rank < LAST else time.sleep(8)
+        except RuntimeError:
+            sys.exit(7)
+    if asked["where"] == "failed":
+        try:
+            job.all_reduce(torch.ones(1, dtype=torch.complex64), "max")
+        except ValueError:
+            time.sleep(6)  # longer than a collective may take
     if asked["where"] == "own":  # a loop of one's own, without should_stop()
         for step in range(100):
             if step == 5:
@@ -55,4 +70,6 @@ with runtime.session() as job:
         for batch in run.batches([(torch.ones(1), torch.ones(1))] * 3, batch_size=1):
             run.step(*batch)
     arrive("after", job.rank)
-    job.barrier()
+    if asked["where"] == "after":
+        job.barrier()
+    arrive("leaving", job.rank)
