@@ -9,9 +9,9 @@ from k8sjob.contract import ExitCode
 pytestmark = pytest.mark.dist
 
 
-def stuck(start_ranks, where, how="sleep", **config):
+def stuck(start_ranks, where, how="sleep", world=3, **config):
     config = {"collective_timeout": 4.0, **config}
-    return start_ranks({"where": where, "how": how}, program="stuck.py", world=3, **config)
+    return start_ranks({"where": where, "how": how}, program="stuck.py", world=world, **config)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,15 @@ def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, sa
         assert " in stay_away" in reason["message"]
     assert "in stay_away" in outcome.errors[2], "its stack"
     assert 'stuck.py", line ' in outcome.errors[0], "where the others waited"
+
+
+def test_beside_a_server_ranks_are_counted_as_everywhere(start_ranks):
+    servers = {"strategy": "parameter_server", "options": {"servers": 1}}
+    outcome = stuck(start_ranks, "own", world=4, **servers).finish(40)
+    assert outcome.codes[2:] == [ExitCode.HUNG] * 2, outcome.errors
+    for rank in (2, 3):  # the coordinator and the server come first
+        assert (outcome.reasons[rank]["rank"], outcome.reasons[rank]["culprits"]) == (rank, [3])
+    assert "[rank 3] " in outcome.errors[3]
 
 
 def test_a_scripts_own_exit_code_counts(start_ranks):

@@ -35,8 +35,9 @@ if asked["where"] == "connect" and os.environ["RANK"] == str(LAST):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         dist.init_process_group = dying
 
+ME = int(os.environ["RANK"])  # under a parameter server it is not job.rank
 with runtime.session() as job:
-    arrive("before", job.rank)
+    arrive("before", ME)
     if asked["where"] == "work":  # rank 1 comes late, and waits in C++ then
         if job.rank == 1:
             time.sleep(2)
@@ -55,7 +56,7 @@ with runtime.session() as job:
     if asked["where"] == "own":  # a loop of one's own, without should_stop()
         for step in range(100):
             if step == 5:
-                arrive("own", job.rank)
+                arrive("own", ME)
             dist.all_reduce(torch.ones(1))
     if asked["where"] == "another":
         if job.rank == LAST:
