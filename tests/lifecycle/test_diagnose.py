@@ -155,6 +155,16 @@ def test_who_left_while_others_waited_is_named(snapshot, make_pod):
         assert said in finding.message
 
 
+def test_who_was_done_when_the_others_were_lost_does_not_come_again(snapshot, make_pod):
+    reason = Reason(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)).encode()
+    master = make_pod("master-0", "Failed", terminated=ended(138, reason))
+    done = make_pod("worker-0", "Succeeded", terminated={"exitCode": 0})
+    finding = diagnose(snapshot("Failed", pods=[master, done]), {})[0]
+    assert (finding.cause, finding.replica) == ("rendezvous", "master-0")
+    assert "rank 1 did not come: worker-0 had ended with exit code 0" in finding.message
+    assert finding.next_step.startswith("submit the job again")
+
+
 def test_a_deleted_pod_is_still_explained_by_the_events_about_it(snapshot, make_pod):
     reason = Reason(1, 2, "ValueError", "long " * 300).encode()
     text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {reason}"

@@ -79,6 +79,15 @@ def _not_met(case: Case, end: End) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
         return None
     who = end.reason.culprits
+    if left := _left_well(case, end):
+        return Finding(
+            Cause.RENDEZVOUS,
+            f"{_ranks(who)} did not come: {left} had ended with exit code 0, and does not start"
+            f" again{_own_words(end)}",
+            "submit the job again: it goes on from its newest checkpoint, and is done at once where"
+            " that was the last one",
+            end.replica,
+        )
     return Finding(
         Cause.RENDEZVOUS,
         f"{_ranks(who)} did not come{_own_words(end)}",
