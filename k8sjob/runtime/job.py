@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -13,15 +12,14 @@ import torch
 from k8sjob import compat
 from k8sjob.contract import EventKind
 from k8sjob.runtime import config as settings
-from k8sjob.runtime import keras_model, keras_optimizer, rng
-from k8sjob.runtime.checkpoint import Checkpoints, check_state
+from k8sjob.runtime import keras_model, keras_optimizer, own_state, rng
+from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.env import is_elastic, most_ranks
 from k8sjob.runtime.health import Waiting
 from k8sjob.runtime.last_words import in_a_line
 from k8sjob.runtime.peer import PeerLost, lateness, peer_loss
 from k8sjob.runtime.saves import Saves
-from k8sjob.runtime.shards import gathered
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.training import Run
 from k8sjob.runtime.watchdog import Hung, Watchdog
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job"]
 
-_KIND: Final = "k8sjob/own/1"
 _LAST_SAVE_S: Final = 3.0
 """Seconds in which nothing more is written of a checkpoint before a rank that fails leaves it."""
 
@@ -382,33 +379,7 @@ class Job:
         """
         if self.saves is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
-        if self.is_main:
-            check_state(state)
-        divided = self._agree_on_divided(state)
-        if self.saves.divides(parted=divided):
-            parts = {"state": state if self.is_main else _full_state().divided_alone(state)}
-            self.saves.store_parts(_KIND, step, {}, parts, describes=self.is_main)
-        elif divided:
-            state = _full_state().whole(state, keep=self.is_main)
-            self.saves.store(_KIND, step, {}, held={"state": state})
-        else:
-            self.saves.store(_KIND, step, {"state": state})
-
-    def _agree_on_divided(self, state: dict[str, Any]) -> bool:
-        """Whether there are distributed tensors in a state.
-
-        Raises:
-            ValueError: some ranks have them and others do not.
-        """
-        # Whoever has such tensors has imported them; nobody else needs to.
-        mine = "torch.distributed.tensor" in sys.modules and _full_state().is_divided(state)
-        without = [rank for rank, (has,) in enumerate(self.group.table([mine])) if not has]
-        if 0 < len(without) < self.world_size:
-            raise ValueError(
-                f"job.save: rank(s) {', '.join(map(str, without[:8]))} gave no distributed tensors"
-                " and the others did: give their parts on all ranks"
-            )
-        return not without
+        own_state.save(self.saves, self.group, step, state)
 
     def load(self, like: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest state that save() wrote, on all ranks, which all call it; None: there is none.
@@ -418,16 +389,7 @@ class Job:
                 one are to be divided; of these a rank reads its part alone. What is no distributed
                 tensor there is whole, and on the CPU.
         """
-        saved = self.saves and self.saves.newest(_KIND)
-        if not saved:
-            return None
-        self.reporter.emit(EventKind.RESUMED, path=saved.path, step=saved.step)
-        saved.restore_random()
-        state = saved.state["state"]
-        found: dict[str, Any] = (
-            gathered(state) if like is None else _full_state().placed(state, like)
-        )
-        return found
+        return None if self.saves is None else own_state.load(self.saves, self.reporter, like)
 
     def should_stop(self) -> bool:
         """Whether to save and leave now: the same answer on all ranks, for a loop of one's own.
@@ -503,12 +465,6 @@ class Job:
         self._watchdog.beat(step, phase)
         if self.saves is not None:
             self.saves.poll()
-
-
-def _full_state() -> Any:
-    from k8sjob.runtime import full_state  # imports much of torch.distributed
-
-    return full_state
 
 
 def _made(recipe: Any, subject: Any) -> Any:
