@@ -70,7 +70,7 @@ with runtime.session(seed=1) as job:
         losses.append(run.loss)
         run.evaluate(data, batch_size=64)
     if job.is_main:
-        print(f"RESULT {json.dumps(losses)}", flush=True)
+        print(f"RESULT {json.dumps(run.state['losses'])}", flush=True)
 """
 JOB = """
 name: NAME
