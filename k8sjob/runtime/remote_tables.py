@@ -91,11 +91,6 @@ class RemoteTables:
             owner, _, last = name.rpartition(".")
             setattr(model.get_submodule(owner), last, layer)
 
-    def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
-        """References to all pieces."""
-        pieces = [piece for layer in self._layers for piece in layer.pieces]
-        return [reference for piece in pieces for reference in piece.remote_parameters()]
-
     def make_optimizer(self, kind: type[Any], pickled: dict[str, Any]) -> None:
         """See tables.make_optimizer."""
         self._on_all(tables.make_optimizer, [(kind, pickled)] * self._servers)
@@ -103,6 +98,10 @@ class RemoteTables:
     def accumulate(self, trainer: int, context: int) -> None:
         """See tables.accumulate."""
         self._on_all(tables.accumulate, [(trainer, context)] * self._servers)
+
+    def begin_step(self, trainer: int, context: int) -> list[Any]:
+        """Begin what tables.step does, on all servers; the futures of their answers."""
+        return self._ask_all(tables.step, [(trainer, context)] * self._servers)
 
     def set_rates(self, rates: dict[str, Any]) -> None:
         """See tables.set_rates."""
@@ -136,11 +135,15 @@ class RemoteTables:
         return [piece.contiguous() for piece in torch.tensor_split(weight, self._servers, dim=1)]
 
     def _on_all(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Any:
-        asked = [
+        return [answer.wait() for answer in self._ask_all(function, arguments)]
+
+    def _ask_all(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        return [
             rpc.rpc_async(server_name(number), function, args=own)
             for number, own in enumerate(arguments)
         ]
-        return [answer.wait() for answer in asked]
 
 
 def choose(model: nn.Module, patterns: Sequence[str], servers: int) -> list[str]:

@@ -16,14 +16,13 @@ import torch.distributed.autograd as dist_autograd
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
 
 __all__ = [
     "Recipe",
-    "Stepper",
     "accumulate",
     "describe",
     "find",
@@ -31,6 +30,7 @@ __all__ = [
     "make_optimizer",
     "set_rates",
     "state",
+    "step",
     "take_state",
 ]
 
@@ -114,20 +114,21 @@ def accumulate(trainer: int, context: int) -> None:
         _add(_HELD.sums[trainer], gradients)
 
 
-class Stepper:
-    """What a trainer's DistributedOptimizer "makes" here: all trainers share one optimizer."""
+def step(trainer: int, context: int) -> None:
+    """Step by a trainer's gradients of one batch, and of those that accumulate() has kept of it.
 
-    def __init__(self, _parameters: Sequence[Tensor], trainer: int) -> None:
-        self._trainer = trainer
-
-    def step(self) -> None:
-        """Called when the gradients of the window's last batch are in place."""
-        optimizer = _optimizer()
-        with _HELD.lock:
-            for weight, gradient in _HELD.sums.pop(self._trainer, {}).items():
-                weight.grad = gradient if weight.grad is None else weight.grad + gradient
-            optimizer.step()
-            optimizer.zero_grad()
+    Args:
+        trainer: its rank.
+        context: see accumulate().
+    """
+    gradients, optimizer = dist_autograd.get_gradients(context), _optimizer()  # type: ignore[attr-defined]  # from C++
+    with _HELD.lock:
+        sums = _HELD.sums.pop(trainer, {})
+        _add(sums, gradients)
+        for weight, gradient in sums.items():
+            weight.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def set_rates(rates: Mapping[str, Any]) -> None:

@@ -6,14 +6,13 @@ apply them as they come: with several trainers the order differs from run to run
 
 from __future__ import annotations
 
-import logging
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.autograd as dist_autograd
-from torch.distributed.optim import DistributedOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from k8sjob.runtime import full_state, stage_state, tables
+from k8sjob.runtime import full_state, stage_state
 from k8sjob.runtime.mesh import Mesh, equalise_buffers
 from k8sjob.runtime.remote_tables import RemoteTables, choose
 from k8sjob.runtime.shards import gathered
@@ -21,7 +20,7 @@ from k8sjob.runtime.step import autocast, call, mean_loss
 from k8sjob.runtime.strategies import Strategy, assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -46,7 +45,7 @@ def prepare(
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         group.on_phase("sync")
-        with dist_autograd.context() as context:
+        with steps.context() as context:
             with autocast(group.device, bf16=options["bf16"]):
                 value = mean_loss(loss, call(wrapped, inputs), targets)
             dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
@@ -74,10 +73,31 @@ def prepare(
 
 
 class _Steps:
-    """What becomes of gradients: those of tables on the servers, the others here."""
+    """What becomes of gradients: those of tables on the servers, the others here.
+
+    The servers step while the trainer's own optimizer does; what they need is in the context of the
+    batch, which is open until both are done.
+    """
 
     def __init__(self, model: nn.Module, remote: RemoteTables, group: Group) -> None:
         self._model, self._remote, self._group = model, remote, group
+        self._begun: list[Any] = []
+        self._open = ExitStack()
+
+    @contextmanager
+    def context(self) -> Iterator[int]:
+        """A context for a batch, as torch.distributed.autograd counts them."""
+        with ExitStack() as stack:
+            yield stack.enter_context(dist_autograd.context())
+            if self._begun:
+                self._open = stack.pop_all()
+
+    def _finish(self, *_hooked: Any) -> None:
+        """Wait until the servers have stepped."""
+        begun, self._begun = self._begun, []
+        with self._open:
+            for answer in begun:
+                answer.wait()
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Make the servers' optimizers, which are like the trainers'."""
@@ -87,17 +107,14 @@ class _Steps:
                 " servers' can have one; give optimizer=(class, arguments)"
             )
         self._optimizer, self._rates = optimizer, _rates(optimizer)
+        optimizer.register_step_post_hook(self._finish)
         if self._group.rank == 0:
             pickled = {"defaults": optimizer.defaults, "param_groups": [self._rates]}
             self._remote.make_optimizer(type(optimizer), pickled)
         self._group.barrier()
-        # It warns of the interpreter's lock, for every optimizer that it does not know.
-        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-        own = self._remote.parameters()
-        self._tables: Any = DistributedOptimizer(tables.Stepper, own, self._group.rank)  # type: ignore[no-untyped-call]  # torch leaves it so
 
     def take(self, context: int, *, closes: bool) -> None:
-        """Take a batch's gradients from its context; step the tables at the window's end."""
+        """Take a batch's gradients from its context; begin the tables' step at a window's end."""
         gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
         for parameter in self._model.parameters():
             new = gradients.get(parameter)
@@ -110,7 +127,7 @@ class _Steps:
         if self._group.rank == 0 and rates != self._rates:
             self._remote.set_rates(rates)
         self._rates = rates
-        self._tables.step(context)
+        self._begun = self._remote.begin_step(self._group.rank, context)
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:
