@@ -22,7 +22,7 @@ from k8sjob import __version__, compat
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
 from k8sjob.runtime import config, strays
 from k8sjob.runtime.agent import describe, keep, retryable, say
-from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, node_env
+from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, is_elastic, node_env
 from k8sjob.runtime.master import await_master
 from k8sjob.runtime.peer import PeerLost
 from k8sjob.runtime.port import reserve
@@ -88,6 +88,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             who = _elastic_banner(shape)
         else:
             node = node_env(environ)
+            if is_elastic(environ):  # with a Master it runs at its full size, and does not change
+                environ = {**environ, "PET_NNODES": str(node.nnodes)}
             node = replace(node, serving=compat.serving(settings.strategy, settings.options))
             who = _banner(node)
         say(

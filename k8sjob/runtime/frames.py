@@ -21,6 +21,7 @@ RUNTIME: Final = str(Path(__file__).parent) + os.sep
 _LIBRARIES: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
+    f"torch{os.sep}futures{os.sep}",
     # Backward: its kernels come to an end, what DDP and FSDP send between them may not.
     f"torch{os.sep}autograd{os.sep}graph.py",
 )

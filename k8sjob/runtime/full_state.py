@@ -100,7 +100,7 @@ def divided_alone(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         return {key: divided_alone(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in {list, tuple}:
         return type(value)(map(divided_alone, value))
     return None
 
@@ -110,7 +110,7 @@ def placed(value: Any, like: Any) -> Any:
 
     All ranks call it. What has no counterpart there is whole, and on the CPU.
     """
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not isinstance(value, Counter):
         others = like if isinstance(like, dict) else {}
         return {key: placed(item, others.get(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):

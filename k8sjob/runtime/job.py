@@ -375,7 +375,8 @@ class Job:
         Raises:
             ValueError: there is no checkpoint.dir, or the ranks' tensors make up no whole ones.
             TypeError: something in it could not be loaded again without running code.
-            OSError: nothing can be saved there.
+            OSError: what the ranks have cannot be saved there in parts. Where a file cannot be
+                written, that is told, and the loop goes on.
         """
         if self.saves is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
@@ -422,7 +423,10 @@ class Job:
         try:
             self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
         except PeerLost as lost:
-            if hung := self._accuse(lost):
+            hung = self._accuse(lost)
+            self._watchdog.close()
+            self.lookout.close()
+            if hung:
                 raise hung from lost
             raise
         self.group.destroy()

@@ -134,10 +134,11 @@ class Group:
         if op not in _OPERATIONS:
             raise ValueError(f'op={op!r}: it is "sum", "max" or "min"')
         result = tensor.detach().to(self._wire, copy=True)
-        if self.world_size > 1:
-            with self._waiting():
-                dist.all_reduce(result, op=_OPERATIONS[op])
-        return result.to(tensor.device)
+        if self.world_size == 1:
+            return result.to(tensor.device)
+        with self._waiting():
+            dist.all_reduce(result, op=_OPERATIONS[op])
+            return result.to(tensor.device)
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Sums over the ranks, in float64; blocks until they are there."""
@@ -158,7 +159,7 @@ class Group:
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._waiting():
             dist.all_gather(rows, mine)
-        found: list[list[float]] = torch.stack(rows).tolist()
+            found: list[list[float]] = torch.stack(rows).tolist()
         return found
 
     def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
@@ -179,7 +180,7 @@ class Group:
         lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._waiting():
             dist.all_gather(lengths, mine)
-        longest = max(int(length) for length in lengths)
+            longest = max(int(length) for length in lengths)
         padded = flat.new_zeros((longest, *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
         wanted = to in {None, self.rank}
@@ -196,10 +197,11 @@ class Group:
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One rank's tensor, on every rank; it has the same shape and type everywhere."""
         result = tensor.detach().to(self._wire, copy=True).contiguous()
-        if self.world_size > 1:
-            with self._waiting():
-                dist.broadcast(result, src=source)
-        return result.to(tensor.device)
+        if self.world_size == 1:
+            return result.to(tensor.device)
+        with self._waiting():
+            dist.broadcast(result, src=source)
+            return result.to(tensor.device)
 
     def broadcast_bytes(self, content: bytes | None) -> bytes | None:
         """Rank 0's bytes, or its None, on every rank; what the others give is not looked at."""
@@ -226,6 +228,7 @@ class Group:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        """With nccl the host waits where it takes the result, so that is in it, too."""
         self.on_phase("sync")
         try:
             yield

@@ -110,9 +110,9 @@ class Progress:
         Returns:
             By rank: seconds since the mark, those of them that were its own, bytes of memory.
         """
+        pending = float(self._pending), float(self._pending_count)  # waits for the GPU's steps
         elapsed = time.monotonic() - self._since
         own = elapsed - self._waiting.seconds
-        pending = float(self._pending), float(self._pending_count)
         rows = self._group.table([*pending, elapsed, own, peak_memory(self._group.device)])
         self._pending.zero_()
         self._pending_count = 0

@@ -84,6 +84,12 @@ class TestEnvironment:
             assert LIFELINE_ENV not in seen, "a child of the script would take it for its own"
             assert "libtorch" not in seen["parent"], "the agent costs 0.5 GB with torch"
 
+    def test_a_group_with_a_master_is_a_fixed_one_whatever_its_bounds(self, run, tmp_path):
+        """The operator gives it bounds under an elasticPolicy, and starts it at its full size."""
+        group = {"PET_NNODES": "1:8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        assert run(self.SAVE, environ={"RANK": "1", "WORLD_SIZE": "4", **group}).code == 0
+        assert json.loads((tmp_path / "rank-1").read_text())["PET_NNODES"] == "4"
+
     def test_a_node_alone_gets_an_address_to_meet_at(self, run, tmp_path):
         assert run(self.SAVE, environ={"PET_NPROC_PER_NODE": "auto"}).code == 0
         seen = json.loads((tmp_path / "rank-0").read_text())

@@ -95,9 +95,11 @@ class _Steps:
     def _finish(self, *_hooked: Any) -> None:
         """Wait until the servers have stepped."""
         begun, self._begun = self._begun, []
+        self._group.on_phase("sync")
         with self._open:
             for answer in begun:
                 answer.wait()
+        self._group.on_phase("compute")
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Make the servers' optimizers, which are like the trainers'."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
@@ -46,6 +47,7 @@ with runtime.session() as job:
             optim_state_dict=state["optimizer"],
             options=whole,
         )
+        assert isinstance(state["milestones"], Counter)
     losses = state["losses"] if state else []
     for step in range(len(losses), OPTIONS["steps"]):
         loss = model(torch.linspace(-1, 1, 24).view(4, 6)).square().mean()
@@ -55,6 +57,7 @@ with runtime.session() as job:
         losses.append(loss.item())
     weights, moments = get_state_dict(model, optimizer)
     if job.checkpoint_dir:
-        job.save(len(losses), {"model": weights, "optimizer": moments, "losses": losses})
+        others = {"losses": losses, "milestones": Counter([3]), "shape": torch.Size([2, 3])}
+        job.save(len(losses), {"model": weights, "optimizer": moments, **others})
     if job.is_main:
         sys.stdout.write(f"RESULT {json.dumps(losses)}\n")
