@@ -414,6 +414,10 @@ class Job:
         """Training is over, and its last checkpoint written: what comes now may take its time."""
         if self.saves is not None:
             self.saves.settle()
+        self.pause()
+
+    def pause(self) -> None:
+        """Training goes no further: what comes now may take its time."""
         self._watchdog.pause()
 
     def part(self) -> None:

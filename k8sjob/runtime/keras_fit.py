@@ -98,7 +98,7 @@ def fit(
     job.begin()
     try:
         with holding.fitting(together.due):
-            return model.fit(
+            history = model.fit(
                 feed.loader(list(feed.sampler.shares())),
                 epochs=epochs,
                 initial_epoch=_resume(job, saved, epochs),
@@ -107,8 +107,10 @@ def fit(
                 shuffle=False,  # the feed does
                 verbose=0,
             )
-    finally:
         job.end()
+    finally:
+        job.pause()  # a save is not waited for: of a rank that is lost nothing comes
+    return history
 
 
 def _holding(job: Job, model: Any) -> Holding:

@@ -113,8 +113,9 @@ class Run:
                 yield epoch
                 self._end_epoch()
             self._save()
-        finally:
             self._job.end()
+        finally:
+            self._job.pause()  # a save is not waited for: of a rank that is lost nothing comes
 
     def batches(
         self,

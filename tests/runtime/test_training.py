@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from k8sjob import runtime
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
+from k8sjob.runtime.peer import PeerLost
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
 
@@ -407,6 +408,26 @@ def test_what_is_saved_is_what_the_loop_had_then(monkeypatch, told, tmp_path):
     assert state["scheduler"]["milestones"] == Counter([2, 5])
     scheduler.load_state_dict(state["scheduler"])
     model.load_state_dict(state["model"])
+
+
+def test_a_loop_that_lost_a_rank_waits_for_no_save_of_its(monkeypatch, told, tmp_path):
+    monkeypatch.setenv(CHECKPOINT_DIR_ENV, str(tmp_path))
+    waited = []
+
+    def lose(*_):
+        raise PeerLost("rank 1 is gone")
+
+    def train_once():
+        with runtime.session() as job:
+            run = job.prepare(lambda: nn.Linear(2, 1), loss=functional.mse_loss, optimizer=SGD)
+            for _ in run.epochs(1):
+                settle = lambda patience=None: waited.append(patience)  # noqa: E731
+                monkeypatch.setattr(job.saves, "settle", settle)
+                monkeypatch.setattr(run, "_save", lose)
+
+    with pytest.raises(PeerLost):
+        train_once()
+    assert waited[0] is not None, "the first wait has an end"
 
 
 def test_saving_needs_a_place():
