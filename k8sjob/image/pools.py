@@ -44,8 +44,10 @@ class Pools:
     def close(self) -> None:
         """Close the connections that nobody uses; others are closed when they are given back."""
         with self._lock:
-            for pool in self._pools.values():
-                pool.clear()
+            for manager in self._pools.values():
+                # Its clear() only forgets them, and an error may still keep hold of one.
+                for key in manager.pools.keys():  # noqa: SIM118 - it cannot be iterated over
+                    manager.pools[key].close()
             self._pools.clear()
 
     def find(self, url: str) -> urllib3.PoolManager:

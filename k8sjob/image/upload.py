@@ -7,7 +7,7 @@ it has. What it ends up with is always checked against the digest, by itself.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
@@ -16,7 +16,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.wire import Broken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from k8sjob.image.content import Content
     from k8sjob.image.reference import Reference
@@ -139,7 +139,7 @@ class Upload:
         url = location + separator + urlencode({"digest": self._content.digest})
         headers = {**_BYTES, "Content-Length": str(size - start)}
         try:
-            answer = self._session.send("PUT", url, headers=headers, body=self._blocks(start))
+            answer = self._send("PUT", url, headers, start)
         except Broken as broken:
             raise _Lost(str(broken)) from None
         if answer.status != 201:
@@ -170,9 +170,7 @@ class Upload:
         if offset:
             headers["Content-Range"] = f"{offset}-{size - 1}"
         try:
-            answer = self._session.send(
-                "PATCH", location, headers=headers, body=self._blocks(offset)
-            )
+            answer = self._send("PATCH", location, headers, offset)
         except Broken:
             return location, offset
         if answer.status in {401, 408, 416, 425, 429} or answer.status >= 500:
@@ -180,6 +178,12 @@ class Upload:
         if answer.status not in {201, 202, 204}:
             raise self._lost(answer)
         return self._location(answer, location), self._offset(answer, size)
+
+    def _send(self, method: str, url: str, headers: dict[str, str], start: int) -> Answer:
+        # A connection that breaks leaves the rest unread, and urllib3's error keeps hold of it:
+        # what it is read from is let go of here.
+        with closing(self._blocks(start)) as body:
+            return self._session.send(method, url, headers=headers, body=body)
 
     def _asked(self, location: str) -> tuple[str, int]:
         """How much the registry has of an upload."""
@@ -202,7 +206,7 @@ class Upload:
             raise _Lost(f"the registry says that it has {text!r} of {self._content.size} bytes")
         return offset
 
-    def _blocks(self, start: int) -> Iterator[bytes]:
+    def _blocks(self, start: int) -> Generator[bytes]:
         for block in self._content.blocks(start):
             self._sent(len(block))
             yield block

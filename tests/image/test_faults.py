@@ -1,10 +1,13 @@
 """A registry that fails in every way at every request: never a wrong image, never a hang."""
 
 import dataclasses
+import gc
 import hashlib
 import itertools
 import json
 import shutil
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -117,6 +120,32 @@ def test_a_registry_that_is_killed_and_comes_up_again(attempt, mounted):
             return
         tried.check(may_fail=False)
     pytest.fail("a push takes more than 60 requests")
+
+
+def test_a_request_that_broke_keeps_no_connection(registry, base_image, faulty, pushed, code):
+    """Neither to where it copies to, nor to where it copies from; whoever keeps the error."""
+    weights = hashlib.shake_128(b"w").digest(12_000_000)  # more than what is on its way at once
+    base = base_image(registry, "faults/large:1", layers=[{"weights": weights}]).partition("/")[2]
+    below = faulty.host.replace("127.0.0.1", "localhost")  # so that its blobs are copied
+    pushed(f"{faulty.host}/faults/honest", f"{below}/{base}", code)
+    begun = next(at for at, seen in enumerate(faulty.seen, 1) if seen.startswith("PATCH"))
+    faulty.arm("cut_request", begun)
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        pushed(f"{faulty.host}/faults/broken", f"{below}/{base}", code)
+        deadline = time.monotonic() + 10
+        while (served := _served() - before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        gc.enable()
+        faulty.arm(None)
+    assert not served
+
+
+def _served():
+    """A server's threads: one for each connection that is open."""
+    return {one for one in threading.enumerate() if "process_request_thread" in one.name}
 
 
 def test_pushes_that_race(registry, base, pushed, code, tmp_path):
