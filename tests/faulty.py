@@ -265,6 +265,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(404, {}, b'{"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}')
         return self.answer(404, {}, b"")
 
+    def knows_no_blob(self, length):
+        """What it says of a manifest while it notes one of its blobs for another who pushes it."""
+        body = self.rfile.read(length)
+        if self.command != "PUT" or "/manifests/" not in self.path:
+            return self.answer(*self.forward(body))
+        return self.answer(400, {}, b'{"errors": [{"code": "MANIFEST_BLOB_UNKNOWN"}]}')
+
     def says_html(self, length):
         self.rfile.read(length)
         self.answer(200, {"Content-Type": "text/html"}, b"<html>sign in to the network</html>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from k8sjob.image.manifest import Descriptor, Manifest
     from k8sjob.image.reference import Reference
     from k8sjob.image.session import Session
+    from k8sjob.image.wire import Answer
 
 __all__ = ["Repository"]
 
@@ -120,17 +122,29 @@ class Repository:
             ImageError: the registry does not take it, or took it for something else.
         """
         digest = digest_of(raw)
-        answer = self.session.request(
-            "PUT",
-            f"{self._manifests}/{tag}",
-            ok={201},
-            doing=f"writing {self.reference.name}:{tag}",
-            headers={"Content-Type": media_type},
-            body=raw,
-        )
+        answer = self._written(raw, media_type, tag)
         given = answer.headers.get("Docker-Content-Digest", digest)
         if given != digest or not self.has(raw, media_type):
             raise ImageError(
                 f"{self.reference.name}:{tag}: the registry has it as {given} and not as {digest};"
                 " it is broken, or changes what it is given"
             )
+
+    def _written(self, raw: bytes, media_type: str, tag: str) -> Answer:
+        patience, doing = self.session.patience, f"writing {self.reference.name}:{tag}"
+        for failures in count(1):
+            answer = self.session.request(
+                "PUT",
+                f"{self._manifests}/{tag}",
+                ok={201, 400, 404},
+                doing=doing,
+                headers={"Content-Type": media_type},
+                body=raw,
+            )
+            if answer.status == 201:
+                break
+            # While another one pushes a blob of it, too, a registry may not know it for a moment.
+            if failures == patience.tries or b"BLOB_UNKNOWN" not in answer.body:
+                raise self.session.refusal(answer, doing)
+            patience.wait(failures)
+        return answer

@@ -122,6 +122,17 @@ def test_a_registry_that_is_killed_and_comes_up_again(attempt, mounted):
     pytest.fail("a push takes more than 60 requests")
 
 
+def test_a_blob_that_the_registry_does_not_know_yet(attempt):
+    seen = attempt(None).requests
+    at = next(
+        at for at, one in enumerate(seen, 1) if one.startswith("PUT") and "/manifests/" in one
+    )
+    attempt("knows_no_blob", at).check(may_fail=False)
+    stays = attempt("knows_no_blob")
+    assert "MANIFEST_BLOB_UNKNOWN" in str(stays.error)
+    assert stays.tags == []
+
+
 def test_a_request_that_broke_keeps_no_connection(registry, base_image, faulty, pushed, code):
     """Neither to where it copies to, nor to where it copies from; whoever keeps the error."""
     weights = hashlib.shake_128(b"w").digest(12_000_000)  # more than what is on its way at once
