@@ -457,9 +457,8 @@ class Job:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             return None
         late = lateness(error)
-        if late is None and self._watchdog.alarmed:
-            late = peer_loss(error)  # the others leave, and break the connection
-        return None if late is None else self._watchdog.accuse(late, error)
+        said = peer_loss(error) if late is None else late
+        return None if said is None else self._watchdog.accuse(said, error, late=late is not None)
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.

@@ -85,7 +85,7 @@ class Beat:
 
     Attributes:
         step: the optimizer step, counted by the rank.
-        phase: "start" before the first beat, SYNC in a collective, else what it does.
+        phase: "start" before the training, "end" after it, SYNC in a collective, else what it does.
         age: seconds since the beat, when it was published.
         answered: published after the alarm, so the rank's threads still run.
         where: its main thread's place in the user's own code then, as file:line in function.
@@ -195,7 +195,7 @@ class Watchdog:
             if thread.is_alive():
                 thread.join(_JOIN)  # nobody speaks to the store when its host leaves
 
-    def accuse(self, said: str, error: BaseException) -> Hung | None:
+    def accuse(self, said: str, error: BaseException, *, late: bool) -> Hung | None:
         """Who did not come to a collective that has failed because of that; all ranks end.
 
         Called by the main thread, which leaves by what it gets.
@@ -203,14 +203,18 @@ class Watchdog:
         Args:
             said: what the collective failed with.
             error: the same, with its traceback.
+            late: whether it failed for the time that it took. Else a connection broke, which is
+                either a rank that died or one that ends because it has waited in vain.
 
         Returns:
-            None: nobody watches.
+            None: a rank died, or nobody watches.
         """
         if self._timeout <= 0 or self._store is None or self._closed.is_set():
             return None
         at = frames.raised_at(error.__traceback__)
         self._waited = f"{at.filename}:{at.lineno} in {at.name}" if at else ""
+        if not late and not self._hears_alarm():
+            return None
         if not self._raise_alarm(said, by_main=True):
             self._threads[0].join()  # the alarm is older, and that thread ends this process
             return None
@@ -218,9 +222,11 @@ class Watchdog:
         self._await_others()
         return Hung(f"{words}; {said}", guilty)
 
-    @property
-    def alarmed(self) -> bool:
-        """Whether the group is being ended; errors of collectives come of that."""
+    def _hears_alarm(self) -> bool:
+        # A rank that has waited in vain breaks its connections before its alarm is heard. So one at
+        # which nothing has moved for about as long listens for a moment.
+        if time.monotonic() - self._last[2] > self._patience / 2:
+            self._alarm.wait(self._settle)
         return self._alarm.is_set()
 
     # --- the thread that watches the clock, and never waits for anybody --------------------------
@@ -332,9 +338,8 @@ class Watchdog:
         age = time.monotonic() - since
         if not self._alarm.is_set():
             return Beat(step, phase, age, answered=False)
-        spot = frames.where_is(self._thread)
-        if self._waited:  # it is on its way out
-            spot = frames.Spot(self._waited, waits=True)
+        leaving = frames.Spot(self._waited, waits=True)
+        spot = leaving if self._waited else frames.where_is(self._thread)
         return Beat(step, SYNC if spot.waits else phase, age, answered=True, where=spot.where)
 
 

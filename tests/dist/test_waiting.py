@@ -26,7 +26,7 @@ def stuck(start_ranks, where, how="sleep", world=3, **config):
 )
 def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, said):
     outcome = stuck(start_ranks, where).finish(40)
-    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.errors
+    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.reasons
     for reason in outcome.reasons:
         assert (reason["type"], reason["culprits"]) == ("Hung", [2])
         assert said in reason["message"]
@@ -72,7 +72,7 @@ def test_so_is_one_that_is_stopped(start_ranks):
 
 def test_ranks_in_different_lines_are_told_so(start_ranks):
     outcome = stuck(start_ranks, "another").finish(40)
-    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.errors
+    assert outcome.codes == [ExitCode.HUNG] * 3, outcome.reasons
     message = outcome.reasons[0]["message"]
     assert outcome.reasons[0]["culprits"] == []
     assert "all ranks wait in a collective" in message

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from k8sjob import runtime
+from k8sjob.runtime.watchdog import Watchdog
 
 asked = json.loads(sys.argv[1])
 LAST = int(os.environ["WORLD_SIZE"]) - 1
@@ -29,6 +30,11 @@ def stay_away():
 def dying(*_args, **_options):
     time.sleep(0.5)  # the others connect by now, and wait for this one
     stay_away()
+
+
+def slow_to_say(watchdog, store, answer=Watchdog._answer_alarm):
+    time.sleep(0.5)
+    answer(watchdog, store)
 
 
 if asked["where"] == "connect" and os.environ["RANK"] == str(LAST):
@@ -58,9 +64,11 @@ with runtime.session() as job:
             if step == 5:
                 arrive("own", ME)
             dist.all_reduce(torch.ones(1))
-    if asked["where"] == "another":
+    if asked["where"] == "another":  # the last one comes first, and has waited enough before others
         if job.rank == LAST:
+            Watchdog._answer_alarm = slow_to_say
             dist.recv(torch.ones(1), src=0)
+        time.sleep(0.5)
         dist.all_reduce(torch.ones(1))
     run = job.prepare(
         lambda: torch.nn.Linear(1, 1),
