@@ -1,7 +1,7 @@
 """Each strategy beside the recipe that one writes by hand for it: samples/s, memory, messages.
 
 As a program (`python bench/strategies.py NAME`) it is one rank; as a module it starts the ranks.
-Both loops run in the same processes and take turns every few batches, so that what else the machine
+Both loops run in the same processes and take turns every few seconds, so that what else the machine
 does falls upon both.
 """
 
@@ -23,7 +23,11 @@ import ranks
 from k8sjob.contract import RuntimeConfig
 
 HERE = Path(__file__).resolve()
-TURN, TURNS = 8, 24  # batches of a rank in one turn, as many as are accumulated; turns of each
+TURN, TURNS = (
+    128,
+    12,
+)  # batches of a rank in one turn: seconds, so that reports have their pace; turns
+PROFILED = 8  # batches, as many as are accumulated
 
 
 @dataclass(frozen=True)
@@ -83,17 +87,17 @@ def rank(name: str) -> dict[str, Any]:
         data = recipes.samples(bags=name == "parameter_server")
         fed = (run.batches(data, batch_size=recipes.BATCH) for _ in run.epochs(99))
         batches = chain.from_iterable(fed)
-        turn(run.step, batches)
-        sent, steps = all_reduces(run.step, batches), run.steps
+        turn(run.step, batches, PROFILED)
+        steps, sent = run.steps, all_reduces(run.step, batches)
         hook.remove()
         found = {
             "bytes": held[-1],
             "peak_bytes": resident(peak=True) - before,
-            "all_reduces": 2 * sent / steps,  # the turn before had as many steps
+            "all_reduces": sent / (run.steps - steps),
         }
         step, loader = getattr(recipes, CASES[name].recipe or name)()
         loops = {"hand": (step, chain.from_iterable(repeat(loader))), "k8sjob": (run.step, batches)}
-        turn(*loops["hand"])
+        turn(*loops["hand"], PROFILED)
         taken: dict[str, list[tuple[float, float]]] = {by: [] for by in loops}
         for number in range(TURNS):
             for by in sorted(loops, reverse=bool(number % 2)):
@@ -101,20 +105,20 @@ def rank(name: str) -> dict[str, Any]:
         return found | taken
 
 
-def turn(step, batches) -> tuple[float, float]:
-    """Seconds, and seconds of CPU, for a turn's batches."""
+def turn(step, batches, count: int = TURN) -> tuple[float, float]:
+    """Seconds, and seconds of CPU, for so many batches."""
     start, used = time.perf_counter(), time.process_time()
-    for inputs, targets in islice(batches, TURN):
+    for inputs, targets in islice(batches, count):
         step(inputs, targets)
     return time.perf_counter() - start, time.process_time() - used
 
 
 def all_reduces(step, batches) -> int:
-    """How many all-reduces a turn begins on this rank."""
+    """How many all-reduces a few batches begin on this rank."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        turn(step, batches)
+        turn(step, batches, PROFILED)
     return sum(event.count for event in seen.key_averages() if event.key == "gloo:all_reduce")
 
 
@@ -165,7 +169,7 @@ def measure() -> dict[str, dict[str, float]]:
     """Medians of both loops, of the ratios of neighbouring turns; what a rank holds and sends.
 
     A ratio is what the loop by hand takes over what the runtime takes, in seconds and in those of
-    the CPU: the latter do not depend on what else the machine does.
+    the CPU: the latter depend less on what else the machine does. An error is that of the mean.
     """
     return {name: summary(name, group(name)) for name in CASES}
 
@@ -177,11 +181,14 @@ def summary(name: str, found: list[dict[str, Any]]) -> dict[str, float]:
     kind, first = CASES[name].kind, found[0]
     samples = recipes.BATCH * TURN * (2 if kind in {"ddp", "keras", "fsdp"} else 1)
     turns = list(zip(first["hand"], first["k8sjob"], strict=True))
+    wall, cpu = ([hand[at] / ours[at] for hand, ours in turns] for at in (0, 1))
     return {
         "hand": samples / statistics.median(wall for wall, _ in first["hand"]),
         "k8sjob": samples / statistics.median(wall for wall, _ in first["k8sjob"]),
-        "ratio": statistics.median(hand[0] / ours[0] for hand, ours in turns),
-        "ratio_of_cpu": statistics.median(hand[1] / ours[1] for hand, ours in turns),
+        "ratio": statistics.median(wall),
+        "ratio_error": statistics.stdev(wall) / len(wall) ** 0.5,
+        "ratio_of_cpu": statistics.median(cpu),
+        "ratio_of_cpu_error": statistics.stdev(cpu) / len(cpu) ** 0.5,
         "bytes_of_a_rank": max(each["bytes"] for each in found),
         "peak_bytes_of_a_rank": max(each["peak_bytes"] for each in found),
         "all_reduces_of_a_step": first["all_reduces"],
