@@ -198,7 +198,6 @@ class Machine:
         self._home, self._disk = home, home / "disk"
         stack.enter_context(small_disk(self._disk))
         self._job = home / "job"
-        (home / "clocks").mkdir()
         self._clocks = Clocks(home / "clocks", ranks=3)
         write_job(
             self._job,
@@ -256,7 +255,6 @@ class Cluster:
         saves = self._bed.folder / "tmp" / name  # the /tmp of its node
         saves.mkdir()
         saves.chmod(0o777)
-        (saves / "clocks").mkdir()
         self._clocks = Clocks(saves / "clocks", ranks=3)
         write_job(
             folder,

@@ -19,9 +19,10 @@ class Clocks:
         """Build the library into a folder; all clocks are right at first.
 
         Args:
-            folder: an empty one.
+            folder: of their own, made here.
             ranks: how many.
         """
+        folder.mkdir()
         library = folder / "clock.so"
         source = Path(__file__).parent / "clock.c"
         argv = [COMPILER or "cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"]

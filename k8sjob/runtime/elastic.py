@@ -136,7 +136,7 @@ def is_loss(reason: Reason, node: NodeEnv) -> bool:
     """Whether a round ended by what became of another node."""
     first = node.node_rank * node.nproc_per_node
     own = range(first, first + node.nproc_per_node)
-    others = bool(reason.culprits) and not any(rank in own for rank in reason.culprits)
+    others = bool(reason.culprits) and set(own).isdisjoint(reason.culprits)
     return reason.exit_code == ExitCode.PEER_LOST or (reason.exit_code == ExitCode.HUNG and others)
 
 

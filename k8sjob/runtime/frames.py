@@ -7,18 +7,17 @@ import os
 import sys
 import sysconfig
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
 __all__ = ["RUNTIME", "Spot", "raised_at", "where_is"]
 
 RUNTIME: Final = str(Path(__file__).parent) + os.sep
 """The folder of this package's own code."""
-_LIBRARIES: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
     f"torch{os.sep}futures{os.sep}",
@@ -41,7 +40,8 @@ class Spot(NamedTuple):
 
 def where_is(thread: int) -> Spot:
     """Where a thread is, by its identity, seen from another one."""
-    frames = list(_outwards(sys._current_frames().get(thread)))  # noqa: SLF001 - documented, in spite of its name
+    found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
+    frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
     own = next((at for at, one in enumerate(frames) if _is_own(one.f_code.co_filename)), None)
     within = frames[:own]
     waits = any(place in one.f_code.co_filename for one in within for place in _COLLECTIVES)
@@ -63,11 +63,10 @@ def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 def _is_own(file: str) -> bool:
     """Whether code of this file is neither Python's, nor a package's, nor this runtime's."""
-    libraries = [sysconfig.get_path(name) + os.sep for name in _LIBRARIES]
-    return not file.startswith((*libraries, RUNTIME, "<"))
+    return not file.startswith((*_libraries(), RUNTIME, "<"))
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+@cache
+def _libraries() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(sysconfig.get_path(name) + os.sep for name in names)

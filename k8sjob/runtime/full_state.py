@@ -120,20 +120,22 @@ def placed(value: Any, like: Any) -> Any:
 
 
 def part(value: Any, like: Tensor | None) -> Any:
-    """A whole tensor, or a stored one, divided as another one is."""
-    if isinstance(value, Stored):
-        if isinstance(like, DTensor) and value.shape == like.shape:
-            return value.divided_as(like)
-        return value.whole()
-    if not (isinstance(value, torch.Tensor) and isinstance(like, DTensor)):
-        return value
-    if value.shape != like.shape:
-        return value
+    """A whole tensor, or a stored one, divided as another one is.
+
+    Raises:
+        ValueError: that one has no memory.
+    """
+    stored = isinstance(value, Stored)
+    whole_one = stored or isinstance(value, torch.Tensor)
+    if not (whole_one and isinstance(like, DTensor) and value.shape == like.shape):
+        return value.whole() if stored else value
     if like.device.type == "meta":
         raise ValueError(
             "the state that tells how to divide has no memory (device meta): give its modules"
             " some first, by to_empty(device=...)"
         )
+    if stored:
+        return value.divided_as(like)
     # All ranks have it whole, so each takes its part, and torch sends nothing.
     mesh = like.device_mesh
     everywhere = [Replicate()] * mesh.ndim

@@ -212,10 +212,9 @@ class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has n
         object.__setattr__(model, "reset_metrics", lambda: None)
         try:
             for number, batch in enumerate(self._loader):
-                self._job.group.on_phase("sync")
-                self._distribution.whole_batches = number >= self._divided
-                model.test_on_batch(*_arrays(batch))
-                self._job.group.on_phase("compute")
+                with self._job.group.waiting():
+                    self._distribution.whole_batches = number >= self._divided
+                    model.test_on_batch(*_arrays(batch))
         finally:
             object.__delattr__(model, "reset_metrics")
             self._distribution.whole_batches = False

@@ -95,13 +95,11 @@ class Replicas:
         if self._share is None:
             raise RuntimeError("the optimizer was called outside of a step of job.fit()")
         present = [gradient for gradient in gradients if gradient is not None]
-        self._job.group.on_phase("sync")
-        with torch.no_grad():
+        with self._job.group.waiting(), torch.no_grad():
             for gradient in present:
                 gradient.mul_(self._share.scale)
             self.mesh.average(present)
             self.norm = get_total_norm(present) if self._due() else None
-        self._job.group.on_phase("compute")
 
     def reduce_metrics(self) -> None:
         """The sums over all ranks; float64 meanwhile."""

@@ -92,7 +92,7 @@ def lateness(error: BaseException) -> str | None:
     """
     link: BaseException | None = error
     while link is not None:
-        if getattr(link, "late", False) and isinstance(link, PeerLost):
+        if isinstance(link, PeerLost) and link.late:
             return str(link)
         # A store's timeout may be that of a store of the script's own.
         stores = type(link).__name__.startswith(("DistStore", "DistNetwork"))

@@ -136,7 +136,7 @@ class Group:
         result = tensor.detach().to(self._wire, copy=True)
         if self.world_size == 1:
             return result.to(tensor.device)
-        with self._waiting():
+        with self.waiting():
             dist.all_reduce(result, op=_OPERATIONS[op])
             return result.to(tensor.device)
 
@@ -157,7 +157,7 @@ class Group:
             return [[float(number) for number in numbers]]
         mine = torch.tensor(numbers, dtype=torch.float64, device=self._wire)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with self._waiting():
+        with self.waiting():
             dist.all_gather(rows, mine)
             found: list[list[float]] = torch.stack(rows).tolist()
         return found
@@ -178,14 +178,14 @@ class Group:
         flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
         mine = torch.tensor([flat.shape[0]], device=self._wire)
         lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with self._waiting():
+        with self.waiting():
             dist.all_gather(lengths, mine)
             longest = max(int(length) for length in lengths)
         padded = flat.new_zeros((longest, *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
         wanted = to in {None, self.rank}
         parts = [torch.empty_like(padded) for _ in range(self.world_size if wanted else 0)]
-        with self._waiting():
+        with self.waiting():
             if to is None:
                 dist.all_gather(parts, padded)
             else:
@@ -199,7 +199,7 @@ class Group:
         result = tensor.detach().to(self._wire, copy=True).contiguous()
         if self.world_size == 1:
             return result.to(tensor.device)
-        with self._waiting():
+        with self.waiting():
             dist.broadcast(result, src=source)
             return result.to(tensor.device)
 
@@ -227,8 +227,11 @@ class Group:
             self.sums([0.0])
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """With nccl the host waits where it takes the result, so that is in it, too."""
+    def waiting(self) -> Iterator[None]:
+        """A block in which this rank waits for the others.
+
+        With nccl the host waits where it takes the result, so that is in it, too.
+        """
         self.on_phase("sync")
         try:
             yield

@@ -42,17 +42,18 @@ def replicate(
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         silent = not sync and isinstance(wrapped, DistributedDataParallel)
-        with wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]  # silent: it is DDP
-            value = forward_backward(
-                wrapped,
-                loss,
-                inputs,
-                targets,
-                scale=scale,
-                bf16=bf16,
-                between=lambda: group.on_phase("sync" if sync else "compute"),
-            )
-        group.on_phase("compute")
-        return value
+        try:
+            with wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]  # silent: it is DDP
+                return forward_backward(
+                    wrapped,
+                    loss,
+                    inputs,
+                    targets,
+                    scale=scale,
+                    bf16=bf16,
+                    between=lambda: group.on_phase("sync" if sync else "compute"),
+                )
+        finally:
+            group.on_phase("compute")
 
     return wrapped, backward

@@ -91,9 +91,8 @@ class Plans:
                 answers = [str(error)] * self._group.world_size
         mine = answers[:1]
         if self._group.world_size > 1:
-            self._group.on_phase("sync")
-            dist.scatter_object_list(mine, answers if self._group.rank == 0 else None, src=0)
-            self._group.on_phase("compute")
+            with self._group.waiting():
+                dist.scatter_object_list(mine, answers if self._group.rank == 0 else None, src=0)
         if isinstance(mine[0], str):
             raise ValueError(f"the ranks' states make no whole one: {mine[0]}")  # noqa: TRY004 - of their content
         plan: SavePlan = planner.finish_plan(mine[0])
@@ -105,9 +104,8 @@ class Plans:
             return [told]
         first = self._group.rank == 0
         found: list[Any] = [None] * self._group.world_size
-        self._group.on_phase("sync")
-        dist.gather_object(told, found if first else None, dst=0)
-        self._group.on_phase("compute")
+        with self._group.waiting():
+            dist.gather_object(told, found if first else None, dst=0)
         return found if first else []
 
 

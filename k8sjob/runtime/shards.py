@@ -76,15 +76,7 @@ class Stored:
 
         Args:
             like: a DTensor of the same shape.
-
-        Raises:
-            ValueError: that one has no memory.
         """
-        if like.device.type == "meta":
-            raise ValueError(
-                "the state that tells how to divide has no memory (device meta): give its modules"
-                " some first, by to_empty(device=...)"
-            )
         target = torch.empty_like(like, dtype=self.dtype)
         self._folder.fill(self._name, target)
         return target
@@ -277,4 +269,4 @@ def _replace(nest: Any, change: Callable[[Any], Any]) -> Any:
         return {key: _replace(value, change) for key, value in nest.items()}
     if type(nest) in {list, tuple}:
         return type(nest)(_replace(value, change) for value in nest)
-    return copy(nest)
+    return Counter(nest) if isinstance(nest, Counter) else nest

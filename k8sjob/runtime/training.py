@@ -181,11 +181,7 @@ class Run:
         share = self._share
         if share is None:
             raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
-        try:
-            loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
-        except BaseException:
-            self._job.group.on_phase("compute")  # whoever catches it does not wait for the others
-            raise
+        loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
         self._share = None
         self._progress.add(loss, share.count if self._strategy.counts else 0)
         if share.closes:

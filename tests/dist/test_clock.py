@@ -48,10 +48,8 @@ HOUR = 3600
 
 
 def test_a_step_of_the_clock_ends_no_job(tmp_path):
-    folder = tmp_path / "clocks"
-    folder.mkdir()
     (tmp_path / "saves").mkdir()
-    clocks = Clocks(folder, ranks=2)
+    clocks = Clocks(tmp_path / "clocks", ranks=2)
     (tmp_path / "main.py").write_text(PROGRAM)
     (tmp_path / "job.yaml").write_text(JOB.format(env=json.dumps(clocks.env)))
     steps = {2: (HOUR, 0), 20: (-HOUR, 1), 35: (24 * HOUR, None), 50: (0, 0), 65: (-HOUR, 0)}

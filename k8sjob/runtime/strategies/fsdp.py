@@ -6,6 +6,7 @@ A block's parameters are gathered before it computes and let go of after it, so 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +48,8 @@ def prepare(
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(sync)
-            group.on_phase("sync")
-        value = forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
-        group.on_phase("compute")
-        return value
+        with group.waiting() if isinstance(model, FSDPModule) else nullcontext():
+            return forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
 
     def capture(optimizer: Optimizer) -> dict[str, Any]:
         _gather_nothing(model.modules())

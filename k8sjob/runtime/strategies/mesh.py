@@ -54,14 +54,12 @@ def prepare(
         _convert(model, set(divided), outputs, ranks)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
-        group.on_phase("sync")
-        with implicit_replication(), _explained():
+        with group.waiting(), implicit_replication(), _explained():
             value = forward_backward(
                 model, partial(_on_whole, loss), inputs, targets, scale=scale, bf16=bf16
             )
             if sync:
                 synchronise(model, mesh)
-        group.on_phase("compute")
         return value
 
     def evaluated(inputs: Any) -> Any:

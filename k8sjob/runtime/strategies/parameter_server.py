@@ -44,13 +44,11 @@ def prepare(
     state = _State(model, remote, whole, group)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
-        group.on_phase("sync")
-        with steps.context() as context:
+        with group.waiting(), steps.context() as context:
             with autocast(group.device, bf16=options["bf16"]):
                 value = mean_loss(loss, call(wrapped, inputs), targets)
             dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
             steps.take(context, closes=sync)
-        group.on_phase("compute")
         return value.detach()
 
     def settle() -> None:
@@ -95,11 +93,9 @@ class _Steps:
     def _finish(self, *_hooked: Any) -> None:
         """Wait until the servers have stepped."""
         begun, self._begun = self._begun, []
-        self._group.on_phase("sync")
-        with self._open:
+        with self._group.waiting(), self._open:
             for answer in begun:
                 answer.wait()
-        self._group.on_phase("compute")
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Make the servers' optimizers, which are like the trainers'."""

@@ -45,14 +45,13 @@ def prepare(
     schedule = gpipe if options["schedule"] == "gpipe" else one_f_one_b
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
-        group.on_phase("sync")
-        batch = _Batch(inputs, targets, options["micro_batches"])
-        order = list(schedule(stage, len(stages), len(batch.sizes)))
-        run = partial(_forward, model, loss, neighbours, bf16=bf16)
-        value = _run(order, run, neighbours, batch, scale=scale)
-        if sync:
-            synchronise(model, mesh)
-        group.on_phase("compute")
+        with group.waiting():
+            batch = _Batch(inputs, targets, options["micro_batches"])
+            order = list(schedule(stage, len(stages), len(batch.sizes)))
+            run = partial(_forward, model, loss, neighbours, bf16=bf16)
+            value = _run(order, run, neighbours, batch, scale=scale)
+            if sync:
+                synchronise(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:
