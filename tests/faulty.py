@@ -160,6 +160,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.cut(self.begin(length), half)
         self.hang_up()
 
+    def cut_first_patch(self, length):
+        """The same, of the first blob that is sent as a stream."""
+        streams = sum(one.startswith("PATCH") for one in self.proxy.seen)
+        if self.command == "PATCH" and streams == 1:
+            return self.cut_request(length)
+        return self.answer(*self.forward(self.rfile.read(length)))
+
     def restarts(self, length):
         """The registry is killed when half of the body has arrived, and comes up again."""
         upstream, half = self.begin(length), self.rfile.read(length // 2)

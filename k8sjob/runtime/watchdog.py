@@ -141,6 +141,7 @@ class Watchdog:
         self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
+        self._met = (self._last[2], self._last[2])  # the ends of the last two waits
         self._watching = False
         self._closed = threading.Event()
         self._alarm = threading.Event()
@@ -180,6 +181,8 @@ class Watchdog:
             phase: what comes now: SYNC before a collective, else anything.
         """
         now = time.monotonic()
+        if self._last[0] == SYNC:
+            self._met = (self._met[1], now)
         if self._watching:
             self._heartbeat.beat(now)
         elif phase != SYNC:
@@ -223,10 +226,15 @@ class Watchdog:
         return Hung(f"{words}; {said}", guilty)
 
     def _hears_alarm(self) -> bool:
-        # A rank that has waited in vain breaks its connections before its alarm is heard. So one at
-        # which nothing has moved for about as long listens for a moment.
-        if time.monotonic() - self._last[2] > self._patience / 2:
-            self._alarm.wait(self._settle)
+        # A rank that has waited in vain breaks its connections before its alarm is heard. It began
+        # to wait when all had met the last time, or later; this rank's own last wait may be the one
+        # that has failed. So only if the one before it ended as long ago, listen for a moment.
+        now = time.monotonic()
+        if now - self._met[0] > 0.9 * self._patience:
+            until = now + self._settle
+            while self._threads[-1].is_alive() and time.monotonic() < until:
+                if self._alarm.wait(0.05):
+                    break
         return self._alarm.is_set()
 
     # --- the thread that watches the clock, and never waits for anybody --------------------------

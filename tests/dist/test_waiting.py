@@ -20,6 +20,7 @@ def stuck(start_ranks, where, how="sleep", world=3, **config):
         ("before", "rank 2 is before its training, "),
         ("own", "rank 2 is before its training, "),
         ("work", "rank 2 is before its training, "),
+        ("barrier", "rank 2 is before its training, "),
         ("after", "rank 2 is after its training, "),
         ("leaving", "rank 2 is after its training, "),
     ],
