@@ -84,9 +84,10 @@ def ddp():
 
 
 def keras():
-    """DistributedDataParallel around a Keras model."""
+    """DistributedDataParallel around a Keras model, which is told that it trains."""
     model = DistributedDataParallel(build_keras())
-    return partial(_plain_step, model, _adam(model)), _shares(samples())
+    told = partial(model, training=True)
+    return partial(_plain_step, told, _adam(model)), _shares(samples())
 
 
 def accumulate():

@@ -79,12 +79,11 @@ def strategy_costs(results: dict[str, object]) -> None:
     """Each strategy beside its recipe by hand: samples per second, memory, messages."""
     meshes = {f"keras_mesh, {shape}": row for shape, row in keras_mesh.measure().items()}
     table = results["strategies"] = strategies.measure() | meshes
-    print(f"{'strategy, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>8}{'MB':>8}")
+    print(f"{'strategy, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>16}{'MB':>8}")
     for label, row in table.items():
-        held = row["bytes_of_a_rank"] / 1e6
-        print(
-            f"{label:<26}{row['hand']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}{held:>8.1f}"
-        )
+        held, error = row["bytes_of_a_rank"] / 1e6, row.get("ratio_error", float("nan"))
+        ratio = f"{row['ratio']:.3f} ± {error:.3f}"
+        print(f"{label:<26}{row['hand']:>9.0f}{row['k8sjob']:>10.0f}{ratio:>16}{held:>8.1f}")
     print()
 
 

@@ -16,17 +16,18 @@ import time
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ranks
 
 from k8sjob.contract import RuntimeConfig
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 HERE = Path(__file__).resolve()
-TURN, TURNS = (
-    128,
-    12,
-)  # batches of a rank in one turn: seconds, so that reports have their pace; turns
+TURN, TURNS = 48, 6  # batches of a rank in one turn, so a second: reports have their own pace
+GROUPS = 5  # of processes: where each has its memory makes equal loops differ by some percent
 PROFILED = 8  # batches, as many as are accumulated
 
 
@@ -39,12 +40,14 @@ class Case:
         options: its settings.
         ranks: processes.
         recipe: its function in recipes.py, where the name differs.
+        itself: whether that is measured beside itself, which tells what the ratios are worth.
     """
 
     kind: str
     options: dict = field(default_factory=dict)
     ranks: int = 2
     recipe: str = ""
+    itself: bool = False
 
 
 LAYOUT = {
@@ -55,6 +58,7 @@ LAYOUT = {
     "3.weight": [None, "model"],
 }
 CASES = {
+    "by hand, twice": Case("ddp", recipe="ddp", itself=True),
     "ddp": Case("ddp"),
     "accumulate": Case("ddp", {"accumulate": 8}),
     "keras": Case("keras"),
@@ -95,14 +99,22 @@ def rank(name: str) -> dict[str, Any]:
             "peak_bytes": resident(peak=True) - before,
             "all_reduces": sent / (run.steps - steps),
         }
-        step, loader = getattr(recipes, CASES[name].recipe or name)()
-        loops = {"hand": (step, chain.from_iterable(repeat(loader))), "k8sjob": (run.step, batches)}
-        turn(*loops["hand"], PROFILED)
+        recipe = getattr(recipes, CASES[name].recipe or name)
+        loops = {"hand": endless(*recipe()), "k8sjob": (run.step, batches)}
+        if CASES[name].itself:
+            loops["k8sjob"] = endless(*recipe())
+        for loop in loops.values():
+            turn(*loop, PROFILED)
         taken: dict[str, list[tuple[float, float]]] = {by: [] for by in loops}
         for number in range(TURNS):
             for by in sorted(loops, reverse=bool(number % 2)):
                 taken[by].append(turn(*loops[by]))
         return found | taken
+
+
+def endless(step, loader) -> tuple[Callable[..., object], Iterator[Any]]:
+    """A step, and the batches of all epochs."""
+    return step, chain.from_iterable(repeat(loader))
 
 
 def turn(step, batches, count: int = TURN) -> tuple[float, float]:
@@ -166,32 +178,39 @@ def group(name: str) -> list[dict[str, Any]]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Medians of both loops, of the ratios of neighbouring turns; what a rank holds and sends.
+    """Medians of both loops, ratios, what a rank holds and sends.
 
     A ratio is what the loop by hand takes over what the runtime takes, in seconds and in those of
-    the CPU: the latter depend less on what else the machine does. An error is that of the mean.
+    the CPU: the median over neighbouring turns, and the mean of that over groups of processes, with
+    the error of the mean.
     """
-    return {name: summary(name, group(name)) for name in CASES}
+    return {name: summary(name, [group(name) for _ in range(GROUPS)]) for name in CASES}
 
 
-def summary(name: str, found: list[dict[str, Any]]) -> dict[str, float]:
+def summary(name: str, groups: list[list[dict[str, Any]]]) -> dict[str, float]:
     """The row of a strategy."""
     import recipes
 
-    kind, first = CASES[name].kind, found[0]
+    kind, first = CASES[name].kind, [found[0] for found in groups]
     samples = recipes.BATCH * TURN * (2 if kind in {"ddp", "keras", "fsdp"} else 1)
-    turns = list(zip(first["hand"], first["k8sjob"], strict=True))
-    wall, cpu = ([hand[at] / ours[at] for hand, ours in turns] for at in (0, 1))
-    return {
-        "hand": samples / statistics.median(wall for wall, _ in first["hand"]),
-        "k8sjob": samples / statistics.median(wall for wall, _ in first["k8sjob"]),
-        "ratio": statistics.median(wall),
-        "ratio_error": statistics.stdev(wall) / len(wall) ** 0.5,
-        "ratio_of_cpu": statistics.median(cpu),
-        "ratio_of_cpu_error": statistics.stdev(cpu) / len(cpu) ** 0.5,
-        "bytes_of_a_rank": max(each["bytes"] for each in found),
-        "peak_bytes_of_a_rank": max(each["peak_bytes"] for each in found),
-        "all_reduces_of_a_step": first["all_reduces"],
+    row = {
+        by: samples / statistics.median(wall for each in first for wall, _ in each[by])
+        for by in ("hand", "k8sjob")
+    }
+    for at, called in enumerate(("ratio", "ratio_of_cpu")):
+        ratios = [
+            statistics.median(
+                hand[at] / ours[at] for hand, ours in zip(each["hand"], each["k8sjob"], strict=True)
+            )
+            for each in first
+        ]
+        row[called] = statistics.mean(ratios)
+        row[f"{called}_error"] = statistics.stdev(ratios) / len(ratios) ** 0.5
+    ranks_of_all = [each for found in groups for each in found]
+    return row | {
+        "bytes_of_a_rank": max(each["bytes"] for each in ranks_of_all),
+        "peak_bytes_of_a_rank": max(each["peak_bytes"] for each in ranks_of_all),
+        "all_reduces_of_a_step": first[0]["all_reduces"],
         "load": os.getloadavg()[0],
     }
 
