@@ -6,6 +6,7 @@ other stages gone: what is left keeps its name, and so do checkpoints.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -61,12 +62,15 @@ def keep_stage(model: nn.Module, layers: Sequence[str]) -> None:
             setattr(model.get_submodule(owner), last, nn.Identity())
 
 
-def _links(model: nn.Module, prefix: str = "") -> Iterator[str]:
-    for name, child in model.named_children():
-        if isinstance(child, nn.Sequential):
-            yield from _links(child, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+def _links(model: nn.Module) -> Iterator[str]:
+    """All layers by name; one that is used in several places has several names."""
+    chains = {""}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and name.rpartition(".")[0] in chains:
+            if isinstance(module, nn.Sequential):
+                chains.add(name)
+            else:
+                yield name
 
 
 def _check(model: nn.Module, cut: list[list[str]]) -> None:
@@ -78,14 +82,33 @@ def _check(model: nn.Module, cut: list[list[str]]) -> None:
                 " split elsewhere"
             )
     for names in tied(model):
-        owners = {
-            number
-            for number, layers in enumerate(cut)
-            for layer in layers
-            if any(name.startswith(f"{layer}.") for name in names)
-        }
-        if len(owners) > 1:
-            raise ValueError(
-                f"strategy.splits: {' and '.join(names)} are one parameter, in stages"
-                f" {', '.join(map(str, sorted(owners)))}; split so that they share a stage"
-            )
+        _check_together(names, "parameter", cut)
+    for names in _used_again(model):
+        _check_together(names, "layer", cut)
+
+
+def _check_together(names: Sequence[str], what: str, cut: list[list[str]]) -> None:
+    """Refuse what has several names, in several stages."""
+    owners = {
+        number
+        for number, layers in enumerate(cut)
+        for layer in layers
+        if any(f"{name}.".startswith(f"{layer}.") or layer.startswith(f"{name}.") for name in names)
+    }
+    if len(owners) > 1:
+        raise ValueError(
+            f"strategy.splits: {' and '.join(names)} are one {what}, in stages"
+            f" {', '.join(map(str, sorted(owners)))}; split so that they share a stage"
+        )
+
+
+def _used_again(model: nn.Module) -> list[list[str]]:
+    """The names of each layer that has several, and a state or layers of its own."""
+    names: defaultdict[nn.Module, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
+    return [
+        found
+        for module, found in names.items()
+        if len(found) > 1 and (isinstance(module, nn.Sequential) or module.state_dict())
+    ]

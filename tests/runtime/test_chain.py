@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,38 @@ def test_stages_one_after_the_other_are_the_model():
             names += model.state_dict()
     assert torch.equal(x, expected)
     assert names == whole
+
+
+def used_again(layer):
+    """A chain with one layer in two places, 1 and 3."""
+    return nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4), layer, nn.Linear(4, 4))
+
+
+def test_a_layer_without_state_may_be_in_several_stages():
+    torch.manual_seed(0)
+    model, x = used_again(nn.Tanh()), torch.rand(2, 4)
+    expected = model(x)
+    cut = stages(model, ["2"])
+    assert cut == [["0", "1"], ["2", "3", "4"]]
+    for layers in cut:
+        part = copy.deepcopy(model)
+        keep_stage(part, layers)
+        x = part(x)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (nn.Linear(4, 4), "1.weight and 3.weight are one parameter, in stages 0, 1"),
+        (nn.BatchNorm1d(4, affine=False), "1 and 3 are one layer, in stages 0, 1"),
+        (nn.Sequential(nn.Tanh()), "1 and 3 are one layer, in stages 0, 1"),
+    ],
+)
+def test_a_layer_with_state_is_in_one_stage(layer, said):
+    with pytest.raises(ValueError, match=said):
+        stages(used_again(layer), ["2"])
+    assert stages(used_again(layer), ["4"])[1] == ["4"]
 
 
 @pytest.mark.parametrize(
