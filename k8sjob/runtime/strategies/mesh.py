@@ -25,7 +25,7 @@ from k8sjob.runtime.step import forward, forward_backward
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,8 +50,9 @@ def prepare(
         model = sync_batchnorm.convert_for(model, group, mesh.process_group("data"))
     ranks = mesh.axis("model")
     if ranks is not None:
-        _divide(model, divided, ranks)
-        _convert(model, set(divided), outputs, ranks)
+        owners = _owners(model, divided)
+        _divide(model, divided, owners, ranks)
+        _convert(model, owners, outputs, ranks)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting(), implicit_replication(), _explained():
@@ -82,11 +83,23 @@ def prepare(
     )
 
 
-def _divide(model: nn.Module, divided: Mapping[str, int], ranks: DeviceMesh) -> None:
-    """Put DTensors in place of the parameters of all layers that have a divided one."""
-    layers = dict(model.named_modules())
+def _owners(model: nn.Module, divided: Iterable[str]) -> set[str]:
+    """The layers with a divided parameter, and those that are tied to one of them."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    owners, found = set[str](), {name.rpartition(".")[0] for name in divided}
+    while owners != found:
+        owners = found
+        theirs = {item for name, item in named if name.rpartition(".")[0] in owners}
+        found = {name.rpartition(".")[0] for name, item in named if item in theirs}
+    return owners
+
+
+def _divide(
+    model: nn.Module, divided: Mapping[str, int], owners: set[str], ranks: DeviceMesh
+) -> None:
+    """Put DTensors in place of all parameters of these layers."""
+    layers = dict(model.named_modules(remove_duplicate=False))
     made: dict[nn.Parameter, nn.Parameter] = {}
-    owners = {name.rpartition(".")[0] for name in divided}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner, _, last = name.rpartition(".")
         if owner not in owners:
@@ -102,7 +115,7 @@ def _divide(model: nn.Module, divided: Mapping[str, int], ranks: DeviceMesh) -> 
 
 
 def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
-    layers = dict(model.named_modules())
+    layers = dict(model.named_modules(remove_duplicate=False))
     for name in divided:
         if isinstance(layers[name.rpartition(".")[0]], _BatchNorm):
             raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
@@ -112,14 +125,13 @@ def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
 
 
 def _convert(
-    model: nn.Module, divided: set[str], outputs: Mapping[str, Axes], ranks: DeviceMesh
+    model: nn.Module, owners: set[str], outputs: Mapping[str, Axes], ranks: DeviceMesh
 ) -> None:
     """Plain tensors go into the layers with DTensors, and come out of them."""
-    layers = dict(model.named_modules())
-    owners = {name.rpartition(".")[0] for name in divided}
-    for name in owners:
+    layers = dict(model.named_modules())  # each once, by its first name, as in outputs
+    for name in owners & layers.keys():
         layers[name].register_forward_pre_hook(partial(_enter, ranks), with_kwargs=True)
-    for name in owners | outputs.keys():
+    for name in (owners | outputs.keys()) & layers.keys():
         layers[name].register_forward_hook(partial(_leave, ranks, name, outputs.get(name, ())))
 
 

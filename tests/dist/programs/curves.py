@@ -25,6 +25,7 @@ OPTIONS = {
     "tail": "pad",
     "twice": False,  # train it again, to compare
     "tied": False,
+    "shared": False,  # one block in two places
     "unpicklable": False,  # the loss holds a lock
     "norm": False,  # batch normalisation, of digits alone
     "schedule": None,  # steps between two halvings of the learning rate
@@ -71,9 +72,9 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self, letters):
+    def __init__(self, letters, *, bias):
         super().__init__()
-        self.norm, self.letters = nn.LayerNorm(SIZE), nn.Linear(SIZE, letters, bias=False)
+        self.norm, self.letters = nn.LayerNorm(SIZE), nn.Linear(SIZE, letters, bias=bias)
 
     def forward(self, x):
         return self.letters(self.norm(x)).transpose(1, 2)
@@ -83,10 +84,12 @@ def transformer(case, letters):
     parts = {"embed": Embedding(letters)}
     parts |= {f"block{number}": Block(case["dropout"]) for number in range(2)}
     model = nn.Sequential()
-    for name, part in {**parts, "head": Head(letters)}.items():
+    for name, part in {**parts, "head": Head(letters, bias=case["tied"])}.items():
         model.add_module(name, part)
     if case["tied"]:
         model.head.letters.weight = model.embed.letters.weight
+    if case["shared"]:
+        model.block1 = model.block0
     return model
 
 
