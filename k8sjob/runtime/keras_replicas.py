@@ -102,9 +102,9 @@ class Replicas:
             self.norm = get_total_norm(present) if self._due() else None
 
     def reduce_metrics(self) -> None:
-        """The sums over all ranks; float64 meanwhile."""
+        """Over all ranks, as the `aggregation` of each variable says, else sums; in float64."""
         variables = self._model.metrics_variables
-        flat = [variable.value.detach().double().flatten() for variable in variables]
+        flat = [self._share_in(variable).flatten() for variable in variables]
         if not flat:
             return
         total = self._job.group.all_reduce(torch.cat(flat))
@@ -112,6 +112,15 @@ class Replicas:
             variables, torch.split(total, [part.numel() for part in flat]), strict=True
         ):
             variable.assign(part.view(variable.shape))
+
+    def _share_in(self, variable: Any) -> Tensor:
+        """What this rank adds to the sum over the ranks."""
+        value: Tensor = variable.value.detach().double()
+        if variable.aggregation == "mean":
+            return value / self._job.world_size
+        if variable.aggregation == "only_first_replica" and self._job.rank:
+            return torch.zeros_like(value)
+        return value
 
     def check(self) -> None:
         """Weights that differ; machines of several kinds may round in their own ways."""

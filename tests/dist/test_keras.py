@@ -24,6 +24,8 @@ ALIKE = {
     "accumulated": {"batch": 8, "options": {"accumulate": 4}},
     "uneven": {"batch": 30, "samples": 101, "tail": "short"},
     "by name": {"model": "named"},
+    "a layer in two places": {"model": "shared"},
+    "an unpicklable loss": {"unpicklable": True},
 }
 OWN = {
     "bf16": {"options": {"bf16": True}},
@@ -44,6 +46,7 @@ WRONG = {
         {"schedule": True, **KERAS_ADAM},
         "scheduler: an optimizer of Keras has its own",
     ),
+    "a small batch": ({"batch": 2}, "global_batch=2 is below the number of ranks, 3: some would"),
     "unbuilt": ({"model": "unbuilt"}, "has no weights to train yet: begin it with keras.Input"),
 }
 

@@ -21,6 +21,7 @@ ALIKE = {  # 100 samples in batches of 32: the last one has 4
 }
 OWN = {
     "conv": {"model": "conv", "twice": True},
+    "ranked": {"ranked": True},
     "stopped by all": {"callbacks": ["stop"], "epochs": 9},
     "stopped by one": {"callbacks": ["stop on one"], "epochs": 9},
     "stopped by one's function": {"callbacks": ["stop on one by a function"], "epochs": 9},
@@ -39,6 +40,7 @@ WRONG = {
         {"samples": 97, "tail": "short"},
         'tail="short" leaves some ranks without a sample in the last step',
     ),
+    "a small batch": ({"batch": 1}, "global_batch=1 is below the number of ranks, 2: some would"),
     "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; take it out"),
     "two optimizers": ({"model": "two"}, "differs between the ranks: something beside"),
 }
@@ -83,6 +85,11 @@ def test_ranks_are_equal_bit_by_bit(name, two):
 def test_dropout_differs_between_ranks_and_not_between_runs(two):
     assert len(set(two["conv"]["drawn"])) == 2
     assert two["conv again"] == two["conv"]
+
+
+def test_a_metric_of_ones_own_is_aggregated_as_it_says(two):
+    assert two["ranked"]["history"]["ranked"] == [300 + 15 + 1] * 2
+    assert two["ranked"]["history"]["val_ranked"] == [300 + 15 + 1] * 2
 
 
 def test_a_decision_is_taken_by_all_ranks(two):

@@ -1,6 +1,7 @@
 """Trains Keras models in several cases, see cases.py; tells their curves and weights."""
 
 from dataclasses import replace
+from threading import Lock
 
 import keras
 import torch
@@ -28,6 +29,7 @@ OPTIONS = {
     "samples": None,
     "tail": "pad",
     "twice": False,
+    "unpicklable": False,  # the loss holds a lock
 }
 
 
@@ -48,7 +50,25 @@ def plain(_):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-BUILD = {build.__name__: build for build in (dense, conv, text, named, inside, unbuilt, plain)}
+def shared(_):
+    """One layer in two places."""
+    images, again = keras.Input((8, 8, 1)), layers.Dense(64, activation="tanh")
+    return keras.Model(images, layers.Dense(10)(again(again(layers.Flatten()(images)))))
+
+
+BUILDERS = (dense, conv, text, named, inside, unbuilt, plain, shared)
+BUILD = {build.__name__: build for build in BUILDERS}
+
+
+def guarded():
+    """A loss that nothing can pickle."""
+    lock = Lock()
+
+    def loss(output, target):
+        with lock:
+            return functional.cross_entropy(output, target)
+
+    return loss
 
 
 def samples(case):
@@ -74,7 +94,7 @@ def train(job, case):
     module = torch.optim if library == "torch" else keras.optimizers
     run = job.prepare(
         lambda: BUILD[case["model"]](case),
-        loss=functional.cross_entropy,
+        loss=guarded() if case["unpicklable"] else functional.cross_entropy,
         optimizer=(getattr(module, name), settings),
         scheduler=case["schedule"] and (torch.optim.lr_scheduler.StepLR, {"step_size": 1}),
     )

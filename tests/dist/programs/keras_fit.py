@@ -22,6 +22,7 @@ OPTIONS = {
     "weighted": False,
     "callbacks": [],
     "folder": None,
+    "ranked": False,
     "twice": False,
 }
 
@@ -52,6 +53,23 @@ class TwoOptimizers(keras.Sequential):
         with torch.no_grad():
             self.second.apply(found, self.layers[-1].weights)
         return logs
+
+
+class Ranked(keras.metrics.Metric):
+    """Tells what each aggregation makes of 1 on rank 0, 2 on rank 1, ..."""
+
+    def __init__(self):
+        super().__init__(name="ranked")
+        kinds = ("sum", "mean", "only_first_replica")
+        self.parts = [self.add_variable((), "zeros", aggregation=kind, name=kind) for kind in kinds]
+
+    def update_state(self, *_, sample_weight=None):
+        for part in self.parts:
+            part.assign(torch.distributed.get_rank() + 1.0)
+
+    def result(self):
+        total, mean, first = self.parts
+        return total * 100 + mean * 10 + first
 
 
 class StopsOnOne(keras.callbacks.Callback):
@@ -102,7 +120,11 @@ def build(case):
         model.compile(
             optimizer=getattr(keras.optimizers, name)(**settings),
             loss=keras.losses.SparseCategoricalCrossentropy(**case["loss"]),
-            metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3")],
+            metrics=[
+                "accuracy",
+                keras.metrics.SparseTopKCategoricalAccuracy(3, name="top3"),
+                *([Ranked()] if case["ranked"] else []),
+            ],
         )
     return model
 
