@@ -138,6 +138,8 @@ def costs(progress: Progress) -> list[str]:
     pieces = []
     if progress.waited is not None and progress.waited >= _WAITING:
         pieces.append(f"{progress.waited:.0%} waiting for rank {progress.slowest}")
+    if progress.step_s is not None and 0 < progress.step_s < 1e6:
+        pieces.append(f"{number(progress.step_s * 1e3)} ms/step")
     if progress.grad_norm is not None:
         pieces.append(f"gradient norm {number(progress.grad_norm)}")
     if progress.memory_bytes is not None and 0 <= progress.memory_bytes < 2**60:

@@ -160,11 +160,11 @@ COSTS = {
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (COSTS, "25% waiting for rank 3  gradient norm 0.5123  memory 1.50 GiB"),
-        ({**COSTS, "wait_s": 0.001}, "gradient norm 0.5123  memory 1.50 GiB"),
-        ({**COSTS, "wait_s": 7.0}, "gradient norm 0.5123  memory 1.50 GiB"),
+        (COSTS, "25% waiting for rank 3  200 ms/step  gradient norm 0.5123  memory 1.50 GiB"),
+        ({**COSTS, "wait_s": 0.001}, "200 ms/step  gradient norm 0.5123  memory 1.50 GiB"),
+        ({**COSTS, "wait_s": 7.0}, "200 ms/step  gradient norm 0.5123  memory 1.50 GiB"),
         ({**COSTS, "step_s": 0, "wait_s": 0}, "gradient norm 0.5123  memory 1.50 GiB"),
-        ({"grad_norm": "x", "memory_bytes": -1, "wait_s": True}, None),
+        ({"grad_norm": "x", "memory_bytes": -1, "wait_s": True, "step_s": -1}, None),
     ],
 )
 def test_what_a_training_costs_has_a_line_of_its_own(progress, data, said):
