@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.launch import run
 from k8sjob.lifecycle.status import JobState
-from k8sjob.spec import JobSpec
+from k8sjob.spec import JobSpec, load
 
 pytestmark = pytest.mark.dist
 
@@ -118,3 +119,19 @@ def test_torchrun_is_one_too(start):
 
 def test_a_script_that_spawns_its_ranks_itself(start):
     assert start(SPAWNS, replicas={"workers": 0}, run={"script": "main.py"}) == BOTH
+
+
+def test_the_example_learns_and_is_short(tmp_path):
+    home = Path(__file__).resolve().parents[2] / "manifests/own-script"
+    events = []
+    backend = LocalBackend(tmp_path / "state")
+    spec = load(home / "job.yaml")
+    status = run(spec, view=events.append, folder=home, backend=backend, check=False)
+    lines = [event.data.get("text", "") for event in events if event.kind == "log"]
+    assert status.state is JobState.SUCCEEDED, "\n".join(lines)
+    assert {line for line in lines if line.startswith("rank ")} == {
+        f"rank {rank} of 4, local rank {rank % 2}" for rank in range(4)
+    }
+    (accuracy,) = [line for line in lines if line.startswith("accuracy ")]
+    assert float(accuracy.removeprefix("accuracy ")) > 0.9
+    assert len((home / "main.py").read_text().splitlines()) <= 60

@@ -2,6 +2,7 @@ import struct
 
 import pytest
 
+from k8sjob import runtime
 from k8sjob.contract import EventKind
 from k8sjob.runtime.report import Reporter
 from k8sjob.runtime.scalars import ScalarFile, crc32c
@@ -96,6 +97,12 @@ def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(tmp_path, cap
         (14, {"accuracy": 0.75}),
     ]
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_session_has_a_switch_for_them(tmp_path):
+    with runtime.session(tensorboard=tmp_path / "logs") as job:
+        job.log(accuracy=0.75)
+    assert [numbers for _, numbers in events(tmp_path / "logs")] == [{"accuracy": 0.75}]
 
 
 def test_without_a_place_training_goes_on(tmp_path, capsys):
