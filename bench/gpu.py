@@ -13,13 +13,14 @@ import json
 import os
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ranks
+import turns
 
 from k8sjob.contract import RuntimeConfig
 
@@ -64,21 +65,8 @@ REAL = Shape(layers=12, width=1024, heads=16, length=1024, letters=32_000, batch
 TINY = Shape(layers=2, width=64, heads=4, length=32, letters=96, batch=4)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A strategy with its settings."""
-
-    kind: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-CASES = {
-    "ddp": Case("ddp"),
-    "ddp, bf16": Case("ddp", {"bf16": True}),
-    "ddp, bf16, compile": Case("ddp", {"bf16": True, "compile": True}),
-    "fsdp, bf16": Case("fsdp", {"bf16": True}),
-    "fsdp, bf16, compile": Case("fsdp", {"bf16": True, "compile": True}),
-}
+CASES = ("ddp", "ddp, bf16", "ddp, bf16, compile", "fsdp, bf16", "fsdp, bf16, compile")
+"""A strategy, and the switches that are on."""
 
 
 def decoder(shape: Shape):
@@ -138,23 +126,24 @@ def samples(shape: Shape):
     return torch.utils.data.TensorDataset(codes[:, :-1].clone(), codes[:, 1:].clone())
 
 
-def by_hand(case: Case, shape: Shape, device) -> tuple[Callable[..., Any], Iterable[Any]]:
+def by_hand(name: str, shape: Shape, device) -> tuple[Callable[..., Any], Iterable[Any]]:
     """The loop of torch's tutorials."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    bf16, compiled = case.options.get("bf16", False), case.options.get("compile", False)
+    kind, *switches = name.split(", ")
+    bf16, compiled = "bf16" in switches, "compile" in switches
     several, model = dist.get_world_size() > 1, decoder(shape).to(device)
-    units = [*model.blocks] if case.kind == "fsdp" else [model]
+    units = [*model.blocks] if kind == "fsdp" else [model]
     for unit in units if compiled else ():
         unit.compile()
-    if case.kind == "fsdp" and several:
+    if kind == "fsdp" and several:
         half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if bf16 else {}
         for unit in [*units, model]:
             fully_shard(unit, mp_policy=MixedPrecisionPolicy(**half))
-    whole = DistributedDataParallel(model) if case.kind == "ddp" and several else model
+    whole = DistributedDataParallel(model) if kind == "ddp" and several else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step(codes, following):
@@ -170,11 +159,8 @@ def by_hand(case: Case, shape: Shape, device) -> tuple[Callable[..., Any], Itera
     loader = torch.utils.data.DataLoader(
         data, batch_size=shape.batch, sampler=sampler, drop_last=True, pin_memory=pinned
     )
-    moved = (
-        tuple(part.to(device, non_blocking=True) for part in batch)
-        for batch in chain.from_iterable(repeat(loader))
-    )
-    return step, moved
+    step, batches = turns.endless(step, loader)
+    return step, (tuple(part.to(device, non_blocking=True) for part in one) for one in batches)
 
 
 def rank(name: str, shape: Shape) -> dict[str, Any]:
@@ -183,7 +169,6 @@ def rank(name: str, shape: Shape) -> dict[str, Any]:
 
     from k8sjob import runtime
 
-    case = CASES[name]
     with runtime.session() as job:
         run = job.prepare(
             lambda: decoder(shape), loss=loss, optimizer=(torch.optim.AdamW, {"lr": 1e-4})
@@ -191,16 +176,13 @@ def rank(name: str, shape: Shape) -> dict[str, Any]:
         data = samples(shape)
         fed = (run.batches(data, batch_size=shape.batch, tail="drop") for _ in run.epochs(9999))
         loops = {
-            "hand": by_hand(case, shape, job.device),
+            "hand": by_hand(name, shape, job.device),
             "k8sjob": (run.step, chain.from_iterable(fed)),
         }
-        timed = partial(turn, job.device)
-        for loop in loops.values():
-            timed(*loop)
-        taken: dict[str, list[float]] = {by: [] for by in loops}
-        for number in range(TURNS):
-            for by in sorted(loops, reverse=bool(number % 2)):
-                taken[by].append(timed(*loops[by]))
+        timed = {by: partial(turn, job.device, *loop) for by, loop in loops.items()}
+        for warm_up in timed.values():
+            warm_up()
+        taken = turns.alternate(timed, TURNS)
         on_gpu = job.device.type == "cuda"
         return {
             "parameters": sum(item.numel() for item in decoder(shape).parameters()),
@@ -225,41 +207,33 @@ def turn(device, step: Callable[..., Any], batches: Iterator[Any]) -> float:
 def measure(shape: Shape, world: int) -> dict[str, dict[str, Any]]:
     """By case: samples/s of both over all ranks, the ratio with its error, share of the peak."""
     table = {}
-    for name, case in CASES.items():
-        config = RuntimeConfig(strategy=case.kind, options=case.options).encode()
-        tiny = ["--tiny"] if shape is TINY else []
-        groups = []
-        for _ in range(GROUPS):
-            printed = ranks.outputs(HERE, "--rank", name, *tiny, world=world, K8SJOB_CONFIG=config)
-            lines = [line for line in printed[0].splitlines() if line.startswith("RESULT ")]
-            groups.append(json.loads(lines[-1].removeprefix("RESULT ")))
-        table[name] = summary(case, shape, groups, world)
+    for name in CASES:
+        kind, *switches = name.split(", ")
+        config = RuntimeConfig(strategy=kind, options=dict.fromkeys(switches, True)).encode()
+        argv = ["--rank", name, *(["--tiny"] if shape is TINY else [])]
+        run = partial(ranks.results, HERE, *argv, world=world, K8SJOB_CONFIG=config)
+        table[name] = summary(name, shape, [run()[0] for _ in range(GROUPS)], world)
     return table
 
 
-def summary(case: Case, shape: Shape, groups: list[dict[str, Any]], world: int) -> dict[str, Any]:
+def summary(name: str, shape: Shape, groups: list[dict[str, Any]], world: int) -> dict[str, Any]:
     """The row of a case."""
-    ratios = [
-        statistics.median(
-            hand / ours for hand, ours in zip(one["hand"], one["k8sjob"], strict=True)
-        )
-        for one in groups
-    ]
+    ratio, error = turns.ratio([(one["hand"], one["k8sjob"]) for one in groups])
     done = TURN * shape.batch * world
     rates = {
         by: done / statistics.median(seconds for one in groups for seconds in one[by])
         for by in ("hand", "k8sjob")
     }
     chip = groups[0]["chip"]
-    peak = next((both for name, both in PEAKS.items() if name in chip), None)
+    peak = next((both for known, both in PEAKS.items() if known in chip), None)
     reached = rates["k8sjob"] / world * shape.flops(groups[0]["parameters"]) / 1e12
     return {
         **rates,
-        "ratio": statistics.mean(ratios),
-        "ratio_error": statistics.stdev(ratios) / len(ratios) ** 0.5,
+        "ratio": ratio,
+        "ratio_error": error,
         "chip": chip,
         "tflops_of_a_gpu": reached,
-        "share_of_peak": reached / peak[0 if case.options.get("bf16") else 1] if peak else None,
+        "share_of_peak": reached / peak[0 if "bf16" in name else 1] if peak else None,
         "peak_bytes": max(one["peak_bytes"] for one in groups),
     }
 

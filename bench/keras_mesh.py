@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ranks
+import turns
 
 from k8sjob.contract import RuntimeConfig
 
@@ -70,16 +71,18 @@ def rank() -> dict[str, Any]:
         mesh = Pieces(job, ours).mesh
         share = Subset(data, range(mesh.data_rank, SAMPLES, mesh.data_size))
         loader = DataLoader(share, BATCH // mesh.data_size, shuffle=True)
-        taken: dict[str, list[float]] = {"hand": [], "k8sjob": []}
         clock = Clock()
-        for number in range(TURNS + 1):
-            for by in sorted(taken, reverse=bool(number % 2)):
-                if by == "hand":
-                    by_hand.fit(loader, epochs=1, verbose=0, callbacks=[clock])
-                else:
-                    job.fit(ours, data, epochs=1, global_batch=BATCH, callbacks=[clock])
-                if number:  # the first one compiles
-                    taken[by].append(clock.seconds)
+
+        def hand():
+            by_hand.fit(loader, epochs=1, verbose=0, callbacks=[clock])
+            return clock.seconds
+
+        def k8sjob():
+            job.fit(ours, data, epochs=1, global_batch=BATCH, callbacks=[clock])
+            return clock.seconds
+
+        taken = turns.alternate({"hand": hand, "k8sjob": k8sjob}, TURNS + 1)
+        taken = {by: seconds[1:] for by, seconds in taken.items()}  # the first one compiles
         pieces = Pieces(job, ours)
         found = [pieces.read(variable) for variable in (*ours.weights, *ours.optimizer.variables)]
         local = [getattr(value, "to_local", lambda value=value: value)() for value in found]
@@ -94,15 +97,14 @@ def measure() -> dict[str, dict[str, float]]:
 
 def _group(model: int) -> dict[str, Any]:
     options = {"model": model, "layout": LAYOUT if model > 1 else {}}
-    printed = ranks.outputs(
+    first, *_ = ranks.results(
         HERE,
         world=2,
         KERAS_BACKEND="jax",
         TF_CPP_MIN_LOG_LEVEL="2",
         K8SJOB_CONFIG=RuntimeConfig(strategy="keras_mesh", options=options).encode(),
     )
-    lines = [line for output in printed for line in output.splitlines()]
-    return next(json.loads(line[7:]) for line in lines if line.startswith("RESULT "))
+    return first
 
 
 def _summary(found: dict[str, Any]) -> dict[str, float]:

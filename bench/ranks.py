@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["outputs"]
+__all__ = ["outputs", "results"]
 
 
 def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
@@ -53,3 +54,13 @@ def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"{' '.join(argv[1:])} ended with {[rank.returncode for rank in ranks]}")
     return printed
+
+
+def results(program: Path, *args: str, world: int, **env: str) -> list[dict[str, Any]]:
+    """As outputs(), and return what the ranks that have one printed as JSON after RESULT."""
+    lines = [
+        line
+        for output in outputs(program, *args, world=world, **env)
+        for line in output.splitlines()
+    ]
+    return [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]

@@ -14,16 +14,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ranks
+import turns
 
 from k8sjob.contract import RuntimeConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).resolve()
 TURN, TURNS = 48, 6  # batches of a rank in one turn, so a second: reports have their own pace
@@ -100,21 +99,13 @@ def rank(name: str) -> dict[str, Any]:
             "all_reduces": sent / (run.steps - steps),
         }
         recipe = getattr(recipes, CASES[name].recipe or name)
-        loops = {"hand": endless(*recipe()), "k8sjob": (run.step, batches)}
+        loops = {"hand": turns.endless(*recipe()), "k8sjob": (run.step, batches)}
         if CASES[name].itself:
-            loops["k8sjob"] = endless(*recipe())
+            loops["k8sjob"] = turns.endless(*recipe())
         for loop in loops.values():
             turn(*loop, PROFILED)
-        taken: dict[str, list[tuple[float, float]]] = {by: [] for by in loops}
-        for number in range(TURNS):
-            for by in sorted(loops, reverse=bool(number % 2)):
-                taken[by].append(turn(*loops[by]))
-        return found | taken
-
-
-def endless(step, loader) -> tuple[Callable[..., object], Iterator[Any]]:
-    """A step, and the batches of all epochs."""
-    return step, chain.from_iterable(repeat(loader))
+        timed = {by: partial(turn, *loop) for by, loop in loops.items()}
+        return found | turns.alternate(timed, TURNS)
 
 
 def turn(step, batches, count: int = TURN) -> tuple[float, float]:
@@ -159,7 +150,7 @@ def resident(*, peak: bool = False) -> int:
 def group(name: str) -> list[dict[str, Any]]:
     """Run a group of processes; what those that train have measured, by rank."""
     case = CASES[name]
-    printed = ranks.outputs(
+    return ranks.results(
         HERE,
         name,
         world=case.ranks,
@@ -173,8 +164,6 @@ def group(name: str) -> list[dict[str, Any]]:
         MALLOC_MMAP_THRESHOLD_=str(1 << 30),
         K8SJOB_CONFIG=RuntimeConfig(strategy=case.kind, options=case.options).encode(),
     )
-    lines = [line for output in printed for line in output.splitlines()]
-    return [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
 
 
 def measure() -> dict[str, dict[str, float]]:
@@ -198,14 +187,12 @@ def summary(name: str, groups: list[list[dict[str, Any]]]) -> dict[str, float]:
         for by in ("hand", "k8sjob")
     }
     for at, called in enumerate(("ratio", "ratio_of_cpu")):
-        ratios = [
-            statistics.median(
-                hand[at] / ours[at] for hand, ours in zip(each["hand"], each["k8sjob"], strict=True)
-            )
-            for each in first
-        ]
-        row[called] = statistics.mean(ratios)
-        row[f"{called}_error"] = statistics.stdev(ratios) / len(ratios) ** 0.5
+        row[called], row[f"{called}_error"] = turns.ratio(
+            [
+                ([took[at] for took in each["hand"]], [took[at] for took in each["k8sjob"]])
+                for each in first
+            ]
+        )
     ranks_of_all = [each for found in groups for each in found]
     return row | {
         "bytes_of_a_rank": max(each["bytes"] for each in ranks_of_all),

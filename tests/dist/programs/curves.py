@@ -1,10 +1,9 @@
 """Trains models of torch in several cases, see cases.py; tells their curves and weights."""
 
 from dataclasses import replace
-from threading import Lock
 
 import torch
-from cases import LENGTH, curve, mark, masks, tell, text
+from cases import LENGTH, curve, guarded, mark, masks, tell, text
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -134,17 +133,6 @@ def task(case):
         return data, lambda: digits(case)
     data, letters = text()
     return data, lambda: transformer(case, letters)
-
-
-def guarded():
-    """A loss that nothing can pickle."""
-    lock = Lock()
-
-    def loss(output, target):
-        with lock:
-            return functional.cross_entropy(output, target)
-
-    return loss
 
 
 def train(job, case):

@@ -1,11 +1,10 @@
 """Trains Keras models in several cases, see cases.py; tells their curves and weights."""
 
 from dataclasses import replace
-from threading import Lock
 
 import keras
 import torch
-from cases import curve, mark, tell
+from cases import curve, guarded, mark, tell
 from cases import text as prose
 from keras import layers
 from keras_models import conv, dense, named, text_model
@@ -58,17 +57,6 @@ def shared(_):
 
 BUILDERS = (dense, conv, text, named, inside, unbuilt, plain, shared)
 BUILD = {build.__name__: build for build in BUILDERS}
-
-
-def guarded():
-    """A loss that nothing can pickle."""
-    lock = Lock()
-
-    def loss(output, target):
-        with lock:
-            return functional.cross_entropy(output, target)
-
-    return loss
 
 
 def samples(case):
