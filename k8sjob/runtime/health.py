@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Waiting", "lost_time", "peak_memory"]
+__all__ = ["Computing", "Waiting", "lost_time", "peak_memory"]
 
 _SYNC: Final = "sync"
 
 
 class Waiting:
-    """How long a rank was with the others, by the phases that the watchdog is told, too.
+    """How long a rank was held up by the others, by the phases that the watchdog is told, too.
 
-    Where forward or backward send as they go, such a phase has computation in it; what is left is a
-    rank's own: reading data, the script, and under ddp the forward pass.
+    Where forward or backward send as they go, such a phase has computation in it, which is the
+    rank's own: see Computing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, computed: Callable[[], float] = lambda: 0.0) -> None:
+        """Count nothing yet.
+
+        Args:
+            computed: a clock that goes on while this thread computes, in seconds.
+        """
+        self._computed = computed
         self._seconds = 0.0
-        self._since: float | None = None
+        self._since: tuple[float, float] | None = None
 
     def phase(self, phase: str) -> None:
         """A phase begins, "sync" or another."""
         if phase == _SYNC:
-            self._since = time.monotonic() if self._since is None else self._since
+            self._since = self._since or (time.monotonic(), self._computed())
         elif self._since is not None:
-            self._seconds += time.monotonic() - self._since
-            self._since = None
+            (began, computed), self._since = self._since, None
+            self._seconds += max(0.0, time.monotonic() - began - (self._computed() - computed))
 
     @property
     def seconds(self) -> float:
@@ -44,6 +53,27 @@ class Waiting:
     def reset(self) -> None:
         """Count anew."""
         self._seconds = 0.0
+
+
+class Computing:
+    """A clock that goes on while the thread that made it has a core, or is kept from one.
+
+    It is kept by whatever else runs on its node, or by its container's limit: then the others wait
+    for this rank as for one that has more to compute. Only Linux tells of that time (the second
+    number of proc's schedstat); elsewhere the clock stands still meanwhile. What is computed on a
+    GPU is not in it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: int | None = None
+        with suppress(OSError):
+            self._kept = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._kept)
+
+    def __call__(self) -> float:
+        """Seconds, from any beginning."""
+        kept = 0 if self._kept is None else int(os.pread(self._kept, 80, 0).split()[1])
+        return time.thread_time() + kept / 1e9
 
 
 @dataclass(frozen=True, slots=True)

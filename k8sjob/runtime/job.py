@@ -16,7 +16,7 @@ from k8sjob.runtime import keras_model, keras_optimizer, own_state, rng
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.env import is_elastic, most_ranks
-from k8sjob.runtime.health import Waiting
+from k8sjob.runtime.health import Computing, Waiting
 from k8sjob.runtime.last_words import in_a_line
 from k8sjob.runtime.peer import PeerLost, lateness, peer_loss
 from k8sjob.runtime.saves import Saves
@@ -81,7 +81,8 @@ class Job:
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else self.path(folder)
         self.lookout = lookout
-        self.waiting = Waiting()
+        # The host of a GPU only queues what is computed: whatever it waits for is the others'.
+        self.waiting = Waiting() if self.device.type == "cuda" else Waiting(Computing())
         self.training = False
         self.reached: dict[str, Any] = {}
         self.fitted: Callable[[], Any] | None = None

@@ -36,9 +36,32 @@ def test_the_norm_is_that_of_one_process(kind, run_ranks, alone):
     assert 0 <= last["wait_s"] <= last["step_s"]
 
 
+def slowest(outcome):
+    """The rank that the others have waited for, and for how long in a step, on the mean."""
+    lost, told = Counter(), outcome.told("progress")
+    for data in told:
+        lost[data["slowest"]] += data["wait_s"]
+    ((rank, seconds),) = lost.most_common(1)
+    return rank, seconds / len(told)
+
+
 def test_the_rank_that_lets_the_others_wait_is_named(run_ranks):
     outcome = run_ranks({**OPTIONS, "epochs": 2, "slow": [1, 0.2]}, world=2)
-    lost = Counter()
-    for data in outcome.told("progress"):
-        lost[data["slowest"]] += data["wait_s"]
-    assert lost.most_common(1)[0][0] == 1
+    assert slowest(outcome)[0] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_is_one_that_computes_longer_while_the_others_are_in_the_same_step(kind, run_ranks):
+    options = {**OPTIONS, "epochs": 2, "busy": [1, 0.2]}
+    rank, seconds = slowest(run_ranks(options, world=2, strategy=kind, options=KINDS[kind]))
+    assert rank == 1
+    assert seconds > 0.05  # half of what one waits for the other
+
+
+def test_among_trainers_too(run_ranks):
+    options = {**OPTIONS, "epochs": 2, "model": "bags", "busy": [1, 0.2]}
+    servers = {"strategy": "parameter_server", "options": {"servers": 1}}
+    outcome = run_ranks(options, world=4, **servers)
+    rank, seconds = slowest(outcome)
+    assert rank == 1
+    assert seconds > 0.05

@@ -1,9 +1,13 @@
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from k8sjob.runtime.health import Waiting, lost_time, peak_memory
+from k8sjob.runtime.health import Computing, Waiting, lost_time, peak_memory
 
 
 def test_waiting_is_counted_from_sync_to_what_comes_next():
@@ -27,6 +31,47 @@ def test_a_phase_that_goes_on_is_counted_when_it_ends():
     assert waiting.seconds == 0
     waiting.phase("evaluate")
     assert waiting.seconds > 0
+
+
+def test_what_is_computed_meanwhile_is_a_ranks_own():
+    clock = iter([5.0, 5.03])
+    waiting = Waiting(lambda: next(clock))
+    began = time.monotonic()
+    waiting.phase("sync")
+    time.sleep(0.05)
+    waiting.phase("compute")
+    assert 0.02 <= waiting.seconds <= time.monotonic() - began - 0.03
+
+
+def spun(seconds):
+    """Seconds that a busy loop took, and those of them that count as computing."""
+    clock, began = Computing(), time.monotonic()
+    before = clock()
+    while time.monotonic() < began + seconds:
+        pass
+    return time.monotonic() - began, clock() - before
+
+
+def test_computing_is_counted_and_sleeping_is_not():
+    clock = Computing()
+    before = clock()
+    time.sleep(0.2)
+    assert clock() - before < 0.1
+    spent, computed = spun(0.2)
+    assert computed == pytest.approx(spent, rel=0.2)
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux tells of it")
+def test_so_is_the_time_in_which_others_have_the_core():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            spent, computed = spun(0.5)
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert computed == pytest.approx(spent, rel=0.2)
 
 
 @pytest.mark.parametrize(

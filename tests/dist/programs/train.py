@@ -31,6 +31,7 @@ OPTIONS = {
     "linger": 0.0,  # seconds that rank 0 stays in the session after training
     "model": "dense",  # or "bags"
     "slow": None,  # [rank, seconds]: that rank's pause in each step
+    "busy": None,  # [rank, seconds]: what that rank's loss takes to compute
 }
 
 
@@ -63,6 +64,16 @@ def counted(reductions, bucket):
     return allreduce_hook(None, bucket)
 
 
+def loss_for(rank, busy):
+    def loss(output, targets):
+        until = time.thread_time() + (busy[1] if busy and busy[0] == rank else 0)
+        while time.thread_time() < until:
+            pass
+        return functional.cross_entropy(output, targets)
+
+    return loss
+
+
 def await_saves(job):
     """Wait until no checkpoint is being written, here or by another rank."""
     while job.checkpoint_dir and list(job.checkpoint_dir.glob(".step-*")):
@@ -78,7 +89,7 @@ def main():
             time.sleep(0.05)
         run = job.prepare(
             lambda: build(options),
-            loss=functional.cross_entropy,
+            loss=loss_for(job.rank, options["busy"]),
             optimizer=(torch.optim.SGD, {"lr": 0.2, "momentum": 0.9}),
         )
         reductions = []
