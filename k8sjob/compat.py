@@ -275,13 +275,14 @@ _STEP: Final[Mapping[str, Option]] = {
     "bf16": _OFF,
 }
 """What a strategy can do in its step."""
+_NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
+"""What is done where ranks have batches of their own."""
 _LAYERS: Final[Mapping[str, Option]] = {
-    "sync_batchnorm": _OFF,
     "blocks": _NAMES,
     "checkpoint_activations": _OFF,
     "compile": _OFF,
 }
-"""What is done to the layers of a model that each rank runs as a whole."""
+"""What is done to the repeated layers of a model."""
 _MESH: Final[Mapping[str, Option]] = {
     "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
     "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
@@ -297,27 +298,29 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
     {
         "ddp": Strategy(
             summary="every rank has the whole model, gradients are averaged",
-            options={**_STEP, **_LAYERS},
+            options={**_STEP, **_NORMS, **_LAYERS},
             resizes=True,
         ),
         "keras": Strategy(
             summary="every rank has the whole Keras model, which computes with torch",
             options=_STEP,
             resizes=True,
+            lacks={
+                "sync_batchnorm": "Keras's layer has none on torch; use GroupNormalization or"
+                " LayerNormalization, or kind: keras_mesh, whose statistics are those of the whole"
+                " batch",
+                "checkpoint_activations": "build the model under keras.RematScope()",
+            },
             keras=lambda _settings: "torch",
         ),
         "fsdp": Strategy(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
-            options={**_STEP, **_LAYERS, "reshard": _ON},
+            options={**_STEP, **_NORMS, **_LAYERS, "reshard": _ON},
             resizes=True,
         ),
         "mesh": Strategy(
             summary="ranks along data divide each batch, ranks along model divide what layout says",
-            options={
-                **_STEP,
-                "sync_batchnorm": _LAYERS["sync_batchnorm"],
-                **_MESH,
-            },
+            options={**_STEP, **_NORMS, **_LAYERS, **_MESH},
             rule=_of_mesh,
         ),
         "keras_mesh": Strategy(
@@ -337,6 +340,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "clip_norm": "give the optimizer global_clipnorm",
                 "bf16": 'call keras.mixed_precision.set_global_policy("mixed_bfloat16")',
                 "sync_batchnorm": "the statistics are those of the whole batch anyhow",
+                "checkpoint_activations": "build the model under keras.RematScope()",
+                "compile": "JAX compiles the step anyhow",
             },
             keras=lambda settings: settings["keras_backend"],
         ),
@@ -344,6 +349,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="every rank has some of the layers, batches pass through in parts",
             options={
                 **_STEP,
+                **_LAYERS,
                 "splits": _NAMES,
                 "schedule": Option(
                     default="1f1b",
@@ -360,10 +366,11 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         ),
         "model_split": Strategy(
             summary="one process has some of the layers on each of its GPUs, which take turns",
-            options={**_STEP, "splits": _NAMES},
+            options={**_STEP, **_LAYERS, "splits": _NAMES},
             rule=_of_model_split,
             whole_node=True,
             places=True,
+            lacks={"sync_batchnorm": "the statistics are those of the whole batch anyhow"},
         ),
         "data_parallel": Strategy(
             summary="one process has a copy of the model on each of its GPUs, made anew each step",
@@ -372,6 +379,13 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             whole_node=True,
             warning="nn.DataParallel copies the model to every GPU in each step, and its threads"
             " share one interpreter; kind: ddp does the same, faster, and on several nodes",
+            lacks={
+                "sync_batchnorm": "each copy has its own part of the batch, and is made anew in"
+                " each step; kind: ddp has it",
+                **dict.fromkeys(
+                    _LAYERS, "copies of the model are made without it; kind: ddp has it"
+                ),
+            },
         ),
         "parameter_server": Strategy(
             summary="trainers have the model without its tables, servers the tables' columns",
@@ -385,7 +399,12 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             uniform=False,
             places=True,
             saved_whole="no rank of a parameter_server has a part of the tables to write",
-            lacks={"clip_norm": "the gradients of a step are never in one place"},
+            lacks={
+                "clip_norm": "the gradients of a step are never in one place",
+                "sync_batchnorm": "trainers do not wait for each other in the forward pass; use"
+                " nn.LayerNorm or nn.GroupNorm",
+                **dict.fromkeys(_LAYERS, "layers that ask the servers cannot be computed again"),
+            },
         ),
     }
 )

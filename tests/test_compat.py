@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -175,10 +176,54 @@ DIVIDED = {"fc.weight": ["model", None]}
         ({"layout": 3}, "layout", "leave it out for {}"),
     ],
 )
-def test_meshes_that_cannot_be(given, field, said):
-    (found,) = conflicts("mesh", given, Shape(2, 4))
+@pytest.mark.parametrize("kind", ["mesh", "keras_mesh"])
+def test_meshes_that_cannot_be(kind, given, field, said):
+    (found,) = conflicts(kind, given, Shape(2, 4))
     assert found.field == f"strategy.{field}"
     assert said in found.message
+
+
+OF_KERAS = {".*/dense/kernel": [None, "model"]}
+TWO = {"model": 2, "layout": OF_KERAS}
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "field", "message"),
+    [
+        (
+            TWO,
+            Shape(3, 1),
+            "model",
+            "3 nodes x 1 processes = 3 ranks do not divide by mesh axis model=2; set it to 1, 3",
+        ),
+        (
+            {**TWO, "data": 2},
+            Shape(3, 1),
+            "data",
+            "mesh data 2 x model 2 = 4, but 3 nodes x 1 processes = 3 ranks; leave data out",
+        ),
+        (
+            {"model": 2},
+            Shape(1, 2),
+            "layout",
+            "write what it divides, as {.*/dense/kernel: [null, model]}, or leave model out",
+        ),
+        ({"keras_backend": "tensorflow"}, Shape(1, 2), "keras_backend", "is not jax or torch;"),
+    ],
+)
+def test_meshes_of_keras_that_cannot_be(given, shape, field, message):
+    (found,) = conflicts("keras_mesh", given, shape)
+    assert found.field == f"strategy.{field}"
+    assert message in found.message
+
+
+def test_jax_has_no_backend_of_a_process_group():
+    shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
+    (found,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
+    assert found.field == "strategy.backend"
+    assert found.message.startswith("JAX speaks to NCCL by itself, and the group beside it is gloo")
+    assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
+    assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
 
 
 @pytest.mark.parametrize(
@@ -214,3 +259,28 @@ def test_the_runtime_gets_settings_that_go_together():
     config = spec.runtime_config
     shape = Shape(spec.nnodes, spec.nproc_per_node)
     assert conflicts(config.strategy, config.options, shape, backend=config.backend) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"), [(kind, name) for kind, row in STRATEGIES.items() for name in row.lacks]
+)
+def test_a_setting_that_a_strategy_lacks_is_refused_with_the_reason(kind, setting):
+    value = {"accumulate": 2, "clip_norm": 1.0, "blocks": ["a"]}.get(setting, True)
+    found = conflicts(kind, {setting: value}, Shape(1, 1))
+    (refused,) = (conflict for conflict in found if conflict.field == f"strategy.{setting}")
+    assert f"{kind} has no such setting, but " in refused.message
+    assert refused.message.endswith(f"; leave it out: {STRATEGIES[kind].lacks[setting]}")
+
+
+def test_the_page_of_strategies_says_which_has_which_setting():
+    page = Path(__file__).parents[1] / "docs/how-to/choose-strategy.md"
+    section = page.read_text().partition("## Settings of the step and of the layers")[2]
+    told = {}
+    for line in section.partition("\n## ")[0].splitlines():
+        if line.startswith("| `"):
+            setting, _, under = line.strip("| ").split(" | ")
+            named = set(re.findall(r"`(\w+)`", under))
+            told[setting.strip("`")] = STRATEGIES.keys() - named if "all but" in under else named
+    assert len(told) == 6
+    for setting, kinds in told.items():
+        assert kinds == {kind for kind, row in STRATEGIES.items() if setting in row.options}, setting

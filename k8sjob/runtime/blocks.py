@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["compile_forward", "find_blocks", "recompute", "tied"]
+__all__ = ["find_blocks", "prepare_layers", "tied"]
 
 
 def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.Module]:
@@ -54,16 +54,30 @@ def tied(model: nn.Module) -> list[list[str]]:
     return [found for found in names.values() if len(found) > 1]
 
 
-def recompute(layers: Iterable[nn.Module]) -> None:
-    """Let backward compute the layers again instead of keeping what is inside them."""
-    for layer in layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+def prepare_layers(
+    model: nn.Module, options: Mapping[str, Any], *, as_one: bool = False
+) -> list[nn.Module]:
+    """Let blocks be recomputed and compiled, as the settings say; hooks and names stay.
 
+    Args:
+        model: the model.
+        options: blocks, checkpoint_activations and compile.
+        as_one: compile the model as a whole, not block by block.
 
-def compile_forward(layers: Iterable[nn.Module]) -> None:
-    """Compile the layers; their hooks, names and parameters stay as they are."""
-    for layer in layers:
-        layer.forward = torch.compile(layer.forward)
+    Returns:
+        The blocks; empty where the model has none.
+
+    Raises:
+        ValueError: see find_blocks.
+    """
+    blocks = list(find_blocks(model, options["blocks"]).values())
+    if options["checkpoint_activations"]:
+        for layer in blocks:
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    if options["compile"]:
+        for layer in [model] if as_one or not blocks else blocks:
+            layer.forward = torch.compile(layer.forward)
+    return blocks
 
 
 def _members(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import _are_we_tracing
 
-__all__ = ["capture", "of_rank", "restore", "seed_all"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["capture", "divide", "of_rank", "restore", "seed_all"]
 
 _RANK_STRIDE = 0x9E3779B1
 """The golden ratio's 32 bits: neighbouring ranks get seeds far apart."""
@@ -33,6 +40,49 @@ def seed_all(seed: int, rank: int | None = None) -> None:
 def of_rank(seed: int, rank: int) -> int:
     """A rank's own seed, 0 to 2**32 - 1."""
     return (seed + (rank + 1) * _RANK_STRIDE) % 2**32
+
+
+def divide(ranks: DeviceMesh) -> None:
+    """Let random operations on a tensor that is divided over these ranks differ by the part.
+
+    The ranks draw the same numbers otherwise, and go on doing so. torch sees to that on GPUs, but
+    would give rank 0's numbers to all ranks of the job when it meets the first such operation; on
+    CPUs each part had the same numbers, and after parts of unequal size ranks had no longer the
+    same ones.
+    """
+    from torch.distributed.tensor import _random
+
+    if ranks.device_type == "cpu":
+        _random._rng_tracker = _BY_PART  # type: ignore[assignment]  # noqa: SLF001 - there is no other way
+    else:
+        _random.manual_seed(torch.initial_seed(), ranks)
+
+
+class _ByPart:
+    """What torch's random operations on divided tensors go by (as _random._RNGStateTracker)."""
+
+    distribute_region_enabled = True
+
+    @contextmanager
+    def _distribute_region(
+        self, spec: Any, generator: torch.Generator | None = None
+    ) -> Iterator[None]:
+        """Each part has a generator of its own, whose seed all ranks draw."""
+        if _are_we_tracing():  # a compiled operation draws one number, whatever its size
+            yield
+            return
+        drawn = int(torch.randint(2**62, (), generator=generator))
+        place = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
+        part = [at for at, placement in place if placement.is_shard()]
+        common = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(hash((drawn, *part)) % 2**63)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(common)
+
+
+_BY_PART: Final = _ByPart()
 
 
 def capture(device: torch.device) -> dict[str, Tensor]:

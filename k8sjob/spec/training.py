@@ -112,9 +112,9 @@ class Strategy(Part):
     blocks: Annotated[
         tuple[Pattern, ...],
         doc(
-            "Layers that fsdp gathers and checkpoint_activations recomputes as one, by name or"
-            " regular expression of the whole name; empty: the members of nn.Sequential and"
-            " nn.ModuleList.",
+            "Layers that fsdp gathers, checkpoint_activations recomputes and compile compiles as"
+            " one, by name or regular expression of the whole name; empty: the members of"
+            " nn.Sequential and nn.ModuleList.",
             [r"encoder\.layers\.\d+"],
         ),
     ] = ()
@@ -123,7 +123,7 @@ class Strategy(Part):
         doc("Keep only the inputs of each block for backward, and compute it again there.", True),
     ] = False
     compile: Annotated[
-        Flag, doc("torch.compile the model; under fsdp each block by itself.", True)
+        Flag, doc("torch.compile each block by itself; under ddp the whole model as one.", True)
     ] = False
     reshard: Annotated[
         Flag,

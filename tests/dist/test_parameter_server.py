@@ -18,6 +18,7 @@ ALONE = {
     "adam": {**BAGS, "optimizer": ["AdamW", {"lr": 1e-2}]},
     "accumulated": {**BAGS, "batch": 8, "options": {"accumulate": 4}},
     "scheduled": {**BAGS, "schedule": 6},
+    "bf16": {**BAGS, "options": {"bf16": True}},
 }
 
 
@@ -34,6 +35,7 @@ ONE_TRAINER = {
     "adam": served("adam", servers=2, tables=BOTH),
     "accumulated": served("accumulated", servers=2, tables=BOTH),
     "scheduled": served("scheduled", servers=2, tables=BOTH),
+    "bf16": served("bf16", servers=2, tables=BOTH),
 }
 WRONG = {
     "a table that is none": (
@@ -74,9 +76,25 @@ def test_one_trainer_has_the_curve_of_one_process(name, one_trainer, alone):
         assert found["evaluation"][metric] == pytest.approx(value, abs=1e-4)
 
 
+def test_bfloat16_comes_close(one_trainer, alone):
+    found, exact = one_trainer["bf16"]["losses"], alone["momentum"]["losses"]
+    assert found == pytest.approx(exact, abs=0.05)
+    assert found != pytest.approx(exact, abs=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_served_is_one_error(name, one_trainer):
     assert WRONG[name][1] in one_trainer[name]["error"]
+
+
+def test_two_trainers_average_once_for_all_batches_of_a_step(run_ranks):
+    options = {"model": "bags", "samples": 64, "epochs": 1}
+    whole = run_ranks({**options, "batch": {"global_batch": 64}}, world=1).result
+    serving = {"strategy": "parameter_server", "options": {"accumulate": 4}}
+    parts = run_ranks({**options, "batch": {"global_batch": 16}, "count": True}, world=4, **serving)
+    assert parts.result["steps"] == parts.result["reductions"] == 1
+    dense = slice(-27, None)  # what comes after the table
+    assert parts.result["weights"][dense] == pytest.approx(whole["weights"][dense], rel=1e-9)
 
 
 def test_a_checkpoint_goes_from_servers_to_one_process_and_back(run_ranks, tmp_path):

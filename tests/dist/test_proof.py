@@ -228,8 +228,13 @@ def test_replicas_are_equal_bit_by_bit(row, measured):
 def test_dropout_differs_between_shares_and_not_between_runs(row, measured):
     found, again = (measured[f"{row.name}: dropout{which}"] for which in ("", " again"))
     assert found["losses"] != measured[f"{row.program} text"]["losses"][:5]
-    drawn = found["drawn"]
-    assert [drawn.index(mark) for mark in drawn] == [row.shares.index(own) for own in row.shares]
+    if row.program == "curves.py":  # each rank has as many as its dropout layers were called
+        calls = list(zip(*found["drawn"], strict=True))
+        assert all(len(set(own)) == len(own) >= 2 * 2 * 5 for own in found["drawn"])
+    else:
+        calls = [found["drawn"]]
+    for drawn in calls:
+        assert [drawn.index(mark) for mark in drawn] == [row.shares.index(n) for n in row.shares]
     assert again == found
 
 

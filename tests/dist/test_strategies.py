@@ -3,6 +3,8 @@
 One launch for each number of ranks trains all of its cases.
 """
 
+import shutil
+
 import pytest
 
 pytestmark = pytest.mark.dist
@@ -63,6 +65,8 @@ FOUR = {
         "text", "fsdp", blocks=[r"block\d"], checkpoint_activations=True, reshard=False
     ),
     "ddp clipped, recomputed": case("clipped", "ddp", checkpoint_activations=True),
+    "mesh text, recomputed": mesh("text", 2, blocks=[r"block\d"], checkpoint_activations=True),
+    "pipeline clipped, recomputed": pipeline("clipped", ["block1"], checkpoint_activations=True),
 }
 BF16 = {
     **{f"{kind} bf16": case("digits", kind, bf16=True) for kind in ("ddp", "fsdp")},
@@ -75,6 +79,24 @@ ONE_PROCESS = {
     "model_split accumulated": case("accumulated", "model_split", splits=["block1"]),
     "data_parallel digits": case("digits", "data_parallel"),
     "data_parallel clipped": case("clipped", "data_parallel"),
+    "model_split clipped, recomputed": case(
+        "clipped", "model_split", splits=["block1"], checkpoint_activations=True
+    ),
+    "model_split bf16": case("digits", "model_split", splits=["fc2"], bf16=True),
+    "data_parallel bf16": case("digits", "data_parallel", bf16=True),
+}
+COMPILED = {
+    "ddp digits, compiled": case("digits", "ddp", compile=True),
+    "fsdp text, compiled": case("text", "fsdp", compile=True),  # the others block by block
+    "mesh digits, compiled": mesh("digits", 2, compile=True),
+    "pipeline digits, compiled": pipeline("digits", ["fc2"], compile=True),
+}
+PART = {**TEXT, r"block\d\.up\.output": [None, None, "model"]}  # gelu and dropout see a part
+DROPOUT = {"dropout": 0.3, "inner": 0.3, "steps": 5, "twice": True}
+UNEVEN = {**DIGITS, "fc1.output": ["model", None]}  # a share of 15 samples is 8 and 7
+DROPPED = {
+    "mesh text, dropped": {**mesh("text", 2, PART), **DROPOUT},
+    "mesh digits, dropped": {**mesh("digits", 2, UNEVEN), **DROPOUT, "batch": 30, "samples": 300},
 }
 WRONG = {
     "a split that is no layer": (
@@ -114,13 +136,13 @@ def launch(run_once, world, cases):
 
 @pytest.fixture(scope="module")
 def alone(run_once):
-    return launch(run_once, 1, {**MODELS, **ONE_PROCESS})
+    return launch(run_once, 1, {**MODELS, "bf16": BF16["ddp bf16"], **ONE_PROCESS})
 
 
 @pytest.fixture(scope="module")
 def four(run_once):
     wrong = {name: wanted for name, (wanted, _) in WRONG.items()}
-    return launch(run_once, 4, {**FOUR, **BF16, **wrong})
+    return launch(run_once, 4, {**FOUR, **BF16, **DROPPED, **wrong})
 
 
 def same(found, alone):
@@ -156,6 +178,21 @@ def test_one_process_has_the_same_curve_however_it_uses_its_devices(name, alone)
         assert found[told] == plain[told]
 
 
+@pytest.fixture(scope="module")
+def compiled(run_once, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    env = {"TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return run_once(COMPILED, program="curves.py", env=env, limit=500).result
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_layers_have_the_curve_of_one(name, compiled, alone):
+    same(compiled[name], alone[base(name)])
+    assert compiled[name]["graphs"] > 0
+
+
 @pytest.mark.parametrize(
     "name", ["ddp clipped, recomputed", "mesh text", "mesh uneven", "pipeline clipped"]
 )
@@ -165,14 +202,31 @@ def test_replicas_are_equal_bit_by_bit(name, four):
     assert all(of_part[part] == mark for part, mark in four[name]["marks"])
 
 
+@pytest.mark.parametrize(("name", "calls", "divided"), [("text", 3, 1), ("digits", 2, 0)])
+def test_dropout_in_a_divided_output_differs_by_the_part(name, calls, divided, four):
+    found = four[f"mesh {name}, dropped"]
+    for call in range(calls):
+        masks = [own[call::calls] for own in found["drawn"]]
+        if call == divided:
+            assert len({mark for own in masks for mark in own}) == sum(len(own) for own in masks)
+        else:  # of whole outputs: one for each share of the data
+            assert masks[0] == masks[1] != masks[2] == masks[3]
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_replicas_are_equal_after_dropout_in_a_divided_output(name, four):
+    assert len(set(map(tuple, four[name]["marks"]))) == 2
+    assert four[f"{name} again"] == four[name]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_layout_that_cannot_be_is_one_error(name, four):
     assert WRONG[name][1] in four[name]["error"]
 
 
-@pytest.mark.parametrize("name", BF16)
+@pytest.mark.parametrize("name", [*BF16, "bf16"])
 def test_bfloat16_comes_close(name, four, alone):
-    found, exact = four[name]["losses"], alone["digits"]["losses"]
+    found, exact = {**four, **alone}[name]["losses"], alone["digits"]["losses"]
     assert found == pytest.approx(exact, abs=0.05)
     assert found != pytest.approx(exact, abs=TOLERANCE)
 

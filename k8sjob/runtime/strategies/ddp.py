@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k8sjob.runtime import sync_batchnorm
-from k8sjob.runtime.blocks import compile_forward, find_blocks, recompute
+from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.mesh import Mesh
 from k8sjob.runtime.replicas import replicate
 from k8sjob.runtime.strategies import Strategy, assemble
@@ -26,9 +26,6 @@ def prepare(
     """The row of the table: DistributedDataParallel, or the bare model on one rank alone."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
-    if options["checkpoint_activations"]:
-        recompute(find_blocks(model, options["blocks"]).values())
-    if options["compile"]:
-        compile_forward([model])
+    prepare_layers(model, options, as_one=True)
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)

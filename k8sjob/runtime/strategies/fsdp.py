@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from k8sjob.runtime import full_state, sync_batchnorm
-from k8sjob.runtime.blocks import compile_forward, find_blocks, recompute
+from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.mesh import Mesh, equalise
 from k8sjob.runtime.step import forward_backward
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
@@ -35,11 +35,7 @@ def prepare(
     """The row of the table: FSDP2, or the bare model on one rank alone."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
-    blocks = list(find_blocks(model, options["blocks"]).values())
-    if options["checkpoint_activations"]:
-        recompute(blocks)
-    if options["compile"]:
-        compile_forward(blocks or [model])
+    blocks = prepare_layers(model, options)
     mesh = Mesh(group)
     if group.world_size > 1:
         equalise(model, group)

@@ -18,7 +18,8 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime import full_state, layout, sync_batchnorm
+from k8sjob.runtime import full_state, layout, rng, sync_batchnorm
+from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.gradients import MixedError, synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
 from k8sjob.runtime.step import forward, forward_backward
@@ -48,8 +49,10 @@ def prepare(
     if options["sync_batchnorm"] and mesh.data_size > 1:
         _check_norms(model, divided)
         model = sync_batchnorm.convert_for(model, group, mesh.process_group("data"))
+    prepare_layers(model, options)
     ranks = mesh.axis("model")
     if ranks is not None:
+        rng.divide(ranks)
         owners = _owners(model, divided)
         _divide(model, divided, owners, ranks)
         _convert(model, owners, outputs, ranks)

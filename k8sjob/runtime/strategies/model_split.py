@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from k8sjob.runtime import chain
+from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.mesh import Mesh
 from k8sjob.runtime.replicas import replicate
 from k8sjob.runtime.strategies import Strategy, assemble
@@ -32,6 +33,7 @@ def prepare(
 ) -> Strategy:
     """The row of the table: stages on the devices of this process, which is alone."""
     stages = chain.stages(model, options["splits"])
+    prepare_layers(model, options)
     places = devices(group.device, len(stages), torch.cuda.device_count())
     for layers, place in zip(stages, places, strict=True):
         for name in layers:

@@ -1,18 +1,21 @@
 """Parameter server: trainers have the model but for its tables, whose columns lie on servers.
 
-What the trainers have is trained as data parallel. Gradients of the tables go to the servers, which
-apply them as they come: with several trainers the order differs from run to run.
+What the trainers have is trained as data parallel: torch averages its gradients while it computes
+them, or, where those of several batches are added up, all of them once before the step. Gradients
+of the tables go to the servers, which apply them as they come: with several trainers the order
+differs from run to run.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.autograd as dist_autograd
 from torch.nn.parallel import DistributedDataParallel
 
 from k8sjob.runtime import full_state, stage_state
+from k8sjob.runtime.gradients import synchronise
 from k8sjob.runtime.mesh import Mesh, equalise_buffers
 from k8sjob.runtime.remote_tables import RemoteTables, choose
 from k8sjob.runtime.shards import gathered
@@ -41,14 +44,22 @@ def prepare(
     on_gpu = [group.device] if group.device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=on_gpu)
     steps = _Steps(model, remote, group)
-    state = _State(model, remote, whole, group)
+    state, mesh = _State(model, remote, whole, group), Mesh(group)
+    # torch averages what a batch's context has, and what earlier batches gave is not in it.
+    added_up = options["accumulate"] > 1
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting(), steps.context() as context:
-            with autocast(group.device, bf16=options["bf16"]):
+            with (
+                wrapped.no_sync() if added_up else nullcontext(),
+                autocast(group.device, bf16=options["bf16"]),
+            ):
                 value = mean_loss(loss, call(wrapped, inputs), targets)
             dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
-            steps.take(context, closes=sync)
+            steps.take(context)
+            if added_up and sync:
+                synchronise(model, mesh)  # no table steps before all have looked theirs up
+            steps.send(context, closes=sync)
         return value.detach()
 
     def settle() -> None:
@@ -57,7 +68,7 @@ def prepare(
 
     return assemble(
         model,
-        Mesh(group),
+        mesh,
         backward,
         bf16=options["bf16"],
         wrapped=wrapped,
@@ -111,13 +122,16 @@ class _Steps:
             self._remote.make_optimizer(type(optimizer), pickled)
         self._group.barrier()
 
-    def take(self, context: int, *, closes: bool) -> None:
-        """Take a batch's gradients from its context; begin the tables' step at a window's end."""
+    def take(self, context: int) -> None:
+        """Add what a batch's context has to the gradients of the parameters here."""
         gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
         for parameter in self._model.parameters():
             new = gradients.get(parameter)
             if new is not None:
                 parameter.grad = new if parameter.grad is None else parameter.grad + new
+
+    def send(self, context: int, *, closes: bool) -> None:
+        """Let the servers keep a batch's gradients, or begin their step at a window's end."""
         if not closes:
             self._remote.accumulate(self._group.rank, context)
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from k8sjob.runtime import chain, stage_state
+from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.gradients import synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
 from k8sjob.runtime.neighbours import Neighbours
@@ -40,6 +41,7 @@ def prepare(
     stage, last = mesh.model_rank, mesh.model_rank == len(stages) - 1
     equalise(model, group)
     whole = stage_state.names(model)
+    prepare_layers(model, options)
     chain.keep_stage(model, stages[stage])
     neighbours = Neighbours(mesh)
     schedule = gpipe if options["schedule"] == "gpipe" else one_f_one_b

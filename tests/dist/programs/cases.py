@@ -46,12 +46,6 @@ def mark(tensors):
     return zlib.crc32(flat.numpy().tobytes())
 
 
-def masks(job):
-    """A mark of the dropout mask that each rank draws next."""
-    mask = functional.dropout(torch.ones(64), 0.5)
-    return [int(found) for found in job.gather(torch.tensor(mark([mask])))]
-
-
 def curve(job, run, data, case, given=lambda inputs: inputs):
     """Train; the loss of each step over all ranks."""
     losses = []

@@ -1,9 +1,10 @@
 """Trains models of torch in several cases, see cases.py; tells their curves and weights."""
 
+import sys
 from dataclasses import replace
 
 import torch
-from cases import LENGTH, curve, guarded, mark, masks, tell, text
+from cases import LENGTH, curve, guarded, mark, tell, text
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -19,6 +20,7 @@ OPTIONS = {
     "epochs": 99,
     "batch": 32,  # samples of all ranks
     "dropout": 0.0,
+    "inner": 0.0,  # dropout between two other layers, of a block those that a layout may divide
     "optimizer": ["SGD", {"lr": 0.1, "momentum": 0.9}],
     "samples": None,  # fewer than there are
     "tail": "pad",
@@ -50,15 +52,17 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dropout):
+    def __init__(self, dropout, inner):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(SIZE), nn.LayerNorm(SIZE)
         self.attention, self.dropout = Attention(), nn.Dropout(dropout)
+        self.inner = nn.Dropout(inner)
         self.up, self.down = nn.Linear(SIZE, 4 * SIZE), nn.Linear(4 * SIZE, SIZE)
 
     def forward(self, x):
         x = x + self.dropout(self.attention(self.norm1(x)))
-        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+        inner = self.inner(functional.gelu(self.up(self.norm2(x))))
+        return x + self.dropout(self.down(inner))
 
 
 class Embedding(nn.Module):
@@ -81,7 +85,7 @@ class Head(nn.Module):
 
 def transformer(case, letters):
     parts = {"embed": Embedding(letters)}
-    parts |= {f"block{number}": Block(case["dropout"]) for number in range(2)}
+    parts |= {f"block{number}": Block(case["dropout"], case["inner"]) for number in range(2)}
     model = nn.Sequential()
     for name, part in {**parts, "head": Head(letters, bias=case["tied"])}.items():
         model.add_module(name, part)
@@ -100,6 +104,8 @@ def digits(case):
     model.add_module("act", nn.Sequential(nn.ReLU(), nn.Dropout(case["dropout"])))
     model.add_module("fc2", nn.Linear(48, 32))
     model.add_module("tanh", nn.Tanh())
+    if case["inner"]:
+        model.add_module("inner", nn.Dropout(case["inner"]))
     model.add_module("out", nn.Linear(32, 10))
     return model
 
@@ -135,12 +141,34 @@ def task(case):
     return data, lambda: transformer(case, letters)
 
 
+def watch(model):
+    """Marks of what the dropout layers leave out in training, one for each call; grows."""
+    marks = []
+
+    def look(layer, _, output):
+        if layer.training:
+            marks.append(mark([local(output) == 0]))
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout) and layer.p:
+            layer.register_forward_hook(look)
+    return marks
+
+
+def graphs():
+    """How many torch.compile has made."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return compiler.counters["stats"]["unique_graphs"] if compiler else 0
+
+
 def train(job, case):
     job.config = replace(job.config, strategy=case["kind"], options=case["options"])
     data, build = task(case)
     if case["samples"]:
         data = torch.utils.data.Subset(data, range(case["samples"]))
     loss = guarded() if case["unpicklable"] else functional.cross_entropy
+    if case["options"].get("compile"):
+        torch.compiler.reset()  # else what an earlier case compiled serves this one
     torch.manual_seed(3)
     name, settings = case["optimizer"]
     optimizer = (getattr(torch.optim, name), settings)
@@ -154,12 +182,13 @@ def train(job, case):
         scheduler=schedule,
         schedule_by="step",
     )
-    strategy = run._strategy
+    strategy, masks, before = run._strategy, watch(run.model), graphs()
     losses = curve(job, run, data, case)
     held = range(min(101, len(data)))
     evaluation = run.evaluate(torch.utils.data.Subset(data, held), batch_size=16)
     mine = [local(value.detach()).clone() for value in run.model.parameters()]
     whole = strategy.capture(run.optimizer).get("model", {})  # rank 0's
+    drawn = job.gather(torch.tensor(masks))
     marks = job.gather(torch.tensor([strategy.mesh.model_rank, mark(mine)]))
     return {
         "losses": losses,
@@ -168,9 +197,10 @@ def train(job, case):
         else [],
         "names": list(whole),
         "marks": [found.tolist() for found in marks],
-        "drawn": masks(job),
+        "drawn": [found.tolist() for found in drawn],
         "held": sum(value.numel() for value in mine),
         "evaluation": evaluation,
+        "graphs": graphs() - before,
         "steps": run.steps,
     }
 

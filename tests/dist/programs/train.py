@@ -3,6 +3,7 @@
 The one argument is a JSON object, see OPTIONS.
 """
 
+import functools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn import functional
 
 from k8sjob import runtime
+from k8sjob.runtime.mesh import Mesh
 
 OPTIONS = {
     "samples": 96,
@@ -64,6 +66,11 @@ def counted(reductions, bucket):
     return allreduce_hook(None, bucket)
 
 
+def averaged(mesh, reductions, average, tensors):
+    reductions.append(len(tensors))
+    return average(mesh, tensors)
+
+
 def loss_for(rank, busy):
     def loss(output, targets):
         until = time.thread_time() + (busy[1] if busy and busy[0] == rank else 0)
@@ -95,6 +102,7 @@ def main():
         reductions = []
         if options["count"]:
             run._strategy.wrapped.register_comm_hook(reductions, counted)
+            Mesh.average = functools.partialmethod(averaged, reductions, Mesh.average)
         data = samples(options["samples"])
         for _ in run.epochs(options["epochs"]):
             losses = run.state.setdefault("losses", [])
