@@ -22,7 +22,7 @@ from k8sjob.runtime.jax_processes import JaxProcesses
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.last_words import in_a_line
 from k8sjob.runtime.lookout import Lookout
-from k8sjob.runtime.process_group import open_group
+from k8sjob.runtime.process_group import local_device, open_group
 from k8sjob.runtime.report import Reporter
 
 if TYPE_CHECKING:
@@ -210,9 +210,7 @@ def _handling_sigterm(job: Job) -> Iterator[None]:
 
 
 def _check(config: RuntimeConfig, env: DistEnv) -> None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < (2, 6):
-        raise EnvError(f"torch {torch.__version__} is too old; install torch >= 2.6")
+    _check_torch(config, env)
     nproc = env.local_world_size if env.world_size % env.local_world_size == 0 else env.world_size
     shape = compat.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
     serving = compat.serving(config.strategy, config.options)
@@ -221,6 +219,16 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
     for conflict in compat.conflicts(config.strategy, config.options, shape):
         raise EnvError(f"{conflict.field}: {conflict.message}")
     _check_keras(config)
+
+
+def _check_torch(config: RuntimeConfig, env: DistEnv) -> None:
+    version, enough = tuple(int(part) for part in torch.__version__.split(".")[:2]), (2, 6)
+    what = ""
+    if config.strategy == "fsdp" and env.world_size > 1 and local_device(env).type == "cpu":
+        what, enough = " for strategy.kind: fsdp on CPUs", (2, 7)
+    if version < enough:
+        needed = ".".join(map(str, enough))
+        raise EnvError(f"torch {torch.__version__} is too old{what}; install torch >= {needed}")
 
 
 def _check_keras(config: RuntimeConfig) -> None:

@@ -132,9 +132,12 @@ def image_of(cluster, tmp_path_factory):
     buildah = Buildah()
     built = {}
 
-    def make(spec, home):
+    def make(spec, home, *, newer=False):
         """The reference for the spec whose job.yaml lies in `home`."""
-        image = spec.image.model_copy(update={"base": buildah.base_image()})
+        base = buildah.newer_image() if newer else buildah.base_image()
+        if base is None:
+            pytest.skip("Debian's next release, which has a newer torch, cannot be installed now")
+        image = spec.image.model_copy(update={"base": base})
         key = (image.model_dump_json(), str(home))
         if key not in built:
             context = tmp_path_factory.mktemp("image") / "context"

@@ -149,8 +149,8 @@ def small(spec):
 def start(cluster, namespace, eventually, image_of):
     """Starts a job: a Training to be used in a `with`."""
 
-    def submit(spec, home):
-        text = render(spec, image=image_of(spec, home))
+    def submit(spec, home, **how):
+        text = render(spec, image=image_of(spec, home, **how))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
         return Training(cluster, namespace, spec.name, eventually, speaker(yaml.safe_load(text)))
 
@@ -228,6 +228,45 @@ def test_a_keras_model_is_divided_over_four_pods(start, checkpoints):
         curve = training.curve()
         assert [point["epoch"] for point in curve] == [1, 2, 3, 4, 5]
         assert curve[-1]["val_accuracy"] > 0.85
+
+
+ELSEWHERE = {
+    "transformer-fsdp": ("test_loss", 2.95),
+    "torch-mesh": ("test_loss", 0.35),
+    "pipeline": ("test_loss", 0.5),
+    "accumulate": ("test_loss", 0.6),
+    "sync-batchnorm": ("test_loss", 0.5),
+    "model-split": ("test_loss", 0.5),
+    "data-parallel": ("test_loss", 0.5),
+    "keras-mnist": ("test_loss", 0.5),
+    "keras-fit": ("val_loss", 0.5),
+}
+
+
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory):
+    """A folder with the scripts of several examples, by the example's name: one image for all."""
+    home = tmp_path_factory.mktemp("examples")
+    for name in ELSEWHERE:
+        shutil.copy(EXAMPLES / name / "main.py", home / f"{name}.py")
+    (home / "requirements.txt").write_text("keras>=3.11\nscikit-learn>=1.4\n")
+    return home
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_example_learns_in_pods(start, checkpoints, examples, name):
+    spec = small(load(EXAMPLES / name / "job.yaml"))
+    run = spec.run.model_copy(update={"script": f"{name}.py", "env": {"OMP_NUM_THREADS": "1"}})
+    resources = spec.resources.model_copy(update={"gpus": 0})
+    checkpoints(spec.volumes[0].pvc)
+    spec = spec.model_copy(update={"run": run, "resources": resources})
+    with start(spec, examples, newer=spec.strategy.kind == "fsdp") as training:
+        training.finish()
+        (started,) = training.events("started")
+        assert started.data["strategy"] == spec.strategy.kind
+        assert started.data["world_size"] == spec.replicas.workers + 1
+        metric, limit = ELSEWHERE[name]
+        assert training.curve()[-1][metric] < limit
 
 
 def test_a_script_of_ones_own_runs_as_two_processes_in_each_of_two_pods(start):
