@@ -31,6 +31,8 @@ REFUSED = {
     **{f"{kind}: tied": TWO_STAGES for kind in ("pipeline", "model_split")},
     **{f"{kind}: shared": ONE_BLOCK for kind in ("pipeline", "model_split")},
     "parameter_server: tied": TWO_LAYERS,
+    "parameter_server, two trainers: tied": TWO_LAYERS,
+    "parameter_server, two trainers: batch of one": BELOW_TWO,
 }
 
 
@@ -73,6 +75,14 @@ SERVED["parameter_server: unpicklable"] = {
     "kind": "parameter_server",
     "options": {"servers": 1},
 }
+TWO_TRAINERS = {
+    "parameter_server, two trainers: tied": SERVED["parameter_server: tied"],
+    "parameter_server, two trainers: batch of one": {
+        **SERVED["parameter_server: unpicklable"],
+        "batch": 1,
+    },
+}
+LEARNING = {**SERVED["parameter_server: unpicklable"], "steps": 20}
 LAYOUT_FAULTS = {
     "a key that matches nothing": (
         {"fc9.weight": ROWS},
@@ -101,10 +111,11 @@ def results(run_once):
         **launch(1, {**alone, **ONE}),
         **launch(4, {**FOUR, **wrong}),
         **launch(3, SERVED, **serving),
+        **launch(4, {**TWO_TRAINERS, "two trainers": LEARNING}, **serving),
     }
 
 
-@pytest.mark.parametrize("name", {**FOUR, **ONE, **SERVED})
+@pytest.mark.parametrize("name", {**FOUR, **ONE, **SERVED, **TWO_TRAINERS})
 def test_one_clear_error_or_the_right_result(name, results):
     found, like = results[name], name.partition(": ")[2].partition(",")[0]
     if name in REFUSED:
@@ -115,6 +126,13 @@ def test_one_clear_error_or_the_right_result(name, results):
     assert len(found["losses"]) == 5
     assert found["losses"] == pytest.approx(alone["losses"], abs=TOLERANCE)
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-4)
+
+
+def test_two_trainers_learn_by_a_loss_that_nothing_can_pickle(results):
+    found = results["two trainers"]  # each steps the tables, so that no two runs are equal
+    assert found["losses"][-1] < 0.8 * found["losses"][0]
+    (_, first), (_, second) = found["marks"]
+    assert first == second
 
 
 @pytest.mark.parametrize("name", LAYOUT_FAULTS)
@@ -128,6 +146,11 @@ def test_a_layout_that_does_not_fit_is_one_error(name, results):
         (
             "mesh",
             {"model": 2, "layout": LAYOUTS["digits"]},
+            "3 ranks do not divide by mesh axis model=2; set it to 1, 3",
+        ),
+        (
+            "keras_mesh",
+            {"model": 2, "layout": {".*/fc1/kernel": COLUMNS}},
             "3 ranks do not divide by mesh axis model=2; set it to 1, 3",
         ),
         ("pipeline", {"splits": ["fc2"]}, "3 ranks do not divide by 1 splits + 1 = 2 stages"),

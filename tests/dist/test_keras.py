@@ -52,15 +52,24 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def alone(run_once):
-    cases = {**ALIKE, **OWN}
-    return run_once(cases, program="keras_curves.py", world=1, env=TORCH).result
+def run_alone(run_once):
+    return run_once({**ALIKE, **OWN}, program="keras_curves.py", world=1, env=TORCH)
 
 
 @pytest.fixture(scope="module")
-def three(run_once):
+def alone(run_alone):
+    return run_alone.result
+
+
+@pytest.fixture(scope="module")
+def run_three(run_once):
     cases = {**ALIKE, **OWN, **{name: case for name, (case, _) in WRONG.items()}}
-    return run_once(cases, program="keras_curves.py", world=3, env=TORCH).result
+    return run_once(cases, program="keras_curves.py", world=3, env=TORCH)
+
+
+@pytest.fixture(scope="module")
+def three(run_three):
+    return run_three.result
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -79,6 +88,18 @@ def test_three_ranks_have_the_curve_of_one(name, three, alone):
 @pytest.mark.parametrize("name", [*ALIKE, *OWN])
 def test_ranks_are_equal_bit_by_bit(name, three):
     assert len(set(three[name]["marks"])) == 1
+
+
+def test_the_norm_is_that_of_one_process_and_the_slowest_is_named(run_three, run_alone):
+    first, single = (outcome.told("progress")[0] for outcome in (run_three, run_alone))
+    assert first["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+    assert "slowest" not in single
+    for told in run_three.told("progress"):
+        assert told["grad_norm"] > 0
+        assert told["memory_bytes"] > 2**20
+        assert told["samples_per_s"] > 0
+        assert told["slowest"] in {0, 1, 2}
+        assert 0 <= told["wait_s"] <= told["step_s"]
 
 
 def test_a_regulariser_is_in_the_loss(alone):

@@ -18,6 +18,8 @@ ALIKE = {  # 100 samples in batches of 32: the last one has 4
     "accumulated": {"batch": 25, "optimizer": ["Adam", {"gradient_accumulation_steps": 2}]},
     "weighted": {"weighted": True},
     "uneven": {"samples": 101, "batch": 26, "tail": "short"},  # the last one has 23: 12 and 11
+    "a layer in two places": {"model": "shared"},
+    "an unpicklable loss": {"unpicklable": True},
 }
 OWN = {
     "conv": {"model": "conv", "twice": True},
@@ -52,15 +54,25 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(run_once):
-    return run_once(ALIKE, world=1, **FIT).result
+def run_alone(run_once):
+    return run_once(ALIKE, world=1, **FIT)
 
 
 @pytest.fixture(scope="module")
-def two(run_once, folder):
+def alone(run_alone):
+    return run_alone.result
+
+
+@pytest.fixture(scope="module")
+def run_two(run_once, folder):
     saved = {"saved": {"callbacks": ["save"], "folder": str(folder)}}
     wrong = {name: case for name, (case, _) in WRONG.items()}
-    return run_once({**ALIKE, **OWN, **saved, **wrong}, **FIT).result
+    return run_once({**ALIKE, **OWN, **saved, **wrong}, **FIT)
+
+
+@pytest.fixture(scope="module")
+def two(run_two):
+    return run_two.result
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -80,6 +92,18 @@ def test_two_ranks_fit_as_one(name, two, alone):
 def test_ranks_are_equal_bit_by_bit(name, two):
     for what in ("marks", "states", "histories"):
         assert len(set(two[name][what])) == 1, what
+
+
+def test_the_norm_is_that_of_one_process_and_the_slowest_is_named(run_two, run_alone):
+    first, single = (outcome.told("progress")[0] for outcome in (run_two, run_alone))
+    assert first["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+    assert "slowest" not in single
+    for told in run_two.told("progress"):
+        assert told["grad_norm"] > 0
+        assert told["memory_bytes"] > 2**20
+        assert told["samples_per_s"] > 0
+        assert told["slowest"] in {0, 1}
+        assert 0 <= told["wait_s"] <= told["step_s"]
 
 
 def test_dropout_differs_between_ranks_and_not_between_runs(two):

@@ -23,12 +23,15 @@ JAX = {
 TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 FIT = {"program": "keras_mesh.py", "env": JAX, "strategy": "keras_mesh"}
 WIDE = {".*/fc1/kernel": [None, "model"], ".*/fc1/bias": ["model"]}
+WIDE_SHARED = {"fc1/kernel": [None, "model"], "fc1/bias": ["model"]}
 FSDP = {".*/fc1/kernel": ["data", "model"]}  # 64 inputs along data, too
 
 ALIKE = {  # 100 samples in batches of 32: the last one has 4; 101 to evaluate: 2 x 50 and 1
     "dense": {"penalty": "l2", "constraint": "unit_norm"},
     "conv": {"model": "conv"},  # the statistics are those of the whole batch
     "along both": {"largest": True},
+    "shared": {"model": "shared"},
+    "unpicklable": {"unpicklable": True},
     "dropout": {"dropout": 0.5},  # its mask is one of the whole batch
 }
 COMMON = {"epochs": 2, "evaluate": True}
@@ -36,6 +39,8 @@ SHAPE = {
     "dense": {"model": 2, "layout": WIDE},
     "conv": {"model": 2, "layout": {".*/dense/kernel": ["model", None]}},
     "along both": {"model": 2, "layout": FSDP},
+    "shared": {"model": 2, "layout": WIDE_SHARED},
+    "unpicklable": {"model": 2, "layout": WIDE},
     "dropout": {"model": 2, "layout": WIDE},
 }
 WRONG = {
@@ -60,6 +65,10 @@ WRONG = {
     "odd batches": (
         {"options": {"model": 1}, "batch": 30},
         "leave batches that do not divide by mesh axis data=4; set global_batch to 28 or 32",
+    ),
+    "a small batch": (
+        {"options": {"model": 2, "layout": WIDE}, "batch": 1},
+        "global_batch=1 is below the number of ranks, 2: some would have nothing to do",
     ),
     "made before": ({"early": True}, "was made before `with runtime.session()`"),
     "another distribution": ({"ours": False}, "keras.distribution was set by the script"),

@@ -7,7 +7,7 @@ import torch
 from cases import curve, guarded, mark, tell
 from cases import text as prose
 from keras import layers
-from keras_models import conv, dense, named, text_model
+from keras_models import conv, dense, named, shared, text_model
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
@@ -47,12 +47,6 @@ def unbuilt(_):
 
 def plain(_):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-
-def shared(_):
-    """One layer in two places."""
-    images, again = keras.Input((8, 8, 1)), layers.Dense(64, activation="tanh")
-    return keras.Model(images, layers.Dense(10)(again(again(layers.Flatten()(images)))))
 
 
 BUILDERS = (dense, conv, text, named, inside, unbuilt, plain, shared)

@@ -1,5 +1,7 @@
 """Models of Keras that the programs train; what is in a case, see there."""
 
+from threading import Lock
+
 import keras
 from cases import LENGTH
 from cases import text as prose
@@ -56,3 +58,21 @@ def named(_):
     left, right = keras.Input((64,), name="left"), keras.Input((64,), name="right")
     mixed = layers.Add()([layers.Dense(16)(left), layers.Dense(16)(right)])
     return keras.Model({"left": left, "right": right}, layers.Dense(10)(layers.ReLU()(mixed)))
+
+
+def shared(_):
+    """One layer in two places."""
+    images, again = keras.Input((8, 8, 1)), layers.Dense(64, activation="tanh", name="fc1")
+    outputs = layers.Dense(10, name="fc2")
+    return keras.Model(images, outputs(again(again(layers.Flatten()(images)))))
+
+
+def guarded():
+    """A loss of Keras that nothing can pickle."""
+    lock = Lock()
+
+    def loss(labels, outputs):
+        with lock:
+            return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+
+    return loss
