@@ -283,4 +283,4 @@ def test_the_page_of_strategies_says_which_has_which_setting():
             told[setting.strip("`")] = STRATEGIES.keys() - named if "all but" in under else named
     assert len(told) == 6
     for setting, kinds in told.items():
-        assert kinds == {kind for kind, row in STRATEGIES.items() if setting in row.options}, setting
+        assert kinds == {kind for kind, row in STRATEGIES.items() if setting in row.options}

@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-
 from clocks import COMPILER, Clocks
 
 pytestmark = [

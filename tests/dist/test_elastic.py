@@ -25,7 +25,7 @@ LIMIT_S = 240
 class Node:
     """One agent with its ranks."""
 
-    def __init__(self, folder, number, port, settings, bounds, processes):
+    def __init__(self, folder, number, *, port, settings, bounds, processes):
         self.output = folder / f"output-{number}"
         self.words = folder / f"words-{number}"
         settings = {
@@ -76,7 +76,8 @@ def nodes(tmp_path):
         port = reserved.getsockname()[1]
 
         def start(*, bounds="1:3", processes=1, **settings):
-            node = Node(tmp_path, len(running), port, settings, bounds, processes)
+            how = {"settings": settings, "bounds": bounds, "processes": processes}
+            node = Node(tmp_path, len(running), port=port, **how)
             running.append(node)
             return node
 

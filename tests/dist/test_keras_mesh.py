@@ -46,8 +46,7 @@ SHAPE = {
 WRONG = {
     "no such name": (
         {"options": {"model": 2, "layout": {"fc1/kernel": [None, "model"]}}},
-        "strategy.layout: 'fc1/kernel' matches no parameter and no output;"
-        " there is sequential/fc1/kernel",
+        "'fc1/kernel' matches no parameter and no output; there is sequential/fc1/kernel",
     ),
     "two keys": (
         {"options": {"model": 2, "layout": {**WIDE, ".*fc1.*": [None, "model"]}}},
@@ -59,8 +58,7 @@ WRONG = {
     ),
     "does not divide": (
         {"options": {"model": 4, "layout": {".*/fc2/kernel": [None, "model"]}}},
-        "sequential/fc2/kernel has 10 along dimension 1, which does not divide by mesh axis"
-        " model=4; set model to 1, 2, 5, 10, or write null",
+        "has 10 along dimension 1, which does not divide by mesh axis model=4; set model to 1, 2",
     ),
     "odd batches": (
         {"options": {"model": 1}, "batch": 30},
@@ -76,7 +74,7 @@ WRONG = {
     "ModelCheckpoint": ({"callbacks": ["checkpoint"]}, "ModelCheckpoint: no rank has the whole"),
     "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; take it out"),
     "another kind": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model"),
-    "no batch": ({"tail": "drop", "batch": 128}, '100 samples, global_batch=128 and tail='),
+    "no batch": ({"tail": "drop", "batch": 128}, "100 samples, global_batch=128 and tail="),
     "several steps at once": ({"at_once": 2}, "is compiled with steps_per_execution=2"),
     "the best weights": (
         {"callbacks": ["best"], "options": {"model": 2, "layout": WIDE}},
@@ -93,7 +91,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(run_once):
-    return run_once({name: {**COMMON, **case} for name, case in ALIKE.items()}, world=1, **FIT).result
+    cases = {name: {**COMMON, **case} for name, case in ALIKE.items()}
+    return run_once(cases, world=1, **FIT).result
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,10 @@ def test_what_cannot_be_is_one_error(name, four):
 
 def test_the_saved_model_is_a_plain_one(four, folder):
     assert [file.name for file in folder.iterdir()] == ["digits.keras"]
-    program = "import keras, sys; m = keras.models.load_model(sys.argv[1]); m.summary(); print(m.optimizer.name)"
+    program = (
+        "import keras, sys; m = keras.models.load_model(sys.argv[1]);"
+        " m.summary(); print(m.optimizer.name)"
+    )
     argv = [sys.executable, "-c", program, str(folder / "digits.keras")]
     env = {**os.environ, "KERAS_BACKEND": "torch"}  # what it was trained with does not matter
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
@@ -168,7 +170,8 @@ def undisturbed(run_once):
 def test_a_fit_goes_on_from_the_pieces_of_the_last_epoch(then, run_ranks, tmp_path, undisturbed):
     saved = {"checkpoint_dir": str(tmp_path), "world": 2, **FIT}
     first = run_ranks(fit(2), **saved)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-00000004", "step-00000008"]
+    folders = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert folders == ["step-00000004", "step-00000008"]
     assert first.told("checkpoint")[-1]["epoch"] == 2
     rest = run_ranks(fit(4, model=then, layout=WIDE if then > 1 else {}), **saved)
     assert rest.told("resumed")[0]["epoch"] == 2

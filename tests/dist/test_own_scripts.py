@@ -32,7 +32,7 @@ TRAIN = """
             torch.save(model.module.state_dict(), Path(__file__).parent / "ckpt.pt")
         dist.destroy_process_group()
 """
-# Whoever is started by another launcher than ours leaves at once: torch aborts one process in eighty
+# Whoever another launcher than ours has started leaves at once: torch aborts one process in eighty
 # that comes to its end (pytorch#190489), of which k8sjob keeps its own ranks alone.
 PLAIN = """
     from train import train

@@ -271,9 +271,9 @@ step: the tests fail above {tolerance:.0e}, and those here are measured on a CPU
   {digits[1]:.2f}.
 - *text*: a transformer of two blocks that reads the description of these images, letter by letter;
   {text[0]:.2f} to {text[1]:.2f}.
-- Under `keras` and `keras_mesh` both are models of Keras, under `keras_mesh` on JAX, whose compiler leaves most of its
-  optimisations out here, which take half of the time. Under `parameter_server` the pixels of digits and the letters of
-  text are looked up in tables on the servers.
+- Under `keras` and `keras_mesh` both are models of Keras, under `keras_mesh` on JAX, whose compiler
+  leaves most of its optimisations out here, which take half of the time. Under `parameter_server`
+  the pixels of digits and the letters of text are looked up in tables on the servers.
 
 | strategy | processes | digits | text | replicas, bit by bit | dropout |
 |---|---|---|---|---|---|

@@ -159,7 +159,7 @@ class TestALoopOfOnesOwn:
         [("auto", True, 2), ("auto", True, 3), ("auto", False, 2), ("full", True, 3)],
     )
     def test_it_goes_on_as_if_nothing_had_been(
-        self, run_ranks, tmp_path, undisturbed, form, like, world
+        self, run_ranks, tmp_path, undisturbed, *, form, like, world
     ):
         saves = {"checkpoint_dir": str(tmp_path / "saves"), "checkpoint_format": form}
         run_ranks({"steps": 6}, program="own_divided.py", world=2, **saves)

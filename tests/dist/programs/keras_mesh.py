@@ -1,4 +1,4 @@
-"""Trains divided Keras models by job.fit in several cases, see cases.py; tells curves and weights."""
+"""Trains divided Keras models by job.fit in several cases, see cases.py; tells their curves."""
 
 import time
 from dataclasses import replace

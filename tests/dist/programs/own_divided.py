@@ -49,7 +49,7 @@ with runtime.session() as job:
         )
         assert isinstance(state["milestones"], Counter)
     losses = state["losses"] if state else []
-    for step in range(len(losses), OPTIONS["steps"]):
+    for _ in range(len(losses), OPTIONS["steps"]):
         loss = model(torch.linspace(-1, 1, 24).view(4, 6)).square().mean()
         loss.backward()
         optimizer.step()

@@ -37,9 +37,9 @@ def slow_to_say(watchdog, store, answer=Watchdog._answer_alarm):
     answer(watchdog, store)
 
 
-if asked["where"] == "connect" and os.environ["RANK"] == str(LAST):
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        dist.init_process_group = dying
+first_start = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if asked["where"] == "connect" and os.environ["RANK"] == str(LAST) and first_start:
+    dist.init_process_group = dying
 
 ME = int(os.environ["RANK"])  # under a parameter server it is not job.rank
 with runtime.session() as job:
