@@ -18,6 +18,7 @@ import checkpoints
 import commands
 import keras_mesh
 import listing
+import memory
 import peers
 import startup
 import strategies
@@ -87,6 +88,16 @@ def strategy_costs(results: dict[str, object]) -> None:
     print()
 
 
+def memory_at_peak(results: dict[str, object]) -> None:
+    """The memory of a rank, by how many ranks divide the model."""
+    table = results["memory"] = memory.measure()
+    print(f"{'memory of a rank':<26}{'MB':>9}{'of ddp':>9}{'formula':>9}")
+    for label, row in table.items():
+        held = row["bytes"] / 1e6
+        print(f"{label:<26}{held:>9.1f}{row['ratio']:>9.3f}{row['formula']:>9.3f}")
+    print()
+
+
 def start_up(results: dict[str, object]) -> None:
     """From the command to the first step."""
     marks = results["startup_s"] = startup.measure()
@@ -137,6 +148,7 @@ PARTS = {
     "commands": command_lines,
     "training": trainings,
     "strategies": strategy_costs,
+    "memory": memory_at_peak,
     "checkpoints": saves,
     "startup": start_up,
     "submit": submissions,

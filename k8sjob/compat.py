@@ -316,6 +316,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "fsdp": Strategy(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
             options={**_STEP, **_NORMS, **_LAYERS, "reshard": _ON},
+            places=True,
             resizes=True,
         ),
         "mesh": Strategy(

@@ -38,7 +38,7 @@ def replicate(
     wrapped: nn.Module = model
     if group.world_size > 1:
         on_gpu = [group.device] if group.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=on_gpu)
+        wrapped = DistributedDataParallel(model, device_ids=on_gpu, gradient_as_bucket_view=True)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         silent = not sync and isinstance(wrapped, DistributedDataParallel)

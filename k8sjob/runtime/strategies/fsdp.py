@@ -40,6 +40,8 @@ def prepare(
     if group.world_size > 1:
         equalise(model, group)
         _shard(model, blocks, mesh, options)
+    else:
+        model.to(group.device)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         if isinstance(model, FSDPModule):
@@ -74,6 +76,7 @@ def _shard(
     policy = MixedPrecisionPolicy()
     if options["bf16"]:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # Each block goes to the device as it is divided: no GPU ever has the whole model.
     ranks, reshard = mesh.axis("data"), options["reshard"]
     for block in blocks:
         fully_shard(block, mesh=ranks, mp_policy=policy, reshard_after_forward=reshard)
