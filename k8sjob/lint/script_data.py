@@ -206,27 +206,13 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
     if not keras or others or not grouped or _averages_by_itself(script):
         return
     for call in script.method_calls("fit"):
-        if isinstance(call.func, ast.Attribute) and not _is_session(script, call.func.value):
+        if isinstance(call.func, ast.Attribute) and not script.is_session(call.func.value):
             yield script.at(
                 call,
                 "Keras' fit under a process group: each rank trains a model of its own, the "
                 "weights drift apart and nothing says so; call fit of k8sjob's session (job.fit), "
                 "or average the gradients in an optimizer of your own",
             )
-
-
-def _is_session(script: Script, receiver: ast.expr) -> bool:
-    """Whether this is what k8sjob's session yields, by its name: functions are handed it, too."""
-    if not isinstance(receiver, ast.Name) or not script.has_runtime:
-        return False
-    targets = {
-        ast.unparse(item.optional_vars)
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.With)
-        for item in node.items
-        if item.optional_vars is not None and "session" in ast.unparse(item.context_expr)
-    }
-    return receiver.id in targets | {"job"}
 
 
 def _averages_by_itself(script: Script) -> bool:

@@ -177,6 +177,19 @@ class Script(Code):
         """Whether k8sjob's runtime is imported: its session makes the group."""
         return any(name.startswith("k8sjob.runtime") for name in self.aliases.values())
 
+    def is_session(self, receiver: ast.expr) -> bool:
+        """Whether this is k8sjob's session, by its name: functions are handed it, too."""
+        if not isinstance(receiver, ast.Name) or not self.has_runtime:
+            return False
+        targets = {
+            ast.unparse(item.optional_vars)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.With)
+            for item in node.items
+            if item.optional_vars is not None and "session" in ast.unparse(item.context_expr)
+        }
+        return receiver.id in targets | {"job"}
+
     @cached_property
     def self_contained(self) -> bool:
         """Whether nothing is imported that could do a part of the work unseen."""

@@ -33,6 +33,20 @@ _COLLECTIVES: Final = (
     "reduce_scatter_tensor",
     "scatter",
 )
+_OF_A_JOB: Final = (
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "fit",
+    "gather",
+    "load",
+    "main_first",
+    "reduce",
+    "save",
+    "save_model",
+    "should_stop",
+)
+"""What all ranks call of k8sjob's session."""
 _NODE_NAMES: Final = re.compile(
     r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
 )
@@ -231,14 +245,12 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
 )
 def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
     branches: dict[str, dict[tuple[ast.If, bool], list[ast.Call]]] = {}
-    for call in script.torch_calls(*_COLLECTIVES):
-        name = script.name(call.func)
-        if name.startswith("torch.distributed.") and not _in_subgroup(name, call):
-            for child, parent in script.ancestors(call):
-                if isinstance(parent, ast.If) and script.says_rank(parent.test):
-                    branch = (parent, child in parent.body)
-                    branches.setdefault(name, {}).setdefault(branch, []).append(call)
-                    break
+    for name, call in _collectives(script):
+        for child, parent in script.ancestors(call):
+            if isinstance(parent, ast.If) and script.says_rank(parent.test):
+                branch = (parent, child in parent.body)
+                branches.setdefault(name, {}).setdefault(branch, []).append(call)
+                break
     for name, places in branches.items():
         ((test, _), calls), *others = places.items()
         if others or not _is_one_rank(test.test):
@@ -251,6 +263,17 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
         )
 
 
+def _collectives(script: Script) -> Iterator[tuple[str, ast.Call]]:
+    """What all ranks of the job must call, torch's functions and those of k8sjob's session."""
+    for call in script.torch_calls(*_COLLECTIVES):
+        name = script.name(call.func)
+        if name.startswith("torch.distributed.") and not _in_subgroup(name, call):
+            yield name, call
+    for call in script.method_calls(*_OF_A_JOB):
+        if isinstance(call.func, ast.Attribute) and script.is_session(call.func.value):
+            yield script.name(call.func), call
+
+
 def _in_subgroup(name: str, call: ast.Call) -> bool:
     """Whether a group of its own is given to a collective."""
     most = 0 if name.endswith("barrier") else 2
@@ -260,6 +283,8 @@ def _in_subgroup(name: str, call: ast.Call) -> bool:
 def _is_one_rank(test: ast.expr) -> bool:
     match test:
         case ast.Compare(ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=int())]):
+            return True
+        case ast.Attribute(attr="is_main") | ast.UnaryOp(operand=ast.Attribute(attr="is_main")):
             return True
         case _:
             return False

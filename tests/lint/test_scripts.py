@@ -1,7 +1,7 @@
 """Script checks beyond the reference's examples: where they must speak, and where be silent."""
 
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 from hypothesis import given
@@ -82,6 +82,27 @@ def test_saving_on_every_rank(body, found):
 )
 def test_a_collective_on_one_rank(body, found):
     assert ids(body) == (["collective-on-one-rank"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("if job.is_main:\n    job.reduce(loss=(x, 1))", True),
+        ("if not job.is_main:\n    job.barrier()", True),
+        ("if job.rank == 0:\n    found = job.gather(x)", True),
+        ("if job.is_main:\n    job.save(1, {})", True),
+        ("if job.is_main:\n    job.log(loss=1)", False),
+        ("if job.is_main:\n    print(job.path('/data'))", False),
+        ("if job.rank == 0:\n    job.barrier()\nelse:\n    job.barrier()", False),
+        ("if job.is_main:\n    cache.save(1)", False),
+        ("found = job.gather(x)\nif job.is_main:\n    print(found)", False),
+    ],
+)
+def test_a_collective_of_the_session_on_one_rank(body, found):
+    session = "from k8sjob import runtime\n\nwith runtime.session() as job:\n"
+    assert ids(session + indent(body, "    "), group=False) == (
+        ["collective-on-one-rank"] if found else []
+    )
 
 
 @pytest.mark.parametrize(
