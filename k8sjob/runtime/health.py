@@ -72,7 +72,10 @@ class Computing:
 
     def __call__(self) -> float:
         """Seconds, from any beginning."""
-        kept = 0 if self._kept is None else int(os.pread(self._kept, 80, 0).split()[1])
+        kept = 0
+        if self._kept is not None:
+            with suppress(OSError):  # the thread has ended, and another one goes on
+                kept = int(os.pread(self._kept, 80, 0).split()[1])
         return time.thread_time() + kept / 1e9
 
 

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_computing_is_counted_and_sleeping_is_not():
     assert clock() - before < 0.1
     spent, computed = spun(0.2)
     assert computed == pytest.approx(spent, rel=0.2)
+
+
+def test_a_thread_may_go_on_with_the_clock_of_one_that_has_ended():
+    with ThreadPoolExecutor(1) as other:
+        clock = other.submit(Computing).result()
+    before = clock()
+    while clock() < before + 0.01:
+        pass
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux tells of it")
