@@ -277,12 +277,10 @@ _STEP: Final[Mapping[str, Option]] = {
 """What a strategy can do in its step."""
 _NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
 """What is done where ranks have batches of their own."""
-_LAYERS: Final[Mapping[str, Option]] = {
-    "blocks": _NAMES,
-    "checkpoint_activations": _OFF,
-    "compile": _OFF,
-}
+_BLOCKS: Final[Mapping[str, Option]] = {"blocks": _NAMES, "checkpoint_activations": _OFF}
 """What is done to the repeated layers of a model."""
+_LAYERS: Final[Mapping[str, Option]] = {**_BLOCKS, "compile": _OFF}
+"""The same, and what is done to layers that compute with plain tensors."""
 _MESH: Final[Mapping[str, Option]] = {
     "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
     "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
@@ -309,7 +307,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "sync_batchnorm": "Keras's layer has none on torch; use GroupNormalization or"
                 " LayerNormalization, or kind: keras_mesh, whose statistics are those of the whole"
                 " batch",
-                "checkpoint_activations": "build the model under keras.RematScope()",
+                "checkpoint_activations": "build the model under keras.RematScope(), without"
+                " seeds in its Dropout layers, whose masks would differ when computed again",
             },
             keras=lambda _settings: "torch",
         ),
@@ -321,8 +320,12 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         ),
         "mesh": Strategy(
             summary="ranks along data divide each batch, ranks along model divide what layout says",
-            options={**_STEP, **_NORMS, **_LAYERS, **_MESH},
+            options={**_STEP, **_NORMS, **_BLOCKS, **_MESH},
             rule=_of_mesh,
+            lacks={
+                "compile": "torch's compiler gives all parts of a divided output the same dropout"
+                " mask; the script may compile layers that the layout leaves alone"
+            },
         ),
         "keras_mesh": Strategy(
             summary="a Keras model over data and model by keras.distribution, one device a rank",
@@ -383,9 +386,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             lacks={
                 "sync_batchnorm": "each copy has its own part of the batch, and is made anew in"
                 " each step; kind: ddp has it",
-                **dict.fromkeys(
-                    _LAYERS, "copies of the model are made without it; kind: ddp has it"
-                ),
+                "checkpoint_activations": "copies compute with the bare layers; kind: ddp has it",
+                "compile": "copies compute with the bare layers; kind: ddp has it",
             },
         ),
         "parameter_server": Strategy(
@@ -404,7 +406,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "clip_norm": "the gradients of a step are never in one place",
                 "sync_batchnorm": "trainers do not wait for each other in the forward pass; use"
                 " nn.LayerNorm or nn.GroupNorm",
-                **dict.fromkeys(_LAYERS, "layers that ask the servers cannot be computed again"),
+                "checkpoint_activations": "tables would be asked again for what is computed again",
+                "compile": "what asks the servers cannot be compiled",
             },
         ),
     }

@@ -61,7 +61,7 @@ def prepare_layers(
 
     Args:
         model: the model.
-        options: blocks, checkpoint_activations and compile.
+        options: blocks, checkpoint_activations and, where there is one, compile.
         as_one: compile the model as a whole, not block by block.
 
     Returns:
@@ -74,7 +74,7 @@ def prepare_layers(
     if options["checkpoint_activations"]:
         for layer in blocks:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    if options["compile"]:
+    if options.get("compile"):
         for layer in [model] if as_one or not blocks else blocks:
             layer.forward = torch.compile(layer.forward)
     return blocks

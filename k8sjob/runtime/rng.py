@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import _are_we_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,10 +51,18 @@ def divide(ranks: DeviceMesh) -> None:
     """
     from torch.distributed.tensor import _random
 
-    if ranks.device_type == "cpu":
-        _random._rng_tracker = _BY_PART  # type: ignore[assignment]  # noqa: SLF001 - there is no other way
+    # Older trackers have a state of their own, which nothing saves or restores.
+    has_state = hasattr(_random._RNGStateTracker, "rng_state_is_sync")  # noqa: SLF001 - there is
+    if ranks.device_type == "cpu" or has_state:  # no other way
+        _random._rng_tracker = _ByPart(_generator(ranks.device_type))  # type: ignore[assignment]  # noqa: SLF001
     else:
         _random.manual_seed(torch.initial_seed(), ranks)
+
+
+def _generator(device_type: str) -> torch.Generator:
+    if device_type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator
 
 
 class _ByPart:
@@ -63,26 +70,24 @@ class _ByPart:
 
     distribute_region_enabled = True
 
+    def __init__(self, used: torch.Generator) -> None:
+        self._used = used  # what operations on this rank's device draw from
+
     @contextmanager
     def _distribute_region(
         self, spec: Any, generator: torch.Generator | None = None
     ) -> Iterator[None]:
         """Each part has a generator of its own, whose seed all ranks draw."""
-        if _are_we_tracing():  # a compiled operation draws one number, whatever its size
-            yield
-            return
-        drawn = int(torch.randint(2**62, (), generator=generator))
+        where = generator.device if generator else "cpu"
+        drawn = int(torch.randint(2**62, (), generator=generator, device=where))
         place = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
-        part = [at for at, placement in place if placement.is_shard()]
-        common = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(hash((drawn, *part)) % 2**63)
+        part = [at for at, placement in place if not placement.is_replicate()]
+        common = self._used.get_state()
+        self._used.manual_seed(hash((drawn, *part)) % 2**63)
         try:
             yield
         finally:
-            torch.default_generator.set_state(common)
-
-
-_BY_PART: Final = _ByPart()
+            self._used.set_state(common)
 
 
 def capture(device: torch.device) -> dict[str, Tensor]:

@@ -88,7 +88,6 @@ ONE_PROCESS = {
 COMPILED = {
     "ddp digits, compiled": case("digits", "ddp", compile=True),
     "fsdp text, compiled": case("text", "fsdp", compile=True),  # the others block by block
-    "mesh digits, compiled": mesh("digits", 2, compile=True),
     "pipeline digits, compiled": pipeline("digits", ["fc2"], compile=True),
 }
 PART = {**TEXT, r"block\d\.up\.output": [None, None, "model"]}  # gelu and dropout see a part

@@ -75,9 +75,13 @@ def test_so_is_the_time_in_which_others_have_the_core():
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-            spent, computed = spun(0.5)
-            other.kill()
+        argv = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+            try:
+                other.stdout.readline()
+                spent, computed = spun(0.5)
+            finally:
+                other.kill()
     finally:
         os.sched_setaffinity(0, cores)
     assert computed == pytest.approx(spent, rel=0.2)
