@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["find_blocks", "prepare_layers", "tied"]
 
@@ -76,8 +76,21 @@ def prepare_layers(
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     if options.get("compile"):
         for layer in [model] if as_one or not blocks else blocks:
-            layer.forward = torch.compile(layer.forward)
+            layer.forward = _Compiled(layer.forward)
     return blocks
+
+
+class _Compiled:
+    """A layer's forward, compiled; a copy of the layer, as for an average, has its own."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward, self._compiled = forward, torch.compile(forward)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._compiled(*inputs, **named)
+
+    def __reduce__(self) -> Any:
+        return _Compiled, (self._forward,)  # else a copy computes with the weights of this one
 
 
 def _members(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

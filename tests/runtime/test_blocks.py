@@ -1,4 +1,6 @@
+import copy
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -104,6 +106,28 @@ def test_compiled_layers_keep_their_names():
     names = list(model.state_dict())
     prepare_layers(model, {"blocks": [], "checkpoint_activations": False, "compile": True})
     assert list(model.state_dict()) == names
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_of_compiled_layers_has_weights_of_its_own(monkeypatch, copied, recomputed):
+    def compiled(forward):
+        return lambda *inputs: forward(*inputs)  # noqa: PLW0108 - a closure, as torch's
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    settings = {"blocks": [], "checkpoint_activations": recomputed, "compile": True}
+    prepare_layers(model, settings)
+    other = copied(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert other(torch.ones(2)).tolist() == [0, 0]
+    assert model(torch.ones(2)).tolist() != [0, 0]
 
 
 COMPILED = """
