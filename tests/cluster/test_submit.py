@@ -204,7 +204,7 @@ def test_a_client_that_is_killed_leaves_a_whole_job_or_none(either):
         assert either.call("diff", file) == ("", "")
 
 
-def test_an_apiserver_that_is_started_again_costs_no_job(either, bed):
+def test_an_apiserver_that_is_started_again_costs_no_job(either, bed, eventually):
     """Submissions one after the other while it is killed: each is told as it is."""
     stop, results = threading.Event(), []
 
@@ -217,12 +217,15 @@ def test_an_apiserver_that_is_started_again_costs_no_job(either, bed):
 
     thread = threading.Thread(target=submit_one_after_the_other)
     thread.start()
-    time.sleep(3)
-    bed.kill("apiserver")
-    time.sleep(2)
-    bed.start("apiserver")
-    time.sleep(3)
-    stop.set()
+    try:
+        eventually(lambda: results, "the first submission")
+        bed.kill("apiserver")
+        time.sleep(2)
+        bed.start("apiserver")
+        met = len(results) + 1  # and one that may have met it as it was away
+        eventually(lambda: len(results) > met, "one more")
+    finally:
+        stop.set()
     thread.join(200)
     assert not thread.is_alive()
     there = either.objects("pytorchjobs")

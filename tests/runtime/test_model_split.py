@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from k8sjob.compat import STRATEGIES
 from k8sjob.runtime.env import DistEnv
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.strategies import model_split
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ALONE = DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0)
-OPTIONS = {"bf16": False}
+OPTIONS = STRATEGIES["model_split"].settings({})
 
 
 @pytest.mark.parametrize(
