@@ -72,7 +72,7 @@ class Buildah:
     def build(self, context, tag):
         """Build a context as its reader would, with the machine's certificates as a secret."""
         secret = ["--secret", f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else []
-        self("bud", "--isolation", "chroot", "--layers", *secret, "-t", tag, context)
+        self("bud", "--isolation", "chroot", "--layers", "--force-rm", *secret, "-t", tag, context)
         return tag
 
     def push(self, image, reference):
