@@ -8,7 +8,6 @@ ranks, alternating which goes first, and takes medians.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import statistics
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import ranks
+import resident
 
 HERE = Path(__file__).resolve()
 WIDTH, LAYERS, SAVES = 1024, 8, 3
@@ -32,19 +32,6 @@ def build():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-
-
-def peak_mb() -> float:
-    """Most memory that this process has had since forget_peak()."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def forget_peak() -> float:
-    """Begin to measure the peak anew; what the process has now, but for what it could give back."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_mb()
 
 
 def size_mb(path: Path) -> float:
@@ -64,7 +51,7 @@ def plain(folder: Path) -> dict[str, float]:
     model, optimizer = made()
     model(torch.rand(8, WIDTH)).square().mean().backward()
     optimizer.step()
-    times, before = [], forget_peak()
+    times, before = [], resident.forget_peak()
     for step in range(SAVES):
         began = time.perf_counter()
         draft = folder / "draft"
@@ -74,7 +61,7 @@ def plain(folder: Path) -> dict[str, float]:
             os.fsync(file.fileno())
         path = draft.replace(folder / f"{step}.pt")
         times.append(time.perf_counter() - began)
-    peak = peak_mb() - before
+    peak = (resident.peak() - before) / 2**20
     model, optimizer = made()
     began = time.perf_counter()
     found = torch.load(path, weights_only=True)
@@ -103,7 +90,7 @@ def ours() -> dict[str, float] | None:
             return {"load": time.perf_counter() - began} if job.is_main else None
         for inputs, targets in run.batches(data, global_batch=8):
             run.step(inputs, targets)
-        stalls, waits, before = [], [], forget_peak()
+        stalls, waits, before = [], [], resident.forget_peak()
         for _ in range(SAVES):
             run.steps += 1
             job.barrier()
@@ -118,7 +105,7 @@ def ours() -> dict[str, float] | None:
             "stall": statistics.median(stalls),
             "save": statistics.median(waits),
             "mb": size_mb(newest),
-            "peak_mb": peak_mb() - before,
+            "peak_mb": (resident.peak() - before) / 2**20,
         }
         return found if job.is_main else None
 

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import ranks
+import resident
 
 from k8sjob.contract import RuntimeConfig
 
@@ -51,10 +52,9 @@ def rank() -> dict[str, int]:
     with runtime.session() as job:
         train(job, 8)  # what libraries take for themselves is there then
         job.barrier()
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = resident.forget_peak()
         train(job, WIDTH)
-        return {"bytes": resident("VmHWM") - before}
+        return {"bytes": resident.peak() - before}
 
 
 def train(job, width: int) -> None:
@@ -69,12 +69,6 @@ def train(job, width: int) -> None:
     batches = chain.from_iterable(run.batches(data, batch_size=4) for _ in run.epochs(99))
     for inputs, targets in islice(batches, STEPS):
         run.step(inputs, targets)
-
-
-def resident(which: str) -> int:
-    """Bytes of this process's memory, now (VmRSS) or at most (VmHWM)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition(f"{which}:")[2].split()[0]) * 1024
 
 
 def measure() -> dict[str, dict[str, float]]:

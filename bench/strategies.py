@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ranks
+import resident
 import turns
 
 from k8sjob.contract import RuntimeConfig
@@ -79,7 +79,7 @@ def rank(name: str) -> dict[str, Any]:
 
     build = {"keras": recipes.build_keras, "parameter_server": recipes.Bags}
     with runtime.session() as job:
-        before = resident()
+        before = resident.now()
         run = job.prepare(
             build.get(name, recipes.build),
             loss=torch.nn.functional.cross_entropy,
@@ -95,7 +95,7 @@ def rank(name: str) -> dict[str, Any]:
         hook.remove()
         found = {
             "bytes": held[-1],
-            "peak_bytes": resident(peak=True) - before,
+            "peak_bytes": resident.peak() - before,
             "all_reduces": sent / (run.steps - steps),
         }
         recipe = getattr(recipes, CASES[name].recipe or name)
@@ -138,13 +138,6 @@ def of(optimizer) -> int:
     ]
     here = [item.to_local() if isinstance(item, DTensor) else item for item in tensors]
     return sum(item.numel() * item.element_size() for item in here if torch.is_tensor(item))
-
-
-def resident(*, peak: bool = False) -> int:
-    """Bytes of memory that this process has, or had at most."""
-    if peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def group(name: str) -> list[dict[str, Any]]:

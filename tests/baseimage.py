@@ -18,7 +18,7 @@ NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
 # What fsdp needs on CPUs, torch 2.7, is in the release after that one alone; of a release in the
 # making mirrors may be old.
 NEWER = (
-    "sed s/trixie/forky/ /etc/apt/sources.list > /etc/apt/sources.list.d/next.list"
+    f"sed s/{SUITE}/forky/ /etc/apt/sources.list > /etc/apt/sources.list.d/next.list"
     " && apt-get -o Acquire::Check-Valid-Until=false update -qq"
     " && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -t forky"
     " python3-torch python3-pip python-is-python3"

@@ -50,19 +50,17 @@ def divide(ranks: DeviceMesh) -> None:
     same ones.
     """
     from torch.distributed.tensor import _random
+    from torch.distributed.tensor._random import _RNGStateTracker
 
+    on_gpu = ranks.device_type == "cuda"
     # Older trackers have a state of their own, which nothing saves or restores.
-    has_state = hasattr(_random._RNGStateTracker, "rng_state_is_sync")  # noqa: SLF001 - there is
-    if ranks.device_type == "cpu" or has_state:  # no other way
-        _random._rng_tracker = _ByPart(_generator(ranks.device_type))  # type: ignore[assignment]  # noqa: SLF001
-    else:
+    if on_gpu and not hasattr(_RNGStateTracker, "rng_state_is_sync"):
         _random.manual_seed(torch.initial_seed(), ranks)
-
-
-def _generator(device_type: str) -> torch.Generator:
-    if device_type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device()]
-    return torch.default_generator
+        return
+    of_gpus = torch.cuda.default_generators
+    used = of_gpus[torch.cuda.current_device()] if on_gpu else torch.default_generator
+    tracker: Any = _ByPart(used)
+    _random._rng_tracker = tracker  # noqa: SLF001 - torch has no public place for it
 
 
 class _ByPart:

@@ -41,6 +41,18 @@ class Outcome:
     def told(self, kind):
         return [event.data for event in self.events if event.kind == kind]
 
+    def check_costs(self, alone):
+        """What progress tells beside the loss, where `alone` is the same in one process."""
+        first, single = (outcome.told("progress")[0] for outcome in (self, alone))
+        assert first["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+        assert "slowest" not in single
+        for told in self.told("progress"):
+            assert told["grad_norm"] > 0
+            assert told["memory_bytes"] > 2**20
+            assert told["samples_per_s"] > 0
+            assert told["slowest"] in range(len(self.codes))
+            assert 0 <= told["wait_s"] <= told["step_s"]
+
 
 class Process:
     """One rank, forked from the zygote."""

@@ -46,7 +46,10 @@ SHAPE = {
 WRONG = {
     "no such name": (
         {"options": {"model": 2, "layout": {"fc1/kernel": [None, "model"]}}},
-        "'fc1/kernel' matches no parameter and no output; there is sequential/fc1/kernel",
+        (
+            "strategy.layout: 'fc1/kernel' matches no parameter and no output;"
+            " there is sequential/fc1/kernel"
+        ),
     ),
     "two keys": (
         {"options": {"model": 2, "layout": {**WIDE, ".*fc1.*": [None, "model"]}}},
@@ -58,7 +61,10 @@ WRONG = {
     ),
     "does not divide": (
         {"options": {"model": 4, "layout": {".*/fc2/kernel": [None, "model"]}}},
-        "has 10 along dimension 1, which does not divide by mesh axis model=4; set model to 1, 2",
+        (
+            "sequential/fc2/kernel has 10 along dimension 1, which does not divide by mesh axis"
+            " model=4; set model to 1, 2, 5, 10, or write null"
+        ),
     ),
     "odd batches": (
         {"options": {"model": 1}, "batch": 30},

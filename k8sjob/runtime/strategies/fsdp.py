@@ -76,7 +76,7 @@ def _shard(
     policy = MixedPrecisionPolicy()
     if options["bf16"]:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    # Each block goes to the device as it is divided: no GPU ever has the whole model.
+    # Each block goes to the device as it is divided, so no GPU has all of them whole.
     ranks, reshard = mesh.axis("data"), options["reshard"]
     for block in blocks:
         fully_shard(block, mesh=ranks, mp_policy=policy, reshard_after_forward=reshard)
