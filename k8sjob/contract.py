@@ -32,6 +32,7 @@ __all__ = [
     "Reason",
     "Role",
     "RuntimeConfig",
+    "decode_object",
 ]
 
 RUNTIME_HOME: Final = "/opt/k8sjob"
@@ -98,7 +99,7 @@ class ExitCode(IntEnum):
 
 
 class EventKind(StrEnum):
-    """What an Event tells. The runtime emits the first group, the watcher adds the second."""
+    """What an Event tells. The runtime emits the first group; only the watcher makes the second."""
 
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
@@ -132,6 +133,53 @@ class EventKind(StrEnum):
 
 
 _MARK: Final = "k8sjob/1 "
+_OF_THE_WATCHER: Final = frozenset(
+    {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
+)
+_MAX_EVENT: Final = 64 * 1024
+_MAX_DEPTH: Final = 16
+_MAX_DIGITS: Final = 100
+_MAX_TIME: Final = 253_402_300_799.0
+"""The end of the year 9999, the last moment that a datetime can hold."""
+_MAX_RANK: Final = 10**6
+
+
+def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
+    """The JSON object in a text that somebody else wrote; None if there is none.
+
+    Whatever the text holds, decoding it and using the result does not fail: a text that is too
+    long or too deeply nested is not decoded, and a number too large for a float is infinite.
+
+    Args:
+        text: a container's output, a termination message, an annotation.
+        max_length: characters.
+    """
+    if len(text) > max_length:
+        return None
+    try:
+        body = json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) and _is_shallow(body, _MAX_DEPTH) else None
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(part, depth - 1) for part in parts)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MAX_TIME
+
+
+def _is_integer(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +205,20 @@ class Event:
 
     @classmethod
     def decode(cls, line: str, replica: str = "") -> Event | None:
-        """The event in a line of a log, or None where there is none.
+        """The runtime's event in a line of a log; None if the line is ordinary text.
 
-        Text in front of the event (an unfinished progress bar) is passed over; a line that only
-        looks like an event is an ordinary line.
+        Text in front of the event (an unfinished progress bar) is ignored. A line that only looks
+        like an event is ordinary text, and so is an event of a kind that only the watcher makes:
+        a job cannot report its own state.
         """
         at = line.find(_MARK + "{")
         if at < 0:
             return None
-        try:
-            body = json.loads(line[at + len(_MARK) :])
-            kind, data, time = body["kind"], body["data"], body["time"]
-        except (ValueError, KeyError, TypeError):
+        body = decode_object(line[at + len(_MARK) :], _MAX_EVENT) or {}
+        kind, data, time = body.get("kind"), body.get("data"), body.get("time")
+        if not isinstance(kind, str) or kind in _OF_THE_WATCHER:
             return None
-        if not (isinstance(kind, str) and isinstance(data, dict) and isinstance(time, int | float)):
+        if time is None or not (isinstance(data, dict) and _is_time(time)):
             return None
         return cls(kind=kind, data=data, time=float(time), replica=replica)
 
@@ -210,20 +258,25 @@ class Reason:
 
     @classmethod
     def decode(cls, text: str) -> Reason | None:
-        """The reason in a termination message, or None where something else wrote it."""
-        try:
-            body = json.loads(text)
-            return cls(
-                exit_code=int(body["exit_code"]),
-                rank=int(body.get("rank", -1)),
-                type=str(body.get("type", "")),
-                message=str(body.get("message", "")),
-                where=str(body.get("where", "")),
-                time=float(body.get("time", 0.0)),
-                culprits=tuple(int(rank) for rank in body.get("culprits", ())),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        """The reason in a termination message; None if something else wrote the message."""
+        body = decode_object(text, MAX_TERMINATION_BYTES) or {}
+        code, rank, time = body.get("exit_code"), body.get("rank", -1), body.get("time", 0.0)
+        culprits = body.get("culprits", [])
+        if code is None or not (_is_integer(code, 0, 255) and _is_integer(rank, -1, _MAX_RANK)):
             return None
+        if not (_is_time(time) and isinstance(culprits, list)):
+            return None
+        if not all(_is_integer(culprit, 0, _MAX_RANK) for culprit in culprits):
+            return None
+        return cls(
+            exit_code=code,
+            rank=rank,
+            type=str(body.get("type", "")),
+            message=str(body.get("message", "")),
+            where=str(body.get("where", "")),
+            time=float(time),
+            culprits=tuple(culprits),
+        )
 
 
 @dataclass(frozen=True, slots=True)

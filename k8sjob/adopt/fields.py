@@ -6,13 +6,12 @@ So everything here may be simple: where Master and Workers differ, the Master sp
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.meaning import same
 from k8sjob.adopt.normal import Json, config_of, default_pull_policy, mappings, pods
 from k8sjob.adopt.resources import resources, shm_volume
-from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role
+from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, decode_object
 from k8sjob.labels import ISTIO, MANAGED_BY, QUEUE
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
@@ -172,7 +171,7 @@ def _env_from(containers: list[Json]) -> list[Json]:
 def _settings(wanted: Json) -> Json:
     """What K8SJOB_CONFIG says, where k8sjob rendered the manifest."""
     try:
-        config = json.loads(config_of(wanted) or "")
+        config = decode_object(config_of(wanted) or "") or {}
         times = ("rendezvous_timeout", "collective_timeout", "hang_timeout")
         made = {
             "strategy": {
@@ -189,7 +188,7 @@ def _settings(wanted: Json) -> Json:
         if config["checkpoint_dir"] is not None:
             keys = ("dir", "every", "keep", "format")
             made["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return {}
     return made
 

@@ -120,5 +120,6 @@ def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:
         said = cut.group(1)
     seen = datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     time = reason.time if reason and reason.time else seen
-    code = reason.exit_code if reason else exit_code  # the container's own may be RESTARTS_SPENT
+    # The container's own may be RESTARTS_SPENT; a container that failed did not end with 0.
+    code = (reason.exit_code if reason else 0) or exit_code
     return End(replica, code, why, said, reason, time)

@@ -7,7 +7,7 @@ follows from conditions whose status is "True", whatever their order.
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,7 +18,7 @@ from k8sjob.adopt.normal import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.conditions import true_conditions
 from k8sjob.backends.events import moment
-from k8sjob.contract import CONTAINER_NAME, Reason, Role
+from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
 from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "speaker",
 ]
 
+_NUMBER: Final = re.compile("[0-9]{1,4}")
 STOPPED_REASON: Final = "PyTorchJobStopped"
 """Reason of the Failed condition of a job that its user stopped (this machine only)."""
 
@@ -221,7 +222,7 @@ def processes(job: Json) -> tuple[int, ...]:
     (see compat.serving) has a number of its own.
     """
     each = str(job.get("spec", {}).get("nprocPerNode", ""))
-    counts = [int(each) if each.isdigit() else 1] * len(replica_names(job))
+    counts = [int(each) if _NUMBER.fullmatch(each) else 1] * len(replica_names(job))
     if serving := _serving(job):
         counts[0] = serving
     return tuple(counts)
@@ -236,9 +237,9 @@ def _serving(job: Json) -> int:
     if len(replica_names(job)) < 2:
         return 0
     try:
-        config = json.loads(config_of(job) or "{}")
+        config = decode_object(config_of(job) or "") or {}
         return compat.serving(config["strategy"], config.get("options") or {})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return 0  # not k8sjob's
 
 

@@ -7,12 +7,11 @@ never show as differences.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import document
-from k8sjob.contract import CONFIG_ENV
+from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
 from k8sjob.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
 
@@ -103,10 +102,8 @@ def _ordered(value: Any) -> Any:
 
 def _opened(text: Any) -> Any:
     """The runtime's settings, one JSON text in the manifest, so that each shows by itself."""
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError):
-        return text
+    opened = decode_object(text) if isinstance(text, str) else None
+    return text if opened is None else opened
 
 
 def _paths(old: Any, new: Any, at: _Path) -> Iterator[_Path]:

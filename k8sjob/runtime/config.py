@@ -108,9 +108,10 @@ def lifeline(environ: Mapping[str, str] | None = None) -> int | None:
     text = (os.environ if environ is None else environ).get(contract.LIFELINE_ENV)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise EnvError(
-            f"{contract.LIFELINE_ENV}={text!r} is no file descriptor; remove it, k8sjob sets it"
+            f"{contract.LIFELINE_ENV}={_short(text)} is no file descriptor; remove it, k8sjob sets"
+            " it"
         )
     return int(text)
 

@@ -10,6 +10,7 @@ master.go and elastic.go; of torchrun's: torch/distributed/run.py.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _LOOPBACK: Final = "127.0.0.1"
+_MAX_DIGITS: Final = 18
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _ONE_PROCESS: Final = frozenset({"auto", "gpu", "cpu", "xpu"})
 """Words for "as many as fit" that the operator itself counts as one process."""
@@ -185,7 +187,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     low, high = _bounds(environ)
     endpoint = environ.get("PET_RDZV_ENDPOINT", "")
     host, _, port = endpoint.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+    if not host or not (_is_number(port) and 0 < int(port) <= 65535):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} and PET_RDZV_ENDPOINT={endpoint!r}: the nodes of "
             "an elastic group meet at HOST:PORT; the operator sets it, remove your own"
@@ -435,8 +437,7 @@ def _bounds(environ: Mapping[str, str]) -> tuple[int, int]:
     """The two numbers of PET_NNODES."""
     text = environ["PET_NNODES"]
     low, _, high = text.partition(":")
-    digits = all(part.isascii() and part.isdigit() for part in (low, high))
-    if not digits or not 1 <= int(low) <= int(high):
+    if not (_is_number(low) and _is_number(high) and 1 <= int(low) <= int(high)):
         raise EnvError(
             f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set spec.elasticPolicy's "
             "minReplicas and maxReplicas"
@@ -466,11 +467,19 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int = 0)
     text = environ.get(name)
     if text is None:
         return default
-    # int() alone would accept "1_0", " 1 " and digits of other scripts, which torch does not.
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
+    if not _is_number(text) or int(text) < least:
         kind = "a whole number" if least == 0 else f"a whole number of at least {least}"
-        raise EnvError(f"{name}={text!r} is not {kind}; correct or remove it")
+        raise EnvError(f"{name}={reprlib.repr(text)} is not {kind}; correct or remove it")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Whether the text is a whole number that every part of torch can hold.
+
+    int() alone would accept "1_0", " 1 " and digits of other scripts, which torch does not, and
+    raise a ValueError for more than 4300 digits.
+    """
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _seen(environ: Mapping[str, str], *names: str) -> str:

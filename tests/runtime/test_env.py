@@ -104,6 +104,7 @@ class TestNode:
             (operator(0, 2) | {"RANK": "1_0"}, "RANK='1_0'"),
             (operator(0, 2) | {"RANK": "\u0661"}, "is not a whole number"),
             (operator(0, 2) | {"RANK": ""}, "RANK=''"),
+            (operator(0, 2) | {"RANK": "9" * 5000}, "RANK='999"),
             (operator(0, 2) | {"RANK": "1"}, "RANK=1, PET_NODE_RANK=0: both are"),
             (operator(0, 2) | {"MASTER_ADDR": "", "PET_MASTER_ADDR": ""}, "MASTER_ADDR not set"),
             (operator(0, 2) | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no port"),
