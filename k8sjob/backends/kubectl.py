@@ -23,8 +23,9 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.backends.kubeconfig import redacted
+from k8sjob.backends.lines import lines
 from k8sjob.backends.paths import Target, with_query
-from k8sjob.backends.transport import ApiError, lines
+from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:

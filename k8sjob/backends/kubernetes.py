@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.kubeconfig import IN_CLUSTER
+from k8sjob.backends.lines import lines
 from k8sjob.backends.paths import with_query
-from k8sjob.backends.transport import ApiError, lines, refusal
+from k8sjob.backends.transport import ApiError, refusal
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from threading import Event
 
     from k8sjob.backends.api import Json
 
-__all__ = ["ApiError", "Cause", "Transport", "lines", "refusal"]
+__all__ = ["ApiError", "Cause", "Transport", "refusal"]
 
 Cause = tuple[str, str]
 """A field's path and what is wrong with it, as in a Status' details.causes."""
@@ -105,16 +105,6 @@ class Transport(Protocol):
             ApiError: the server refuses; with code 0 where the connection breaks. A clean end of
                 the answer ends the iteration.
         """
-
-
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_AT_ONCE",
     "TAIL_LINES",
+    "excerpt",
     "instant",
     "last_lines",
     "logs",
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 TAIL_LINES: Final = 200
 """So many last lines of each replica are enough to say why it ended."""
+_EXCERPT: Final = 4096
+"""Characters of a line that a diagnosis reads: its patterns take longer than linear time."""
 MOST_AT_ONCE: Final = 32
 """So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
 _READERS: Final = 8
@@ -144,9 +147,16 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
 
 
 def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
-    """The text of a replica's last lines, TAIL_LINES at most, without gaps."""
-    lines = deque(backend.logs(ref, replica, tail=TAIL_LINES), maxlen=TAIL_LINES)
-    return [line.text for line in lines if not line.gap]
+    """Excerpts of a replica's last lines, TAIL_LINES at most, without gaps."""
+    lines = backend.logs(ref, replica, tail=TAIL_LINES)
+    return list(deque((excerpt(line.text) for line in lines if not line.gap), maxlen=TAIL_LINES))
+
+
+def excerpt(text: str) -> str:
+    """The line as a diagnosis reads it: the beginning and the end of a very long one."""
+    if len(text) <= _EXCERPT:
+        return text
+    return f"{text[: _EXCERPT // 2]} ... {text[-_EXCERPT // 2 :]}"
 
 
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.funnel import Ended, Funnel
-from k8sjob.lifecycle.logs import TAIL_LINES, instant
+from k8sjob.lifecycle.logs import TAIL_LINES, excerpt, instant
 from k8sjob.lifecycle.readers import Readers
 from k8sjob.lifecycle.standing import PATIENCE_SECONDS, Standing
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status
@@ -162,7 +162,7 @@ class _Watcher:
         if event:
             return event
         if not line.gap:
-            self._tails[line.replica].append(line.text)
+            self._tails[line.replica].append(excerpt(line.text))
         data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
         return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
 

@@ -187,5 +187,4 @@ def _shortened(text: Text) -> Text:
     over = len(text) - MAX_LINE
     if over <= 0:
         return text
-    text.truncate(MAX_LINE)
-    return text.append(f" ({over:,} more characters)", style="dim")
+    return text[:MAX_LINE].append(f" ({over:,} more characters)", style="dim")

@@ -11,12 +11,15 @@ from typing import Final
 
 __all__ = ["safe_line", "safe_text"]
 
+# Any introducer ends a control string, as in a terminal. So no character is looked at more than
+# twice, however many strings are begun and never ended.
 _SEQUENCES: Final = re.compile(
     r"""
-    (?: \x1b\[ | \x9b ) [0-?]* [\ -/]* [@-~]                      # CSI: colours, cursor, modes
-  | (?: \x1b\] | \x9d ) [^\x07\x1b\x9c]* (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link, clipboard
-  | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] ) [^\x1b\x9c]* (?: \x1b\\ | \x9c )  # DCS, SOS, PM, APC
-  | \x1b [\ -/]* [0-~]                                            # all other escapes
+    (?: \x1b\[ | \x9b ) [0-?]*+ [\ -/]*+ [@-~]                    # CSI: colours, cursor, modes
+  | (?: \x1b\] | \x9d ) [^\x07\x1b\x80-\x9f]*+ (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link
+  | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] )                        # DCS, SOS, PM, APC
+    [^\x1b\x80-\x9f]*+ (?: \x1b\\ | \x9c )
+  | \x1b [\ -/]*+ [0-~]                                           # all other escapes
     """,
     re.VERBOSE,
 )

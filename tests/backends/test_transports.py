@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from k8sjob.backends.transport import ApiError, lines
+from k8sjob.backends.lines import MAX_LINE, lines
+from k8sjob.backends.transport import ApiError
 
 PODS = "/api/v1/namespaces/team/pods"
 STATUS = {
@@ -261,3 +262,13 @@ def test_several_threads_ask_at_once(transport, apiserver):
 )
 def test_pieces_become_lines(chunks, expected):
     assert list(lines(chunks)) == expected
+
+
+def test_a_line_that_never_ends_is_read_in_linear_time_and_cut():
+    bar = b"50%|#####     |\r" * 4096
+    chunks = [bar] * (2 * MAX_LINE // len(bar))  # copied whole for each chunk: hours
+    first, last = lines([*chunks, b"\nnext\n"])
+    assert first.startswith(bar)
+    assert first.endswith(b" more bytes of this line are left out]\n")
+    assert len(first) < MAX_LINE + 100
+    assert last == b"next\n"

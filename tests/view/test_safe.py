@@ -24,6 +24,7 @@ from k8sjob.view.safe import safe_line, safe_text
         ("\x9d0;title\x9cafter", "after"),
         ("\x1bcreset", "reset"),
         ("\x1b(0line", "line"),
+        ("\x90one\x90two\x9cthree", "onethree"),
         ("bell\x07 back\b\b nul\0 del\x7f", "bell back nul del"),
         ("\x1b]0;never ended", "0;never ended"),
         ("a\u202egnp.exe\u202c", "agnp.exe"),
@@ -43,6 +44,15 @@ from k8sjob.view.safe import safe_line, safe_text
 )
 def test_what_a_terminal_must_not_act_on_is_taken_out(text, shown):
     assert safe_line(text) == shown
+
+
+INTRODUCERS = ["\x90", "\x98", "\x9b", "\x9d", "\x1b]", "\x1bP", "\x1b[", "\x1b[0", "\x9d\x1b"]
+
+
+@pytest.mark.parametrize("begun", INTRODUCERS)
+def test_strings_that_are_begun_and_never_ended_are_removed_in_linear_time(begun):
+    assert "\x1b" not in safe_line(begun * 300_000)  # minutes where each is looked for to the end
+    assert safe_line(begun * 300_000 + "\x1b[0mend").endswith("end")
 
 
 def test_text_keeps_its_lines():

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
+from k8sjob.backends.lines import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ class _Reader:
         self._path, self._replica = folder / f"{attempt}.log", replica
         self._file: BinaryIO | None = None
         self._cut = b""
-        self._parts: list[bytes] = []
+        self._line = Line()
 
     def lines(self) -> Iterator[LogLine]:
         if self._file is None:
@@ -133,10 +134,9 @@ class _Reader:
             *rows, self._cut = (self._cut + data).split(b"\n")
             for row in rows:
                 timestamp, _, tag, text = row.split(b" ", 3)
-                self._parts.append(text)
+                self._line.add(text)
                 if tag != b"P":
-                    whole = b"".join(self._parts) + b"\n"
-                    self._parts.clear()
+                    whole = self._line.take() + b"\n"
                     yield LogLine.of(self._replica, self.attempt, timestamp.decode(), whole)
 
     def close(self) -> None:
