@@ -58,7 +58,11 @@ NAME_WIDTH: Final = len("worker-0")
 
 
 class Speaker:
-    """Turns events into lines with the speaker's name in front."""
+    """Turns events into lines with the speaker's name in front.
+
+    What came out of a container bears its replica's name, events of the runtime included: only
+    k8sjob itself speaks as k8sjob.
+    """
 
     def __init__(self) -> None:
         self._width = NAME_WIDTH
@@ -80,9 +84,7 @@ class Speaker:
         if event.kind == EventKind.REPLICA:
             prefix = self._replica_prefix(event.replica, message.plain)
             return prefix.append_text(message) if prefix else None
-        own = event.kind in {EventKind.LOG, EventKind.WARNING}
-        speaker = event.replica if own else ""
-        return self.prefix(speaker).append_text(message)
+        return self.prefix(event.replica).append_text(message)
 
     def _replica_prefix(self, replica: str, said: str) -> Text | None:
         """What stands in front of a replica's line; None where many others said the same before it.

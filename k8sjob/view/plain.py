@@ -54,10 +54,10 @@ class PlainView:
     def _progress(self, event: Event) -> Text | None:
         now = self.story.progress
         epoch, at = self._told
-        if now.epoch == epoch and event.time - at < EVERY_S:
+        if now.epoch == epoch and 0 <= event.time - at < EVERY_S:
             return None
         self._told = now.epoch, event.time
-        return self._speaker.prefix().append("  ".join([*position(now), *costs(now)]))
+        return self._speaker.prefix(event.replica).append("  ".join([*position(now), *costs(now)]))
 
 
 class JsonView:

@@ -58,7 +58,7 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert done.code == 0, done.err
     assert done.err == ""
     assert "worker-0 | rank 1 [bold]here[/bold] red\n" in done.out
-    assert "k8sjob   | epoch 1/2  step 5/10  loss 0.5\n" in done.out
+    assert "master-0 | epoch 1/2  step 5/10  loss 0.5\n" in done.out
     assert re.search(r"^tiny Succeeded after \d:\d\d$", done.out, re.MULTILINE)
     assert "\x1b" not in done.out
 

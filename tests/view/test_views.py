@@ -30,13 +30,13 @@ def test_a_pipe_gets_plain_lines(life):
     assert plain(life) == [
         "k8sjob   | Created",
         "k8sjob   | Running",
-        "k8sjob   | 2 processes met: ddp over gloo on cpu",
+        "master-0 | 2 processes met: ddp over gloo on cpu",
         "worker-0 | reading data",
-        "k8sjob   | epoch 1/2  step 10/20  loss 2  1,234 samples/s  ETA 1:15",
-        "k8sjob   | epoch 1  accuracy 0.91",
-        "k8sjob   | epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15",
-        "k8sjob   | checkpoint step-40.pt",
-        "k8sjob   | epoch 2  accuracy 0.97",
+        "master-0 | epoch 1/2  step 10/20  loss 2  1,234 samples/s  ETA 1:15",
+        "master-0 | epoch 1  accuracy 0.91",
+        "master-0 | epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15",
+        "master-0 | checkpoint step-40.pt",
+        "master-0 | epoch 2  accuracy 0.97",
         "k8sjob   | Succeeded",
     ]
 
@@ -418,3 +418,15 @@ def test_a_pipe_gets_the_summary_below_its_lines(life):
         close_with_summary(view, out=out)
     assert "digits Succeeded after 0:01" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_what_a_container_wrote_never_speaks_as_k8sjob():
+    spoken = [
+        Event(EventKind.METRICS, {"Succeeded": ""}, 0, "worker-0"),
+        Event(EventKind.STOPPING, {"signal": "x"}, 0, "worker-0"),
+        Event(EventKind.RESUMED, {"path": "x"}, 0, "worker-0"),
+        Event(EventKind.STARTED, {"strategy": "x"}, 0, "worker-0"),
+        Event(EventKind.PROGRESS, {"epoch": 1}, 0, "worker-0"),
+        Event(EventKind.WARNING, {"message": "x"}, 0, "worker-0"),
+    ]
+    assert all(line.startswith("worker-0 | ") for line in plain(spoken))
