@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -110,8 +111,8 @@ def lifeline(environ: Mapping[str, str] | None = None) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise EnvError(
-            f"{contract.LIFELINE_ENV}={_short(text)} is no file descriptor; remove it, k8sjob sets"
-            " it"
+            f"{contract.LIFELINE_ENV}={reprlib.repr(text)} is no file descriptor; remove it, k8sjob"
+            " sets it"
         )
     return int(text)
 
