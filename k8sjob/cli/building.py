@@ -14,7 +14,7 @@ import click
 
 from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import say, warn
-from k8sjob.cli.output import document
+from k8sjob.cli.output import document, line
 from k8sjob.image.build import build
 from k8sjob.image.builders.table import AUTO, BUILDERS
 from k8sjob.image.context import shown_size
@@ -100,7 +100,7 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
             )
         images.append(built)
         if output == "name" and built.reference:
-            click.echo(built.reference)
+            line(built.reference)
     if output == "json":
         document([asdict(built) for built in images], output)
 
@@ -196,7 +196,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     if output == "json":
         document(_fields(pushed), output)
     else:
-        click.echo(pushed.reference)
+        line(pushed.reference)
 
 
 def tell(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:

@@ -10,6 +10,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.conditions import is_suspended
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, local_backend
+from k8sjob.cli.output import line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.errors import JobNotFound
@@ -47,14 +48,14 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
     state = job_status(there).state
     if is_suspended(there.job) == value and not state.finished:
         how = "is suspended already" if value else f"is not suspended ({state})"
-        click.echo(f"{ref} {how}: nothing was changed")
+        line(f"{ref} {how}: nothing was changed")
         return
 
     def waiting(seconds: float) -> None:
         say(f"waiting until the old pods of {ref} are gone, {seconds:.0f} s at most")
 
     backend.suspend(ref, value=value, waiting=waiting)
-    click.echo(f"{ref} is being {'suspended' if value else 'resumed'}")
+    line(f"{ref} is being {'suspended' if value else 'resumed'}")
 
 
 @click.command("delete")
@@ -78,7 +79,7 @@ def delete_command(jobs: tuple[str, ...], labels: str, everything: bool, place: 
             if jobs:
                 raise
             continue  # it went by itself since it was chosen
-        click.echo(f"{ref} deleted")
+        line(f"{ref} deleted")
     if not chosen:
         say("nothing to delete")
 

@@ -9,10 +9,9 @@ import click
 
 from k8sjob.adopt import adopt
 from k8sjob.cli.failure import say
-from k8sjob.cli.output import document, format_option, source_name, text
+from k8sjob.cli.output import document, format_option, line, source_name, text
 from k8sjob.document import content
 from k8sjob.lint import Severity, lint
-from k8sjob.view.safe import safe_line
 
 __all__ = ["adopt_command", "lint_command"]
 
@@ -47,7 +46,7 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
         document([asdict(finding) for finding in found], output)
     else:
         for finding in found:
-            click.echo(safe_line(str(finding)))
+            line(str(finding))
         if not found:
             say("nothing found")
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from k8sjob.cli.failure import fail, say, warn
-from k8sjob.cli.output import document, format_option, source_name, text
+from k8sjob.cli.output import document, format_option, line, source_name, text
 from k8sjob.errors import SpecError
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image, JobSpec, load, schema
@@ -66,7 +66,7 @@ def validate_command(files: tuple[Path, ...], output: str) -> int:
     if output != "table":
         document([result for result, _ in checked], output)
     for result, verdict in checked if output == "table" else ():
-        (click.echo if result["valid"] else fail)(verdict)
+        (line if result["valid"] else fail)(verdict)
         for remark in result["warnings"]:
             warn(f"{result['file']}: {remark}")
     return 0 if all(result["valid"] for result, _ in checked) else 1

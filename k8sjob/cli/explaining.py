@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from k8sjob.cli.naming import find, job_argument
-from k8sjob.cli.output import document, format_option
+from k8sjob.cli.output import document, format_option, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.diagnose import diagnose
@@ -52,7 +52,7 @@ def why_command(job: str, timing: bool, output: str, place: Place) -> None:
     if not found:
         status = job_status(snapshot)
         what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
-        click.echo(f"{ref} {what}; there is nothing to explain")
+        line(f"{ref} {what}; there is nothing to explain")
 
 
 def _show_timing(backend: Backend, snapshot: Snapshot, output: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from k8sjob.cli.failure import say, warn
+from k8sjob.cli.output import line
 from k8sjob.errors import K8sJobError
-from k8sjob.view.safe import safe_line
 
 __all__ = ["export_command"]
 
@@ -51,7 +51,7 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
     if "error" in told:
         raise K8sJobError(told["error"])
     say(f"{told['tensors']} tensors, {told['bytes']:,} bytes, of step {told['step']}")
-    click.echo(safe_line(told["path"]))
+    line(told["path"])
 
 
 def _exported(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:

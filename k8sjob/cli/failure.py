@@ -52,7 +52,7 @@ class Failures:
             raise SystemExit(1) from None
         except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
             if self.traceback or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
-                click.echo(traceback.format_exc(), err=True, nl=False)
+                click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
             raise SystemExit(_tell(error)) from None
 
 

@@ -12,7 +12,7 @@ from k8sjob.backends.connect import configured
 from k8sjob.backends.references import pod_specs
 from k8sjob.cli.failure import fail, say
 from k8sjob.cli.naming import find, job_argument, local_backend
-from k8sjob.cli.output import document, format_option, table
+from k8sjob.cli.output import document, format_option, line, table
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector, selector_option
 from k8sjob.contract import CONTAINER_NAME
@@ -51,7 +51,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     match output:
         case "name":
             for status, _ in found:
-                click.echo(str(status.ref))
+                line(status.ref)
         case "json" | "yaml":
             document([record(snapshot) for _, snapshot in found], output)
         case _ if not found:
@@ -120,7 +120,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     status = job_status(snapshot)
     match output:
         case "name":
-            click.echo(str(status.ref))
+            line(status.ref)
         case "json" | "yaml":
             document(record(snapshot), output)
         case _:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["document", "format_option", "source_name", "table", "text"]
+__all__ = ["document", "format_option", "line", "source_name", "table", "text"]
 
 _COLUMN_GAP: Final = 3
 
@@ -50,11 +50,19 @@ def text(content: str) -> None:
     click.echo(content.encode(), nl=False)
 
 
+def line(content: object) -> None:
+    """Print one line for a person; what a cluster or a container wrote in it is made harmless."""
+    click.echo(safe_line(str(content)))
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print aligned columns, as kubectl does; what does not fit a terminal is not cut off."""
+    """Print aligned columns, as kubectl does; what does not fit a terminal is not cut off.
+
+    Header and cells are made harmless: both may come from a cluster.
+    """
     from rich.cells import cell_len  # noqa: PLC0415 - documents are printed without it
 
-    cells = [list(header), *([safe_line(str(cell)) for cell in row] for row in rows)]
+    cells = [[safe_line(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         padded = (

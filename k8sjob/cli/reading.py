@@ -16,7 +16,7 @@ from rich.text import Text
 
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
-from k8sjob.cli.output import format_option
+from k8sjob.cli.output import format_option, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.saving import Saver
 from k8sjob.contract import Event, EventKind
@@ -129,14 +129,14 @@ def _save(lines: Iterable[LogLine], saver: Saver, again: str) -> int:
             return _show(lines, saver.show, again)
     finally:
         for path in sorted(saver.saved):
-            click.echo(path)
+            line(path)
 
 
 def _heard(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
     """The same lines; who has one is not silent."""
-    for line in lines:
-        silent.pop(line.replica, None)
-        yield line
+    for one in lines:
+        silent.pop(one.replica, None)
+        yield one
 
 
 def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import click
 
 from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import fail, say, warn
-from k8sjob.cli.output import document
+from k8sjob.cli.output import document, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.document import parse
 from k8sjob.errors import JobExists, K8sJobError
@@ -162,11 +162,11 @@ def _show_made(
     backend: ClusterBackend, done: Submitted, output: str | None, place: Place, *, watch: bool
 ) -> None:
     if output == "name":
-        click.echo(str(done.ref))
+        line(done.ref)
     elif output:
         document(backend.snapshot(done.ref).job, output)
     else:
-        click.echo(f"{done.ref} {_SAID[done.outcome]}")
+        line(f"{done.ref} {_SAID[done.outcome]}")
         if not watch:
             say(f"follow it: k8sjob watch {done.ref}{place.words}")
 
@@ -183,16 +183,16 @@ def _show_plan(made: Plan, place: Place, output: str | None) -> None:
         document(manifest, output)
     else:
         name = f"{namespace}/{made.spec.name}" if namespace else made.spec.name
-        click.echo(name if output == "name" else f"{name} created (dry run)")
+        line(name if output == "name" else f"{name} created (dry run)")
 
 
 def _show_dry(made: Plan, backend: ClusterBackend, done: Submitted, output: str | None) -> None:
     if output == "name":
-        click.echo(str(done.ref))
+        line(done.ref)
     elif output:
         document(backend.dry_run(parse(made.manifest).data, name_free=True), output)
     else:
-        click.echo(f"{done.ref} {_SAID[done.outcome]} (server dry run)")
+        line(f"{done.ref} {_SAID[done.outcome]} (server dry run)")
 
 
 @click.command("diff")
@@ -229,12 +229,12 @@ def diff_command(
 def _show_lines(lines: Sequence[str], *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     coloured = stream.isatty() and not os.environ.get("NO_COLOR")
-    for line in lines:
-        shown = safe_line(line)
-        if coloured and line.startswith(("---", "+++")):
+    for one in lines:
+        shown = safe_line(one)
+        if coloured and one.startswith(("---", "+++")):
             shown = click.style(shown, bold=True)
         elif coloured:
-            shown = click.style(shown, fg=_COLOURS.get(line[:1]))
+            shown = click.style(shown, fg=_COLOURS.get(one[:1]))
         click.echo(shown, err=err)
 
 

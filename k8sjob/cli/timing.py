@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.output import table
+from k8sjob.cli.output import line, table
 from k8sjob.lifecycle.timing import Row
-from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ def show_timing(found: Timing) -> None:
     whole = "there is no first training step that is known of"
     if found.seconds is not None:
         whole = f"about {found.seconds:.0f} s from its submission to the first training step"
-    click.echo(f"{found.ref}: {whole}")
+    line(f"{found.ref}: {whole}")
     if found.phases:
         click.echo()
         header = ["UNTIL", "TOOK", "AT", "REPLICA", "DETAIL"]
@@ -51,9 +50,9 @@ def show_timing(found: Timing) -> None:
     if found.notes or found.missing:
         click.echo()
     for note in found.notes:
-        click.echo(safe_line(note))
+        line(note)
     for missing in found.missing:
-        click.echo(f"not known: {safe_line(missing)}")
+        line(f"not known: {missing}")
 
 
 def _phase(phase: Phase) -> list[str]:
@@ -73,7 +72,7 @@ def _show_rows(rows: Sequence[Row]) -> None:
         [[row.name, row.node, *(_at(getattr(row, name)) for name in known)] for row in shown],
     )
     if len(rows) > len(shown):
-        click.echo(f"and {len(rows) - len(shown)} more, started earlier; -o json has them all")
+        line(f"and {len(rows) - len(shown)} more, started earlier; -o json has them all")
 
 
 def _at(seconds: float | None) -> str:
