@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -26,6 +27,8 @@ __all__ = ["MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "parse", "parse
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 """Most values in one document, with every alias counted as often as it is used."""
+_MAX_COMPOSED: Final = 2 * MAX_NODES + 1
+"""Most keys and values in one file: a document of MAX_NODES values, each with a key."""
 
 _PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart."""
@@ -108,15 +111,19 @@ _IMPLICIT: Final = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, with fewer implicit types than YAML 1.1 and a limit to the nesting."""
+    """Composes nodes, with fewer implicit types than YAML 1.1 and limits to depth and number."""
 
     depth = 0
+    count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > MAX_DEPTH:
+        self.count += 1
+        if self.depth > MAX_DEPTH or self.count > _MAX_COMPOSED:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
-            raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
+            if self.depth > MAX_DEPTH:
+                raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
+            raise _Refused(f"more than {_MAX_COMPOSED} keys and values in one file", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -138,21 +145,29 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         """The node's data; `path` is where it stands."""
+        with self._inside(node):
+            return self._build(node, path)
+
+    @contextmanager
+    def _inside(self, node: yaml.Node) -> Iterator[None]:
+        """Refuse a node that stands inside itself, or that aliases have put too deep."""
         if any(node is outer for outer in self.open):
             raise _Refused("an alias that stands inside its own anchor", node.start_mark)
         self.open.append(node)
-        made = self._build(node, path)
+        self._add(1, node)
+        if len(self.open) > MAX_DEPTH:
+            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
+        yield
         self.open.pop()
-        return made
 
-    def _build(self, node: yaml.Node, path: Path) -> Any:
-        self.count += 1
+    def _add(self, count: int, node: yaml.Node) -> None:
+        self.count += count
         if self.count > MAX_NODES:
             raise _Refused(
                 f"more than {MAX_NODES} values once its aliases are written out", node.start_mark
             )
-        if len(self.open) > MAX_DEPTH:
-            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
+
+    def _build(self, node: yaml.Node, path: Path) -> Any:
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
@@ -166,37 +181,48 @@ class _Builder:
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        # Merged mappings first, wherever they stand: the mapping's own keys and places win.
-        for key_node, value_node in sorted(node.value, key=lambda pair: not _merges(pair[0])):
-            if _merges(key_node):
-                for source in reversed(self._merged(value_node)):  # the first of them wins
-                    merged |= self.build(source, path)
-                continue
-            key = _key(key_node)
+        for key, (key_node, value_node) in self._pairs(node).items():
             at = (*path, key)
-            if key in made:
-                line = self.keys[at][0]
-                raise _Refused(f"{key!r} is there twice, first in line {line}", key_node.start_mark)
-            if at in self.keys:
-                self._forget(at)
             self.keys[at] = _place(key_node.start_mark)
             made[key] = self.build(value_node, at)
-        return {**merged, **made} if merged else made
+        return made
 
-    def _forget(self, path: Path) -> None:
-        """Drop the places of a merged value that a later key of the mapping replaces."""
-        for known in (self.keys, self.values):
-            for old in [place for place in known if place[: len(path)] == path]:
-                del known[old]
+    def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """The pairs of a mapping by key, the merged ones first, wherever the `<<` stands.
 
-    @staticmethod
-    def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
-        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for source in sources:
-            if not isinstance(source, yaml.MappingNode):
-                raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
-        return list(sources)
+        The mapping's own keys win, then those of the first of the merged mappings.
+        """
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for key_node, value_node in node.value:
+            if _merges(key_node):
+                for source in reversed(_merged(value_node)):
+                    pairs |= self._merged_pairs(source)
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if _merges(key_node):
+                continue
+            key, mark = _key(key_node), key_node.start_mark
+            if key in lines:
+                raise _Refused(f"{key!r} is there twice, first in line {lines[key]}", mark)
+            lines[key] = mark.line + 1
+            pairs[key] = key_node, value_node
+        return pairs
+
+    def _merged_pairs(self, source: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        """The pairs of a mapping that another one merges, counted as its values are."""
+        with self._inside(source):
+            pairs = self._pairs(source)
+        self._add(len(pairs), source)
+        return pairs
+
+
+def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
+    """The mappings that `<<` names."""
+    sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    for source in sources:
+        if not isinstance(source, yaml.MappingNode):
+            raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
+    return list(sources)
 
 
 def _merges(key: yaml.Node) -> bool:

@@ -10,6 +10,7 @@ import itertools
 import os
 import posixpath
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Ignore"]
 
-_UP_TO_A_STAR = re.compile(r"(?:[^*/\\\[\]]|\\[^/])*(?=\*(?!\*))")
+_MAX_PATTERN = 4096
+_CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
+_UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")
 """What stands between two `*` of one name, each part of which fits one character."""
+_IN_CLASS = re.compile(r"\\(.)|([^-])")
+_UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
+"""The names between two `**`, with the `/` after them."""
+_TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
 
 class Ignore:
@@ -46,9 +53,8 @@ class Ignore:
             try:
                 patterns.append((re.compile(_regex(cleaned)).pattern, taken_back))
             except re.error as error:
-                raise ImageError(
-                    f".dockerignore:{number}: {pattern!r} is not a pattern: {error}; correct it"
-                ) from None
+                message = f"{pattern[:80]!r} is not a pattern: {error}; correct it"
+                raise ImageError(f".dockerignore:{number}: {message}") from None
         # Neighbours of the same kind are one expression: thousands of files are looked at.
         self._groups = [
             (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)
@@ -73,45 +79,72 @@ class Ignore:
 
     def walk(self, folder: Path) -> Iterator[str]:
         """The files and links of a folder that are not left out, relative and in a fixed order."""
-        for at, folders, files in os.walk(folder):
-            base = os.path.relpath(at, folder)
-            names = [posixpath.normpath(f"{base}/{name}") for name in [*folders, *files]]
-            links = {name for name in names if (folder / name).is_symlink()}
-            for name in sorted(names):
-                kept = (folder / name).is_file() or name in links
-                if kept and not self(name):
-                    yield name
-            folders[:] = sorted(
-                name
-                for name in folders
-                if (path := posixpath.normpath(f"{base}/{name}")) not in links
-                and not self.hides(path)
-            )
+        waiting = [""]
+        while waiting:
+            base = waiting.pop()
+            with suppress(OSError), os.scandir(folder / base) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+                folders = []
+                for entry in entries:
+                    name = f"{base}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        folders += [] if self.hides(name) else [f"{name}/"]
+                    elif (entry.is_file() or entry.is_symlink()) and not self(name):
+                        yield name
+                waiting += reversed(folders)
 
 
 def _regex(pattern: str) -> str:
     """Moby's own translation: `**` goes over folders, `*` and `?` stay in one."""
+    if len(pattern) > _MAX_PATTERN:
+        raise re.error(f"it is longer than {_MAX_PATTERN} characters, as no path is")
     made, at = "", 0
     while at < len(pattern):
-        character, rest = pattern[at], pattern[at + 1 :]
-        at += 1
-        if character == "*" and rest.startswith("*"):
-            at += 2 if rest[1:2] == "/" else 1
-            made += ".*" if at >= len(pattern) else "(.*/)?"
-        elif character == "*":
-            between = _UP_TO_A_STAR.match(rest)
-            if between:  # only the last `*` of a name may have to try more than the first fit
-                made += f"(?>[^/]*?{_regex(between[0])})"
-                at += between.end()
-            else:
-                made += "[^/]*"
-        elif character == "?":
-            made += "[^/]"
-        elif character == "\\" and rest:
-            made += re.escape(rest[0])
-            at += 1
-        elif character in "[]^-":
-            made += character
-        else:
-            made += re.escape(character)
+        translated, at = _token(pattern, at)
+        made += translated
     return made
+
+
+def _token(pattern: str, at: int) -> tuple[str, int]:
+    """The next part of a pattern as a regular expression, and where the part after it begins."""
+    character, rest = pattern[at], pattern[at + 1 :]
+    if character == "*":
+        return (_over_folders if rest.startswith("*") else _in_a_name)(pattern, at)
+    if character == "[":
+        return _class(pattern, at)
+    if character == "\\" and rest:
+        return re.escape(rest[0]), at + 2
+    if character == "?":
+        return "[^/]", at + 1
+    return character if character in "]^-" else re.escape(character), at + 1
+
+
+def _over_folders(pattern: str, at: int) -> tuple[str, int]:
+    """A `**`. Only the last one may have to try more than the first fit, else time explodes."""
+    at += 3 if pattern[at + 2 : at + 3] == "/" else 2
+    following = pattern[at:]
+    if not following:
+        return ".*", at
+    if following.startswith("**"):
+        return "", at  # two in a row mean no more than one
+    if between := _UP_TO_TWO_STARS.match(following):
+        return f"(?>(?:.*?/)??{_regex(between[1])})", at + between.end()
+    if _TWO_STARS.search(following):
+        raise re.error("between two '**' there must be whole names, as in '**/a/**/b'")
+    return "(?:.*/)?", at
+
+
+def _in_a_name(pattern: str, at: int) -> tuple[str, int]:
+    """A `*`. Only the last one of a name may have to try more than the first fit."""
+    between = _UP_TO_A_STAR.match(pattern, at + 1)
+    if between:
+        return f"(?>[^/]*?{_regex(between[0])})", between.end()
+    return "[^/]*", at + 1
+
+
+def _class(pattern: str, at: int) -> tuple[str, int]:
+    found = _CLASS.match(pattern, at)
+    if found is None:
+        raise re.error("a '[' without its ']', or with a '*', '?' or '/' before it")
+    characters = _IN_CLASS.sub(lambda one: re.escape(one[1] or one[2]), found[2])
+    return f"[{found[1]}{characters}]", found.end()

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from k8sjob.document import Document, WrittenFloat, parse, parse_all
+from k8sjob.document import Document, WrittenFloat, parse, parse_all, reading
 from k8sjob.document.source import MAX_BYTES
 from k8sjob.errors import SpecError
 
@@ -168,3 +168,36 @@ def test_a_document_says_what_is_wrong_with_a_field():
 
 def test_json_with_escaped_surrogate_pairs_is_read_as_json():
     assert parse('{"\\ud83d\\ude00": "a\\ud83d\\ude00"}').data == {"\U0001f600": "a\U0001f600"}
+
+
+def test_what_a_mapping_overrides_is_neither_built_nor_placed():
+    many = "".join(f"  k{i}: {{x: 1}}\n" for i in range(2000))
+    text = f"a: &a\n{many}b:\n  <<: *a\n{many}"
+    document = parse(text)
+    assert document.data["b"] == document.data["a"]
+    assert document.place(("b", "k1", "x")) == (2005, 11)
+    assert len(document.keys) == 2 + 4 * 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {x: {<<: *a}}\n", "an alias that stands inside its own anchor"),
+        ("a: &a {x: 1}\nb:\n  <<: [" + "*a, " * 30_000 + "]\n", "more than 50000 values"),
+        (
+            "a0: &a0 {}\n"
+            + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 60)),
+            "more than 50000 values",
+        ),
+    ],
+)
+def test_merges_and_values_are_counted(text, message):
+    with pytest.raises(SpecError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["[1, 2, 3, 4]", "{a: 1, b: 2, c: 3}", "--- 1\n" * 5])
+def test_a_file_of_too_many_keys_and_values_is_refused_before_it_is_built(monkeypatch, text):
+    monkeypatch.setattr(reading, "_MAX_COMPOSED", 4)
+    with pytest.raises(SpecError, match="more than 4 keys and values in one file"):
+        parse(text)

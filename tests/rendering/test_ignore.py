@@ -33,6 +33,9 @@ from k8sjob.rendering.ignore import Ignore
         ("[ab].txt", ["a.txt", "b.txt"], ["c.txt"]),
         ("[^a].txt", ["b.txt"], ["a.txt"]),
         ("a.b", ["a.b"], ["aXb"]),
+        ("[]a]b", ["]b", "ab"], ["b"]),
+        (r"[\]x-z]", ["]", "y"], ["a"]),
+        ("[[&]", ["[", "&"], ["a"]),
         (r"\*", ["*"], ["a"]),
         ("a+b(c)$", ["a+b(c)$"], ["aab"]),
         ("*", ["a", ".k8sjob"], []),
@@ -56,13 +59,17 @@ def test_stars_fit_whatever_they_can(pattern, name):
         assert Ignore(pattern)(name) == bool(re.fullmatch(rf"{slowly}(/.*)?", name))
 
 
-def test_many_stars_end_in_this_century():
-    assert not Ignore("*a" * 30 + "*b")("a" * 250)
+@pytest.mark.parametrize("one", ["a", "[ab]", "[^b]", "]", "?", r"\a"])
+def test_many_stars_end_in_this_century(one):
+    ignore = Ignore(f"*{one}" * 30 + "*x")
+    assert not ignore("a]" * 120)
+    assert ignore("a]" * 120 + "x")
 
 
-def test_a_pattern_that_is_none():
-    with pytest.raises(ImageError, match=r"\.dockerignore:2: '\[a' is not a pattern"):
-        Ignore("a\n[a\n")
+@pytest.mark.parametrize("pattern", ["[a", "[*]", "[a?]", "a[b/c]", "[]", "[z-a]", "a" * 5000])
+def test_a_pattern_that_is_none(pattern):
+    with pytest.raises(ImageError, match=r"\.dockerignore:2: '[^']{1,80}' is not a pattern"):
+        Ignore(f"a\n{pattern}\n")
 
 
 def test_our_own_leaves_out_secrets_and_keeps_code():
@@ -95,3 +102,45 @@ def test_walking_a_folder(tmp_path):
     found = list(Ignore("skip\n!skip/keep.txt\n").walk(tmp_path))
     assert sorted(found) == ["a.txt", "b/.hidden", "b/c.txt", "link", "skip/keep.txt"]
     assert list(Ignore("skip").walk(tmp_path)) == list(Ignore("skip").walk(tmp_path))
+
+
+@given(
+    st.text("ab*/", min_size=1, max_size=12).map(lambda text: re.sub("/+", "/", text).strip("/")),
+    NAMES,
+)
+def test_two_stars_go_over_folders_as_in_the_naive_translation(pattern, name):
+    name = name.strip("/")
+    try:
+        ignore = Ignore(pattern)
+    except ImageError:
+        return
+    if pattern and name:
+        tokens = re.findall(r"\*\*/?\Z|\*\*/?|.", pattern)
+        naive = {"*": "[^/]*", "**": "(.*/)?", "**/": "(.*/)?"}
+        last = {**naive, "**": ".*", "**/": ".*"}
+        parts = [naive.get(token, token) for token in tokens[:-1]]
+        slowly = "".join([*parts, last.get(tokens[-1], tokens[-1])])
+        assert ignore(name) == bool(re.fullmatch(rf"{slowly}(/.*)?", name))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["**/a/" * 12 + "b", "**/*a*/" * 12 + "b", "**/" * 9 + "b", "**" * 9 + "b", "a/**/" * 9 + "b"],
+)
+def test_many_double_stars_end_in_this_century(pattern):
+    assert not Ignore(pattern)("a/" * 500 + "c")
+    assert Ignore(pattern)("a/" * 500 + "b")
+
+
+def test_double_stars_within_names_are_refused_where_there_are_several():
+    with pytest.raises(ImageError, match=r"\.dockerignore:1: 'a\*\*b\*\*c' is not a pattern: betw"):
+        Ignore("a**b**c")
+    assert Ignore("a**b")("ax/b")
+
+
+def test_a_deep_folder_is_walked(tmp_path):
+    deep = tmp_path / "/".join(["d"] * 900)
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    (found,) = Ignore("**/x/**/y/**/z\n").walk(tmp_path)
+    assert found == "d/" * 900 + "file"

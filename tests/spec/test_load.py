@@ -5,6 +5,7 @@ import pytest
 
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec, load
+from k8sjob.spec.explain import MAX_PROBLEMS
 
 TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"
 BAD = """\
@@ -89,3 +90,18 @@ def test_values_seen_are_cut_and_printable():
 )
 def test_unknown_keys_are_told_where_to_go(key, advice):
     assert advice in str(problems(TEXT + f"{key}: 1\n"))
+
+
+def test_of_very_many_problems_the_first_are_told():
+    many = "".join(f"k{i}: {i}\n" for i in range(5000))
+    error = problems(TEXT + many)
+    assert len(error.problems) == MAX_PROBLEMS + 1
+    assert error.problems[0].field == "k0"
+    assert error.problems[-1].message == f"{5000 - MAX_PROBLEMS} more problems; correct these first"
+
+
+@pytest.mark.parametrize("count", ["--5", "9" * 5000, "\u00b2"])
+def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
+    (problem,) = problems(f"{TEXT}replicas: {{workers: {count!r}}}\n").problems
+    assert problem.field == "replicas.workers"
+    assert "is not a whole number" in problem.message
