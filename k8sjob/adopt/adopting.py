@@ -137,7 +137,8 @@ def _leaves(patch: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
             yield from _leaves(value, (*path, key))
     elif isinstance(patch, list) and patch and all(isinstance(item, dict) for item in patch):
         for index, item in enumerate(patch):
-            name = item.get("name") or item.get("mountPath") or index
+            names = [item.get(key) for key in ("name", "mountPath")]
+            name = next((name for name in names if name and isinstance(name, str)), index)
             rest = {key: value for key, value in item.items() if key not in ("name", "mountPath")}
             yield from _leaves(rest or None, (*path, name))
     else:

@@ -6,6 +6,7 @@ So everything here may be simple: where Master and Workers differ, the Master sp
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.meaning import same
@@ -201,7 +202,7 @@ def _replicas(spec: Json) -> Json:
     nodes = sum(replica["replicas"] for replica in replicas.values())
     made: Json = {"workers": nodes - 1}
     nproc = spec.get("nprocPerNode")
-    if isinstance(nproc, str) and nproc.isdecimal() and int(nproc) > 1:
+    if isinstance(nproc, str) and re.fullmatch("[0-9]{1,9}", nproc) and int(nproc) > 1:
         made["nproc_per_node"] = int(nproc)
     if elastic and Role.MASTER not in replicas:
         made["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.adopt.shape import shape_problems
 from k8sjob.document import Document, parse_all
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.webhook import API_VERSION, KIND, webhook_problems
@@ -40,7 +41,7 @@ def read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
     job, dropped = _authors_part(job)
     if dropped:
         notes.insert(0, f"left out, since the apiserver fills it in: {', '.join(dropped)}")
-    problems = webhook_problems(job)
+    problems = webhook_problems(job) or shape_problems(job)
     if problems:
         line = document.line
         raise SpecError([Problem(p.field, p.message, line, 1) for p in problems], source)
@@ -71,7 +72,7 @@ def _objects(documents: list[Document]) -> Iterator[tuple[Document, Json]]:
     for document in documents:
         data = document.data if isinstance(document.data, dict) else {}
         items = data.get("items")
-        inside = items if data.get("kind", "").endswith("List") and isinstance(items, list) else ()
+        inside = items if str(data.get("kind")).endswith("List") and isinstance(items, list) else ()
         for item in inside or (data,):
             yield document, item if isinstance(item, dict) else {}
 

@@ -54,7 +54,7 @@ def _of_pod(pod: Json) -> Json:
 
 
 def _count(amount: str) -> Any:
-    return int(amount) if amount.isdecimal() else amount
+    return int(amount) if re.fullmatch("[0-9]{1,9}", amount) else amount
 
 
 def _shm(pod: Json) -> Json:

@@ -1,7 +1,11 @@
 """Adopt, then render: the same meaning, whatever the manifest; and k8sjob's own come back."""
 
+import contextlib
 import copy
+import json
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pytorchjobs import manifests
@@ -10,6 +14,7 @@ from strategies import job_specs
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.adopt.normal import config_of
 from k8sjob.document import dump, parse
+from k8sjob.errors import SpecError
 from k8sjob.rendering import render
 from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
@@ -63,3 +68,74 @@ def test_a_changed_value_is_a_changed_meaning(job, data):
     # Of two variables with one name only the last counts, but here no name is there twice.
     assert not same_meaning(changed, job)
     assert same_meaning(parse(dump(job)).data, job)
+
+
+KEPT = sorted(Path(__file__).parents[2].glob("manifests/*/pytorchjob.yaml"))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from([10**99, 1.5, "", "x", "9" * 5000, "\u0663", "$(A)", "$$", "a/b", "[" * 3000])
+    | st.sampled_from(["pytorch", "Master", "Memory", "/dev/shm", '{"strategy": 1}']),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["name", "value", "kind", "a"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def holders(value):
+    """All mappings and lists that are not empty."""
+    if isinstance(value, dict | list) and value:
+        yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from holders(item)
+
+
+def mutate(job, data):
+    """Replace, drop, double or nest one value."""
+    holder = data.draw(st.sampled_from(list(holders(job))))
+    keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+    key = data.draw(st.sampled_from(keys))
+    match data.draw(st.sampled_from(["replace", "replace", "drop", "double", "nest"])):
+        case "replace":
+            holder[key] = data.draw(JSON)
+        case "drop":
+            del holder[key]
+        case "double" if isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[key]))
+        case "double":
+            holder[f"{key}x"] = copy.deepcopy(holder[key])
+        case "nest":
+            holder[key] = data.draw(st.sampled_from([[holder[key]], {str(key): holder[key]}]))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=25, suppress_health_check=SLOW)
+def test_any_mutation_of_a_manifest_is_adopted_or_refused(data):
+    job = parse(data.draw(st.sampled_from(KEPT)).read_text()).data
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(job, data)
+    with contextlib.suppress(SpecError):
+        adopt(json.dumps(job)).spec.to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("metadata", "labels"), 5, "metadata.labels"),
+        (("spec", "runPolicy", "schedulingPolicy"), [], "spec.runPolicy.schedulingPolicy"),
+        (("spec", "elasticPolicy"), "x", "spec.elasticPolicy"),
+        (("spec", "pytorchReplicaSpecs"), {}, "spec.pytorchReplicaSpecs"),
+    ],
+)
+def test_a_value_of_another_shape_is_named(path, value, field):
+    job = parse(KEPT[0].read_text()).data
+    holder = job
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    with pytest.raises(SpecError) as caught:
+        adopt(json.dumps(job))
+    assert field in {problem.field for problem in caught.value.problems}
