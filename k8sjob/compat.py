@@ -8,6 +8,7 @@ stdlib only.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -29,10 +30,12 @@ __all__ = [
     "conflicts",
     "default_backend",
     "keras_backend",
+    "pattern_error",
     "processes_per_node",
     "serving",
 ]
 
+_MAX_PATTERN: Final = 1000
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType({"nccl": "GPUs", "gloo": "CPUs"})
 """Backends of a process group that torch's packages are built with, and what each is for."""
 
@@ -161,12 +164,31 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
+def pattern_error(text: str) -> str:
+    """Why a text cannot be matched against the names of layers; empty if it can."""
+    if len(text) > _MAX_PATTERN:
+        return f"it is longer than {_MAX_PATTERN} characters"
+    try:
+        re.compile(text)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        return str(error)
+    return ""
+
+
+def _patterns(value: Any) -> bool:
+    return _texts(value) and not any(map(pattern_error, value))
+
+
 def _layouts(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(axes, list | tuple)
-        and all(axis is None or axis in AXES for axis in axes)
-        and all(list(axes).count(axis) <= 1 for axis in AXES)
-        for axes in value.values()
+    return (
+        isinstance(value, dict)
+        and _patterns(list(value))
+        and all(
+            isinstance(axes, list | tuple)
+            and all(axis is None or axis in AXES for axis in axes)
+            and all(list(axes).count(axis) <= 1 for axis in AXES)
+            for axes in value.values()
+        )
     )
 
 
@@ -277,7 +299,10 @@ _STEP: Final[Mapping[str, Option]] = {
 """What a strategy can do in its step."""
 _NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
 """What is done where ranks have batches of their own."""
-_BLOCKS: Final[Mapping[str, Option]] = {"blocks": _NAMES, "checkpoint_activations": _OFF}
+_PATTERNS: Final = Option(
+    default=(), wanted="a list of names or regular expressions", takes=_patterns
+)
+_BLOCKS: Final[Mapping[str, Option]] = {"blocks": _PATTERNS, "checkpoint_activations": _OFF}
 """What is done to the repeated layers of a model."""
 _LAYERS: Final[Mapping[str, Option]] = {**_BLOCKS, "compile": _OFF}
 """The same, and what is done to layers that compute with plain tensors."""
@@ -286,7 +311,7 @@ _MESH: Final[Mapping[str, Option]] = {
     "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
     "layout": Option(
         default=MappingProxyType({}),
-        wanted="a mapping of names to axes, each data, model or null",
+        wanted="a mapping of names or regular expressions to axes, each data, model or null",
         takes=_layouts,
     ),
 }
@@ -396,7 +421,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "accumulate": _STEP["accumulate"],
                 "bf16": _STEP["bf16"],
                 "servers": Option(default=1, wanted="a whole number", takes=_whole, least=1),
-                "tables": _NAMES,
+                "tables": _PATTERNS,
             },
             rule=_of_parameter_server,
             uniform=False,

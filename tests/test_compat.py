@@ -104,7 +104,12 @@ def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
         ({"reshard": False}, "ddp has no such setting, but fsdp; leave it out"),
         ({"clip_norm": 0}, "0 is not a number above 0; leave it out for null"),
         ({"clip_norm": "1"}, "'1' is not a number above 0"),
-        ({"blocks": "0"}, "'0' is not a list of names; leave it out for []"),
+        ({"blocks": "0"}, "'0' is not a list of names or regular expressions; leave it out for"),
+        ({"blocks": ["a", "["]}, "['a', '['] is not a list of names or regular expressions;"),
+        ({"blocks": ["a{99999999999}"]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["(?a)(?u)x"]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["(" * 999]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["x" * 5000]}, "is not a list of names or regular expressions;"),
     ],
 )
 def test_settings_that_ddp_does_not_take(given, said):
@@ -171,7 +176,7 @@ DIVIDED = {"fc.weight": ["model", None]}
         ({"model": 3, "layout": DIVIDED}, "model", "model=3; set it to 1, 2, 4, 8"),
         ({"model": 4, "data": 4, "layout": DIVIDED}, "data", "data 4 x model 4 = 16, but 2 nodes"),
         ({"model": 2}, "layout", "nothing lies along mesh axis model=2"),
-        ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names to axes"),
+        ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names or regular"),
         ({"layout": {"fc.weight": ["model", "model"]}}, "layout", "is not a mapping of names"),
         ({"layout": 3}, "layout", "leave it out for {}"),
     ],

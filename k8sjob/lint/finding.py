@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 Subject = Literal["manifest", "script", "any"]
 
-_SILENCE: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\]\n]*)\]")
+_SILENCE: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\[\]\n]*)\]")
 
 
 class Severity(StrEnum):

@@ -97,10 +97,19 @@ class Setting:
 
 
 def parse(text: str, setting: Setting) -> Script:
-    """The script in a text; SyntaxError, ValueError or RecursionError where it is none."""
+    """The script in a text.
+
+    Raises:
+        SyntaxError: Python cannot parse it.
+        ValueError: the same: null bytes, half surrogate pairs, very deep nesting.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
-        return Script(ast.parse(text.removeprefix("\ufeff")), setting)
+        try:
+            tree = ast.parse(text.removeprefix("\ufeff"))
+        except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
+            raise ValueError("it is nested too deeply") from None
+    return Script(tree, setting)
 
 
 def constant(node: ast.AST | None) -> object:

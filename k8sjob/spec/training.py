@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from k8sjob.compat import GONE
+from k8sjob.compat import GONE, pattern_error
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse
 from k8sjob.spec.names import AbsolutePath, Text
 
@@ -21,10 +20,9 @@ def _backend(value: Any) -> Any:
 
 
 def _pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        refuse(f"{value!r} is no regular expression: {error}; write a name, as encoder.0")
+    if why := pattern_error(value):
+        seen = value if len(value) <= 80 else f"{value[:80]}..."
+        refuse(f"{seen!r} is no regular expression: {why}; write a name, as encoder.0")
     return value
 
 

@@ -224,13 +224,22 @@ def test_a_comment_silences_its_line_alone():
     assert ids(f"{save}  # k8sjob: ignore[]") == ["save-on-every-rank", "unknown-ignore"]
 
 
+def test_comments_that_are_never_closed_are_read_in_linear_time():
+    assert lint_script("x = 1  " + "# k8sjob: ignore[" * 50_000 + "\n") == []
+
+
 def test_a_finding_says_where():
     (finding,) = lint_script(GROUP + "\nif x:\n    torch.save(m, 'm.pt')\n" + END, "train.py")
     assert (finding.source, finding.line, finding.column) == ("train.py", 7, 5)
     assert str(finding).startswith("train.py:7:5: warning[save-on-every-rank]: ")
 
 
-@pytest.mark.parametrize("text", ["def f(:\n", "\0", "(" * 5000, "a" + ".b" * 50_000, "x\n  y\n"])
+NO_PYTHON = ["def f(:\n", "\0", "(" * 5000, "a" + ".b" * 50_000, "x\n  y\n", "x = '\ud800'\n"]
+NO_PYTHON += ["if a: pass\n" + "elif a: pass\n" * 20_000, "not " * 50_000 + "a"]
+NO_PYTHON += ["lambda: " * 5000 + "a", "1 if b else " * 20_000 + "2", "x = " + "9" * 5000]
+
+
+@pytest.mark.parametrize("text", NO_PYTHON, ids=range(len(NO_PYTHON)))
 def test_what_is_no_python_is_said_and_not_raised(text):
     assert [f.id for f in lint_script(text)] == ["script-syntax"]
 

@@ -105,3 +105,12 @@ def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
     (problem,) = problems(f"{TEXT}replicas: {{workers: {count!r}}}\n").problems
     assert problem.field == "replicas.workers"
     assert "is not a whole number" in problem.message
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(?a)(?u)x", "(" * 900, "x" * 1001])
+@pytest.mark.parametrize("setting", ["blocks: [{}]", "layout: {{{}: [model]}}", "tables: [{}]"])
+def test_a_pattern_that_cannot_be_matched_is_refused(pattern, setting):
+    strategy = setting.format(f"'{pattern}'")
+    found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").problems
+    assert "is no regular expression" in found[0].message
+    assert all(len(problem.message) < 300 for problem in found)
