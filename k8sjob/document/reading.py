@@ -123,7 +123,7 @@ class _Loader(yaml.SafeLoader):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
             if self.depth > MAX_DEPTH:
                 raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
-            raise _Refused(f"more than {_MAX_COMPOSED} keys and values in one file", mark)
+            raise _Refused(f"more than {MAX_NODES} values once its aliases are written out", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
