@@ -6,6 +6,7 @@ as running, so cleanPodPolicy Running takes it away) the Events about the job st
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +30,11 @@ _ABNORMAL: Final = re.compile(
 _EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
 """All that is left of a Pod that the ExitCode policy has made anew."""
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
-_CUT_JSON: Final = re.compile(r'"message": "((?:[^"\\]|\\.)*)')
+_CUT: Final = re.compile(
+    r'\{"exit_code": (?P<code>\d+), "rank": (?P<rank>-?\d+), "type": "(?P<type>[^"\\]*)",'
+    r' "message": "(?P<said>(?:[^"\\]|\\.)*)'
+)
+"""A Reason in an Event, which keeps 1024 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,22 @@ def _exited(name: str, events: Sequence[Json]) -> Iterator[End]:
 
 
 def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:
-    reason = Reason.decode(said)
-    cut = None if reason else _CUT_JSON.search(said)
-    if cut and said.startswith("{"):  # an Event keeps 1024 characters
-        said = cut.group(1)
+    reason = Reason.decode(said) or _cut(said)
     seen = datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     time = reason.time if reason and reason.time else seen
     # The container's own may be RESTARTS_SPENT; a container that failed did not end with 0.
     code = (reason.exit_code if reason else 0) or exit_code
     return End(replica, code, why, said, reason, time)
+
+
+def _cut(said: str) -> Reason | None:
+    """The reason in a termination message whose end is missing."""
+    found = _CUT.match(said)
+    if found is None:
+        return None
+    whole = re.sub(r"\\u[0-9a-f]{0,3}$", "", found["said"])  # the cut may be within a character
+    try:
+        message = json.loads(f'"{whole}"', strict=False)
+    except ValueError:
+        return None
+    return Reason(int(found["code"]), int(found["rank"]), found["type"], message)

@@ -232,7 +232,7 @@ FAULTS = [
      Cause.CRASH, "worker-0: exit code 1: ValueError: the loss is no number"),
     ("leaves", {"master": replicas(python(LEAVES), restart="Never"),
                 "worker": replicas(python(LEAVES), restart="Never")},
-     Cause.CONNECTION, "it waited for worker-0, which had ended with exit code 0"),
+     Cause.LEFT_EARLY, "worker-0 (rank 1) had ended with exit code 0, and master-0 still waited"),
     ("breaks", {"master": replicas(python(BREAKS), restart="Never"),
                 "worker": replicas(python(BREAKS), restart="Never")},
      Cause.CONNECTION, "master-0: the connection to another rank broke off"),

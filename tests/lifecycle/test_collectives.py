@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.contract import Reason
+from k8sjob.contract import Event, Reason
 from k8sjob.lifecycle.diagnose import diagnose
 
 WATCHDOG = (
@@ -108,3 +108,127 @@ def test_a_runtimes_reason_is_searched_too(snapshot, make_pod):
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {})
     assert (finding.cause, finding.replica) == ("gpu-fault", "worker-0")
     assert finding.message.startswith("worker-0, rank 3: a GPU of its node fails")
+
+
+TRACEBACK = "Traceback (most recent call last):"
+AT = '  File "train.py", line 3, in <module>'
+HANDLED = [
+    "ModuleNotFoundError: No module named 'flash_attn'; using torch's attention",
+    "CUDA out of memory; retrying with a smaller batch",
+    "OSError: [Errno 98] Address already in use, trying the next port",
+    "[W socket.cpp:663] [c10d] The client socket has failed to connect to [job-master-0]:23456",
+    (
+        "pod:8:8 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with"
+        " status=12 opcode=0 len=0 vendor err 129 (Recv)"
+    ),
+    "RuntimeError: Connection closed by peer",
+    "requests.exceptions.ConnectionError: Temporary failure in name resolution, cached copy used",
+    "RuntimeError: The NVIDIA driver on your system is too old (found version 11040); using CPU",
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. Restarted.",
+    TRACEBACK,
+    AT,
+    "ImportError: No module named apex",
+]
+"""What a script may get over, each line on its own."""
+
+
+def why(snapshot, make_pod, end, lines, **options):
+    pods = [make_pod("worker-0", "Failed", terminated=end)]
+    job = snapshot("Failed:x:y", pods=pods, **options)
+    (finding,) = diagnose(job, {"worker-0": lines})
+    return finding
+
+
+@pytest.mark.parametrize("kind", ["KeyError", "ValueError", "MyError", "SystemExit"])
+def test_a_reported_exception_alone_chooses_the_cause(snapshot, make_pod, kind):
+    end = ended(1, Reason(1, 1, kind, "'lr'", "train.py:3").encode())
+    for lines in ([one] for one in HANDLED):
+        finding = why(snapshot, make_pod, end, lines)
+        assert finding.message == f"worker-0, rank 1: exit code 1: {kind}: 'lr' (train.py:3)"
+        assert finding.cause == "crash"
+
+
+def test_the_output_is_evidence_for_a_report_that_says_little(snapshot, make_pod):
+    said = "NCCL error in: NCCLUtils.hpp:275, unhandled system error (run with NCCL_DEBUG=WARN)"
+    end = ended(1, Reason(1, 1, "DistBackendError", said).encode())
+    finding = why(snapshot, make_pod, end, ["epoch 1", HANDLED[4]])
+    assert finding.cause == "infiniband"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "cause"),
+    [
+        ("RuntimeError", "CUDA error: out of memory", "gpu-memory"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "gpu-memory"),
+        ("ImportError", "failed to import it:\nNo module named 'apex'", "missing-module"),
+        ("OSError", "[Errno 98] Address already in use", "address-in-use"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", "crash"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", "crash"),
+        ("RuntimeError", "[pair.cc:534] Connection closed by peer [10.0.0.1]:5", "connection"),
+    ],
+)
+def test_a_report_is_told_apart_by_its_own_text(snapshot, make_pod, kind, said, cause):
+    end = ended(1, Reason(1, 1, kind, said, "train.py:3").encode())
+    assert why(snapshot, make_pod, end, ["step 3 loss 0.5"]).cause == cause
+
+
+@pytest.mark.parametrize("code", [1, 134, 137])
+@pytest.mark.parametrize(
+    "progress",
+    [
+        Event("progress", {"epoch": 0, "step": 3}).encode(),
+        "epoch 1, step 3: loss 0.5",
+        "Train Epoch: 1 [640/60000 (1%)]  Loss: 1.2",
+        " 50%|#####     | 5/10 [00:01<00:01,  4.9it/s]",
+        "INFO:root:step=4",
+    ],
+)
+def test_what_was_followed_by_training_is_no_cause(snapshot, make_pod, code, progress):
+    finding = why(snapshot, make_pod, ended(code), [*HANDLED, progress, "saving"])
+    said = "exit code 1: saving" if code == 1 else "ended by SIG"
+    assert said in finding.message
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_last_traceback_counts(snapshot, make_pod, several):
+    tail = [TRACEBACK, AT, "KeyError: 'lr'"]
+    nproc = "2" if several else "1"
+    finding = why(snapshot, make_pod, ended(1), [*HANDLED, *tail], nproc=nproc)
+    assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
+    lost = [TRACEBACK, AT, "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:5"]
+    finding = why(snapshot, make_pod, ended(1), [*tail, *lost], nproc=nproc)
+    assert finding.cause == ("crash" if several else "connection")
+
+
+def test_a_signal_is_not_explained_by_a_python_error(snapshot, make_pod):
+    finding = why(snapshot, make_pod, ended(137), HANDLED[:1])
+    assert finding.cause == "killed"
+
+
+def test_the_end_of_a_program_that_never_started(snapshot, make_pod):
+    lines = ["/usr/bin/python3: No module named train"]
+    assert why(snapshot, make_pod, ended(1), lines).cause == "missing-module"
+    lines = [*HANDLED[:1], "usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"]
+    finding = why(snapshot, make_pod, ended(2), lines)
+    assert finding.message == "worker-0: exit code 2: train.py: error: unrecognized arguments: --x"
+
+
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        ("ModuleNotFoundError: No module named 'pandas'", "install 'pandas'"),
+        ("RuntimeError: Found no NVIDIA driver on your system", "this machine has a GPU"),
+        ("RuntimeError: Connection closed by peer", "see what stands between them"),
+        ("sh: python4: not found", "install the program on this machine"),
+    ],
+)
+def test_a_next_step_on_this_machine_speaks_of_this_machine(snapshot, make_pod, said, step):
+    kind, _, message = said.partition(": ")
+    end = ended(127) if kind == "sh" else ended(1, Reason(1, 0, kind, message).encode())
+    pods = [make_pod("worker-0", "Failed", terminated=end)]
+    job = snapshot("Failed:x:y", pods=pods)
+    job.job["metadata"]["namespace"] = "local"
+    (finding,) = diagnose(job, {"worker-0": [said]})
+    assert step in finding.next_step
+    for word in ("image.pip", "base image", "pod", "NetworkPolicy", "nodes"):
+        assert word not in finding.next_step

@@ -106,6 +106,12 @@ class Pod:
         """When it was made."""
         return moment(self.object.get("metadata", {}).get("creationTimestamp"))
 
+    @property
+    def finished(self) -> float | None:
+        """When its training container ended, in seconds since the epoch; None where not known."""
+        ended = moment(self.trainer.ended.get("finishedAt")) if self.trainer else None
+        return ended.timestamp() if ended else None
+
     @cached_property
     def containers(self) -> tuple[Container, ...]:
         """Its containers, the init ones first."""
@@ -173,9 +179,30 @@ class Case:
         return self.name if self.namespace == LOCAL else str(self.status.ref)
 
     @property
+    def local(self) -> bool:
+        """Whether it runs on this machine, and in no cluster."""
+        return self.namespace == LOCAL
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """How many processes each replica has; `auto` and its like count as one."""
+        job = self.snapshot.job
+        return dict(zip(replica_names(job), processes(job), strict=True))
+
+    @property
     def world_size(self) -> int:
-        """The number of processes; `auto` and its like count as one each."""
-        return sum(processes(self.snapshot.job))
+        """The number of processes of all replicas."""
+        return sum(self.ranks.values())
+
+    def with_ranks(self, replica: str) -> str:
+        """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
+        each = str((self.snapshot.job.get("spec") or {}).get("nprocPerNode") or "1")
+        if replica not in self.ranks or not each.isdigit():
+            return replica
+        names = list(self.ranks)
+        first = sum(self.ranks[name] for name in names[: names.index(replica)])
+        last = first + self.ranks[replica] - 1
+        return f"{replica} (rank {first})" if first == last else f"{replica} (ranks {first}-{last})"
 
     @property
     def namespace(self) -> str:
@@ -202,6 +229,11 @@ class Case:
             events = about[name, meta.get("uid", "")]  # not those about one of the same name before
             pods.append(Pod(pod, replica, tuple(events)))
         return tuple(pods)
+
+    @cached_property
+    def done(self) -> tuple[Pod, ...]:
+        """The Pods whose training ended with exit code 0."""
+        return tuple(p for p in self.pods if p.trainer and p.trainer.ended.get("exitCode") == 0)
 
     @cached_property
     def missing(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What NCCL, gloo and CUDA write when ranks cannot work together, and what it means.
+"""What Python, torch, NCCL, gloo and CUDA write when a rank cannot go on, and what it means.
 
 The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as users meet them in logs.
 """
@@ -12,23 +12,41 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.lifecycle.diagnose.finding import Cause, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["lost_a_peer", "other_nccl_error", "spoken_of", "timed_out_ranks"]
+    from k8sjob.lifecycle.diagnose.account import Account
+
+__all__ = ["explained", "spoken_of", "timed_out_ranks"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """One sort of trouble: how it is written, what it means (with the text's groups), the step."""
+    """One sort of trouble.
+
+    Attributes:
+        pattern: how it is written.
+        cause: its Cause.
+        what: what it means, with the groups of the pattern, and `text` for the whole line.
+        step: the next step, with the same.
+        here: the next step for a job on this machine, where it is another one.
+        raised: whether it ends a container as an exception alone; a line that says so in passing
+            (a warning, a fallback) is none.
+    """
 
     pattern: re.Pattern[str]
     cause: Cause
     what: str
     step: str
+    here: str = ""
+    raised: bool = False
 
 
-def _kind(pattern: str, cause: Cause, what: str, step: str) -> _Kind:
-    return _Kind(re.compile(pattern), cause, what, step)
+def _kind(
+    pattern: str, cause: Cause, what: str, step: str, here: str = "", *, raised: bool = False
+) -> _Kind:
+    return _Kind(
+        pattern=re.compile(pattern), cause=cause, what=what, step=step, here=here, raised=raised
+    )
 
 
 _SHARED_MEMORY: Final = (
@@ -36,6 +54,23 @@ _SHARED_MEMORY: Final = (
     " emptyDir of medium Memory on /dev/shm)"
 )
 _KINDS: Final = (
+    _kind(
+        r"No module named '?(?P<name>(?P<package>\w+)[\w.]*)'?",
+        Cause.MISSING_MODULE,
+        "no module named {name!r}",
+        "if it is a package, add {package!r} (or the package that has it) to image.pip or the"
+        " requirements; if it is a file of yours, see that .dockerignore does not leave it out",
+        "if it is a package, install {package!r} (or the package that has it) in the environment"
+        " that k8sjob runs in; if it is a file of yours, see that it lies in image.context",
+        raised=True,
+    ),
+    _kind(
+        r"(?i:CUDA(?: error:)? out of memory)|OutOfMemoryError|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
+        Cause.GPU_MEMORY,
+        "out of GPU memory: {text}",
+        "make the batch smaller and raise strategy.accumulate by as much: the result is the same",
+        raised=True,
+    ),
     _kind(
         r"Duplicate GPU detected : rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device \w+",
         Cause.SAME_GPU,
@@ -80,12 +115,15 @@ _KINDS: Final = (
         "it cannot use the GPU driver: {text}",
         "take a base image whose CUDA its node's driver knows (the first line of nvidia-smi says"
         " which), and see that the job asks for GPUs (resources.gpus)",
+        "see whether this machine has a GPU and a driver (nvidia-smi), and whether torch is built"
+        " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
     ),
     _kind(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
         Cause.GPU_FAULT,
         "a GPU of its node fails: {text}",
         "have the node taken out (kubectl cordon NODE) and looked at; the job goes on elsewhere",
+        "restart this machine, or have its GPU looked at: nvidia-smi -q",
     ),
     _kind(
         r"ibv_reg_(?:dmabuf_)?mr\w* failed.*|(?:nvidia_peermem|nv_peer_mem).*not loaded",
@@ -138,21 +176,26 @@ _KINDS: Final = (
         "it could not connect to {where}, port {port}",
         "see whether that replica runs and listens; a NetworkPolicy or a sidecar"
         ' (sidecar.istio.io/inject: "false" turns one off) may stand between them',
+        "see whether that replica runs and listens",
     ),
     _kind(
         r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname)",
         Cause.RENDEZVOUS,
         "a host's name could not be found: {text}",
         "a replica's name can be found while its pod is ready: see whether the Master runs, and the"
-        " cluster's DNS",
+        " cluster's DNS; for a host outside the cluster, see whether pods may reach it",
+        "see the name, and whether this machine can resolve it",
+    ),
+    _kind(
+        r"Address already in use|EADDRINUSE",
+        Cause.ADDRESS_IN_USE,
+        "a port that it wanted to listen on is taken: {text}",
+        "take the port from MASTER_PORT, or 0 for a free one, instead of a fixed number",
+        raised=True,
     ),
 )
-_PEER_LOST: Final = re.compile(
-    r"Connection closed by|Connection reset by peer|Broken pipe|remote process exit(?:ed|ing)"
-    r"|ncclRemoteError|failed to recv, got 0 bytes|recvValue failed"
-    r"|NCCL communicator was aborted",
-    re.IGNORECASE,
-)
+_BETWEEN_RANKS: Final = re.compile(r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error")
+"""In an exception's text: what NCCL or gloo wrote before it may say more."""
 _NCCL: Final = re.compile(
     r"NCCL error.*?(unhandled (?:system|cuda) error|internal error|invalid usage|remote .*error)"
 )
@@ -160,25 +203,45 @@ _LAST_ERROR: Final = "Last error:"
 _WATCHDOG: Final = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout")
 
 
-def spoken_of(lines: Sequence[str]) -> Told | None:
-    """The trouble that the output of a rank tells, the most telling first; None for none."""
-    for kind in _KINDS:
+def explained(account: Account, *, local: bool) -> Told | None:
+    """What a container's own words say about its end; None where they say nothing that is known.
+
+    Args:
+        account: the words.
+        local: whether it ran on this machine.
+    """
+    if not account.error:
+        return spoken_of(account.context, local=local) or _other_nccl_error(account.context)
+    if told := _first(_KINDS, account.error, local=local):
+        return told
+    if not any(_BETWEEN_RANKS.search(line) for line in account.error):
+        return None
+    lines = [*account.error, *account.context]
+    return spoken_of(lines, local=local) or _other_nccl_error(lines)
+
+
+def spoken_of(lines: Sequence[str], *, local: bool) -> Told | None:
+    """The trouble between ranks that some lines tell, the most telling first; None for none."""
+    return _first([kind for kind in _KINDS if not kind.raised], lines, local=local)
+
+
+def _first(kinds: Iterable[_Kind], lines: Sequence[str], *, local: bool) -> Told | None:
+    for kind in kinds:
         for line in lines:
-            found = kind.pattern.search(line)
-            if found:
+            if found := kind.pattern.search(line):
                 groups = {**found.groupdict(), "text": _plain(line)}
                 if "ms" in groups:
                     groups["seconds"] = str(round(int(groups["ms"]) / 1000))
-                return Told(kind.cause, kind.what.format_map(groups), kind.step)
+                step = (local and kind.here) or kind.step
+                return Told(kind.cause, _filled(kind.what, groups), _filled(step, groups))
     return None
 
 
-def lost_a_peer(lines: Sequence[str]) -> bool:
-    """Whether the output ends because another rank went away: then that one is the cause."""
-    return any(_PEER_LOST.search(line) for line in lines[-8:])
+def _filled(text: str, groups: Mapping[str, str]) -> str:
+    return text.format_map(groups) if "{" in text else text
 
 
-def other_nccl_error(lines: Sequence[str]) -> Told | None:
+def _other_nccl_error(lines: Sequence[str]) -> Told | None:
     """An NCCL error of no known sort, with what NCCL itself calls the last error."""
     found = next((found for line in lines if (found := _NCCL.search(line))), None)
     if found is None:

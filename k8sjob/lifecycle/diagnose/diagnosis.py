@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
+from k8sjob.lifecycle.diagnose.account import since_training
 from k8sjob.lifecycle.diagnose.case import Case
 from k8sjob.lifecycle.diagnose.collectives import spoken_of
 from k8sjob.lifecycle.diagnose.creation import cannot_be_made
@@ -136,7 +137,8 @@ def _spoken_of(case: Case) -> Iterator[Finding]:
     """Trouble between ranks that run on: a collective may hang for long until it is given up."""
     if case.status.state.finished or any(ends(case.snapshot)):
         return
-    told = ((replica, spoken_of(case.tail(replica))) for replica in case.logs)
+    tails = ((replica, since_training(case.tail(replica))) for replica in case.logs)
+    told = ((replica, spoken_of(tail, local=case.local)) for replica, tail in tails)
     seen = (Seen(*trouble, replica) for replica, trouble in told if trouble)
     yield from grouped(seen, case.now)
 

@@ -7,13 +7,9 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import Event, ExitCode
-from k8sjob.lifecycle.diagnose.collectives import (
-    lost_a_peer,
-    other_nccl_error,
-    spoken_of,
-    timed_out_ranks,
-)
+from k8sjob.contract import ExitCode
+from k8sjob.lifecycle.diagnose.account import Account, account_of
+from k8sjob.lifecycle.diagnose.collectives import explained, timed_out_ranks
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told
 
 if TYPE_CHECKING:
@@ -22,19 +18,10 @@ if TYPE_CHECKING:
     from k8sjob.lifecycle.diagnose.case import Case
     from k8sjob.lifecycle.evidence import End
 
-__all__ = ["how_it_ended", "is_consequence"]
+__all__ = ["SAME_STEPS", "how_it_ended", "is_consequence"]
 
-_MISSING_MODULE: Final = re.compile(r"(?:ModuleNotFoundError: )?No module named '?([\w.]+)'?")
-_GPU_MEMORY: Final = re.compile(r"CUDA out of memory|OutOfMemoryError", re.IGNORECASE)
-_PREFIX: Final = re.compile(r"^\[\w+\]:\s*")
-"""torch's and torchrun's mark of the rank in front of a line."""
-_ERROR_LINE: Final = re.compile(r"^(?:\[\w+\]:\s*)?[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
-_SUMMARY: Final = re.compile(r"^(?:\[\w+\]:\s*)?torch\.distributed\.elastic\S*ChildFailedError")
-"""torchrun's last word: its own error, after that of the rank that failed."""
-_WORDLESS: Final = re.compile(r"k8sjob: (rank \d+: )?Exit: it gave no reason")
-_ADDRESS: Final = re.compile(r"Address already in use|EADDRINUSE")
-_LAST: Final = 40
-"""So many last lines are searched for what ended a container."""
+_IN_VAIN: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
+"""Causes of a rank that waited for another one."""
 
 
 def how_it_ended(case: Case, end: End) -> Finding:
@@ -42,26 +29,20 @@ def how_it_ended(case: Case, end: End) -> Finding:
     return next(finding for kind in _ENDS if (finding := kind(case, end)))
 
 
-def _tail(case: Case, replica: str) -> list[str]:
-    """A replica's last lines, runtime events and the agent's word that there was none left out."""
-    said = (line for line in case.tail(replica) if not _WORDLESS.match(line))
-    return [line for line in said if Event.decode(line) is None]
-
-
-def _words(case: Case, end: End) -> list[str]:
-    """All that it said before it ended."""
-    last = end.reason.message if end.reason else end.message
-    return [*_tail(case, end.replica), *last.splitlines()]
-
-
 def is_consequence(case: Case, end: End) -> bool:
     """Whether another end, or a request, brought this one about."""
-    return end.consequence or lost_a_peer(_words(case, end))
+    return end.consequence or _account(case, end).lost_a_peer
+
+
+def _account(case: Case, end: End) -> Account:
+    return account_of(end, case.tail(end.replica), ranks=case.ranks.get(end.replica, 1))
 
 
 def _hung(case: Case, end: End) -> Finding | None:
     if end.exit_code != ExitCode.HUNG:
         return None
+    if left := _left_early(case, end):
+        return left
     who = end.reason.culprits if end.reason else ()
     where = f" --rank {who[0]}" if who else ""
     waited = end.reason is not None and end.reason.type == "Hung"  # and so says runtime.watchdog
@@ -79,15 +60,10 @@ def _not_met(case: Case, end: End) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
         return None
     who = end.reason.culprits
-    if left := _left_well(case, end):
-        return Finding(
-            Cause.RENDEZVOUS,
-            f"{_ranks(who)} did not come: {left} had ended with exit code 0, and does not start"
-            f" again{_own_words(end)}",
-            "submit the job again: it goes on from its newest checkpoint, and is done at once where"
-            " that was the last one",
-            end.replica,
-        )
+    if left := _left_early(case, end):
+        again = "submit the job again: it goes on from its newest checkpoint, and is done at once"
+        step = f"{again} where that was the last one; {left.next_step}"
+        return replace(left, next_step=step)
     return Finding(
         Cause.RENDEZVOUS,
         f"{_ranks(who)} did not come{_own_words(end)}",
@@ -119,7 +95,7 @@ def _cannot_start(case: Case, end: End) -> Finding | None:
     said = said.removesuffix(": unknown")
     if "nvidia-container-cli" in said:
         said = said[said.index("nvidia-container-cli") :]
-        return _told(end, spoken_of([said]))
+        return _told(end, explained(Account((), (said,)), local=case.local))
     if "OOM-killed" in said:
         return _out_of_memory(case, replace(end, why="OOMKilled"))
     if said.startswith(("mkdir ", "chdir ")):
@@ -127,7 +103,7 @@ def _cannot_start(case: Case, end: End) -> Finding | None:
     else:
         what, step = (
             "its command cannot be started",
-            ("correct run.command, or install the program in the image"),
+            _install(case),
         )
     return Finding(Cause.START, f"{end.told}: {what}{f': {said}' * bool(said)}", step, end.replica)
 
@@ -139,36 +115,14 @@ def _not_found(case: Case, end: End) -> Finding | None:
     return Finding(
         Cause.START,
         f"{end.told}: its command cannot be started{_said(end, case)}",
-        "correct run.command, or install the program in the image",
+        _install(case),
         end.replica,
     )
 
 
-def _missing_module(case: Case, end: End) -> Finding | None:
-    texts = [end.message, *reversed(_tail(case, end.replica)[-_LAST:])]
-    found = next((m for text in texts if (m := _MISSING_MODULE.search(text))), None)
-    if found is None:
-        return None
-    name = found.group(1)
-    package = name.partition(".")[0]
-    return Finding(
-        Cause.MISSING_MODULE,
-        f"{end.told}: no module named {name!r}",
-        f"if it is a package, add {package!r} (or the package that has it) to image.pip or the"
-        " requirements; if it is a file of yours, see that .dockerignore does not leave it out",
-        end.replica,
-    )
-
-
-def _out_of_gpu_memory(case: Case, end: End) -> Finding | None:
-    if not _GPU_MEMORY.search("\n".join([end.message, *_tail(case, end.replica)[-_LAST:]])):
-        return None
-    return Finding(
-        Cause.GPU_MEMORY,
-        f"{end.told}: out of GPU memory{_said(end, case)}",
-        "make the batch smaller and raise strategy.accumulate by as much: the result is the same",
-        end.replica,
-    )
+def _install(case: Case) -> str:
+    where = "on this machine" if case.local else "in the image"
+    return f"correct run.command, or install the program {where}"
 
 
 def _out_of_memory(case: Case, end: End) -> Finding | None:
@@ -184,18 +138,21 @@ def _out_of_memory(case: Case, end: End) -> Finding | None:
     )
 
 
-def _collective(case: Case, end: End) -> Finding | None:
-    words = _words(case, end)
-    return _told(end, spoken_of(words) or other_nccl_error(words), _absent(case))
+def _explained(case: Case, end: End) -> Finding | None:
+    told = explained(_account(case, end), local=case.local)
+    if told and told.cause in _IN_VAIN:
+        if left := _left_early(case, end):
+            return left
+        absent = _absent(case) if told.cause is Cause.COLLECTIVE_TIMEOUT else ""
+        told = told._replace(what=told.what + absent)
+    return _told(end, told)
 
 
-def _told(end: End, told: Told | None, absent: str = "") -> Finding | None:
+def _told(end: End, told: Told | None) -> Finding | None:
     if told is None:
         return None
-    cause, what, step = told
-    if cause is Cause.COLLECTIVE_TIMEOUT:
-        what += absent
-    return Finding(cause, f"{end.told}: {what}", step, end.replica)
+    where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
+    return Finding(told.cause, f"{end.told}: {told.what}{where}", told.next_step, end.replica)
 
 
 def _absent(case: Case) -> str:
@@ -208,43 +165,43 @@ def _absent(case: Case) -> str:
 
 
 def _lost_connection(case: Case, end: End) -> Finding | None:
-    if not lost_a_peer(_words(case, end)):
+    if not _account(case, end).lost_a_peer:
         return None
-    if left := _left_well(case, end):
-        return Finding(
-            Cause.CONNECTION,
-            f"{end.told}: it waited for {left}, which had ended with exit code 0{_said(end, case)}",
-            "let all ranks take the same number of steps, in the same order: run.batches and a"
-            " DistributedSampler give each as many batches; torch's Join stands in for who is done",
-            end.replica,
-        )
-    return Finding(
+    between = "" if case.local else ": a NetworkPolicy, a sidecar, the nodes' network"
+    return _left_early(case, end) or Finding(
         Cause.CONNECTION,
         f"{end.told}: the connection to another rank broke off{_said(end, case)}",
         f"see whether another replica ended: k8sjob status {case.called}; if none did, see what"
-        " stands between them: a NetworkPolicy, a sidecar, the nodes' network",
+        f" stands between them{between}",
         end.replica,
     )
 
 
-def _left_well(case: Case, end: End) -> str:
-    """The replicas whose training was done while this one still waited for them."""
-    return ", ".join(
+def _left_early(case: Case, end: End) -> Finding | None:
+    """That the end's rank had waited for replicas whose training was done."""
+    left = [
         pod.replica
-        for pod in case.pods
-        if pod.replica != end.replica and pod.trainer and pod.trainer.ended.get("exitCode") == 0
-    )
-
-
-def _address_in_use(case: Case, end: End) -> Finding | None:
-    if not any(_ADDRESS.search(line) for line in _tail(case, end.replica)[-_LAST:]):
+        for pod in case.done
+        if pod.replica != end.replica and (pod.finished is None or pod.finished <= end.time)
+    ]
+    if not left:
         return None
+    names = ", ".join(map(case.with_ranks, left))
+    replicas = (*left, end.replica)
     return Finding(
-        Cause.ADDRESS_IN_USE,
-        f"{end.told}: a port that it wanted to listen on is taken{_said(end, case)}",
-        "take the port from MASTER_PORT, or 0 for a free one, instead of a fixed number",
-        end.replica,
+        Cause.LEFT_EARLY,
+        f"{names} had ended with exit code 0, and {end.told} still waited for"
+        f" {'it' if len(left) == 1 else 'them'}{_said(end, case)}",
+        SAME_STEPS,
+        left[0],
+        replicas,
     )
+
+
+SAME_STEPS: Final = (
+    "let all ranks take the same number of steps, in the same order: run.batches and a"
+    " DistributedSampler give each as many batches; torch's Join stands in for who is done"
+)
 
 
 def _killed(case: Case, end: End) -> Finding | None:
@@ -271,20 +228,15 @@ def _crashed(case: Case, end: End) -> Finding | None:
     )
 
 
-def _said(end: End, case: Case | None = None) -> str:
-    """The error in its own words, or the last line of its output that looks like one."""
-    if end.reason:
-        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Exit", "Signal") else ""
+def _said(end: End, case: Case) -> str:
+    """The error in its own words, or the last line of its output."""
+    if end.reason and end.reason.type != "Exit":
+        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal") else ""
         where = f" ({end.reason.where})" if end.reason.where else ""
-        if end.reason.type != "Exit":
-            return f": {kind}{end.reason.message}{where}"
-    lines = _tail(case, end.replica) if case else []
-    lines = end.message.splitlines() if not end.reason and end.message else lines
-    lines = (
-        lines[: next((n for n, line in enumerate(lines) if _SUMMARY.match(line)), None)] or lines
-    )
-    likely = [line for line in lines if _ERROR_LINE.match(line)] or lines
-    return f": {_PREFIX.sub('', likely[-1])}" if likely else ""
+        return f": {kind}{end.reason.message}{where}"
+    account = _account(case, end)
+    line = account.error[0] if account.error else account.last
+    return f": {line}" if line else ""
 
 
 def _own_words(end: End) -> str:
@@ -302,10 +254,7 @@ _ENDS: tuple[Callable[[Case, End], Finding | None], ...] = (
     _out_of_memory,
     _cannot_start,
     _not_found,
-    _missing_module,
-    _out_of_gpu_memory,
-    _collective,
-    _address_in_use,
+    _explained,
     _lost_connection,
     _killed,
     _crashed,

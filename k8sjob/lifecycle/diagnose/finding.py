@@ -80,6 +80,7 @@ class Cause(StrEnum):
     INFINIBAND = "infiniband"
     COLLECTIVE_TIMEOUT = "collective-timeout"
     CONNECTION = "connection"
+    LEFT_EARLY = "left-early"
     NCCL = "nccl"
     ADDRESS_IN_USE = "address-in-use"
     KILLED = "killed"
