@@ -121,6 +121,10 @@ class EventKind(StrEnum):
     """A stop was asked for: signal, epoch, step."""
     FINISHED = "finished"
     """seconds, and what the run reached."""
+    UNMET = "unmet"
+    """Several replicas ran to their end and no process group spanned them, so each trained alone:
+    world_size (ranks of the job), replicas (their number). Written by the Master's agent, at the
+    end, together with a termination message (Reason.type "Unmet", exit_code 0)."""
 
     JOB = "job"
     """The job's state changed: state, reason, message, exit_code."""
@@ -142,6 +146,7 @@ _MAX_DIGITS: Final = 100
 _MAX_TIME: Final = 253_402_300_799.0
 """The end of the year 9999, the last moment that a datetime can hold."""
 _MAX_RANK: Final = 10**6
+_MAX_STEP: Final = 2**53
 
 
 def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
@@ -230,11 +235,14 @@ class Reason:
     Attributes:
         exit_code: the container's exit code; see ExitCode.
         rank: the process rank that failed first on this node; -1 when it concerns the whole node.
-        type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError".
+        type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError"; "Left"
+            where the rank waited for culprits that had ended with exit code 0; "Unmet", with
+            exit_code 0, see EventKind.UNMET.
         message: the last error, one paragraph.
         where: "file:line" of the last frame, or empty.
         time: seconds since the epoch at which it was seen.
-        culprits: ranks named by the watchdog or missing at the rendezvous.
+        culprits: ranks named by the watchdog, missing at the rendezvous, or done too early.
+        step: the rank's last optimizer step, counted from 0; -1 where it is not known.
     """
 
     exit_code: int
@@ -244,6 +252,7 @@ class Reason:
     where: str = ""
     time: float = 0.0
     culprits: tuple[int, ...] = ()
+    step: int = -1
 
     def encode(self) -> str:
         """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, nothing else."""
@@ -261,7 +270,9 @@ class Reason:
         """The reason in a termination message; None if something else wrote the message."""
         body = decode_object(text, MAX_TERMINATION_BYTES) or {}
         code, rank, time = body.get("exit_code"), body.get("rank", -1), body.get("time", 0.0)
-        culprits = body.get("culprits", [])
+        culprits, step = body.get("culprits", []), body.get("step", -1)
+        if not _is_integer(step, -1, _MAX_STEP):
+            step = -1
         if code is None or not (_is_integer(code, 0, 255) and _is_integer(rank, -1, _MAX_RANK)):
             return None
         if not (_is_time(time) and isinstance(culprits, list)):
@@ -276,6 +287,7 @@ class Reason:
             where=str(body.get("where", "")),
             time=float(time),
             culprits=tuple(culprits),
+            step=step,
         )
 
 
