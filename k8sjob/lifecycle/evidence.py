@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, Snapshot
 
-__all__ = ["End", "ends"]
+__all__ = ["End", "ends", "recreated"]
 
 _ABNORMAL: Final = re.compile(
     rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
@@ -29,6 +29,8 @@ _ABNORMAL: Final = re.compile(
 )
 _EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
 """All that is left of a Pod that the ExitCode policy has made anew."""
+_RETRIED: Final = 128
+"""The ExitCode policy starts a replica again for this exit code and those above."""
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT: Final = re.compile(
     r'\{"exit_code": (?P<code>\d+), "rank": (?P<rank>-?\d+), "type": "(?P<type>[^"\\]*)",'
@@ -116,6 +118,22 @@ def _exited(name: str, events: Sequence[Json]) -> Iterator[End]:
         if found:
             replica = found["pod"].removeprefix(f"{name}-")
             yield _end(replica, int(found["code"]), "", "", event.get("lastTimestamp") or "")
+
+
+def recreated(snapshot: Snapshot, replica: str) -> int:
+    """How often the operator has replaced a replica's Pod under the ExitCode policy."""
+    roles = (snapshot.job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+    role = roles.get(replica.partition("-")[0].capitalize()) or {}
+    if role.get("restartPolicy") != "ExitCode":  # the operator writes these Events always
+        return 0
+    name = snapshot.job.get("metadata", {}).get("name", "")
+    return sum(
+        int(event.get("count") or 1)
+        for event in snapshot.events
+        if (found := _EXITED.fullmatch(event.get("message", "")))
+        and found["pod"] == f"{name}-{replica}"
+        and int(found["code"]) >= _RETRIED
+    )
 
 
 def _end(replica: str, exit_code: int, why: str, said: str, stamp: str) -> End:

@@ -525,6 +525,107 @@ def test_an_old_kubelet_tells_the_pull_error_in_an_event_alone(snapshot, make_po
     assert diagnose(sick, {}, now=NOW)[0].cause == "image"
 
 
+def test_a_pod_that_is_recreated_without_end_says_so(snapshot, make_pod):
+    job = snapshot("Running", pods=[make_pod("worker-0", running={})], replicas={"Worker": 1})
+    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
+    said = "Pod: ns.job-worker-0 exited with code 137"
+    event = {**about("PyTorchJob", "job", "ExitedWithCode", said), "count": 34}
+    (finding,) = diagnose(Snapshot(job.job, job.pods, [event]), {}, now=NOW)
+    assert finding.message.endswith("it runs again; its pod was recreated 34 times")
+    assert "policy.max_restarts" in finding.next_step
+    assert "or one of its processes ran out of memory" in finding.next_step
+
+
+def gone(replica, reason, message, at):
+    """An Event about a Pod that is there no more."""
+    return about("Pod", f"job-{replica}", reason, message, at=at, uid=f"old {replica}")
+
+
+TAINT = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "2026-01-01T00:05:00Z")
+KILLING = gone("worker-0", "Killing", "Stopping container pytorch", "2026-01-01T00:05:01Z")
+KILLED = {
+    **about("PyTorchJob", "job", "ExitedWithCode", "Pod: ns.job-worker-0 exited with code 137"),
+    "lastTimestamp": "2026-01-01T00:05:31Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("events", "cause", "what"),
+    [
+        ([TAINT, KILLING, KILLED], "evicted", "its node got a taint that it does not tolerate"),
+        ([KILLING, TAINT, KILLED], "evicted", "its node got a taint that it does not tolerate"),
+        ([KILLING, KILLED], "pod-deleted", "its pod was deleted while it ran"),
+    ],
+)
+def test_what_made_a_pod_leave_is_told_with_its_age(snapshot, make_pod, events, cause, what):
+    pods = [make_pod("worker-0", running={})]
+    for pod in (make_pod("worker-0", "Pending", waiting={"reason": "ContainerCreating"}), *pods):
+        job = snapshot("Running", pods=[pod], events=events, replicas={"Worker": 1})
+        (finding,) = diagnose(job, {}, now=NOW)
+        assert finding.cause == cause
+        again = "; it runs again" if pod is pods[0] else ""
+        assert finding.message in {f"worker-0: {what}, {n} min ago{again}" for n in (4, 5)}
+        assert "resources.memory" not in finding.next_step
+
+
+def test_what_a_replica_got_over_hides_nothing_newer(snapshot, make_pod):
+    crash = ended(1, Reason(1, 0, "ValueError", "no").encode(), at="2026-01-01T00:08:00Z")
+    pod = make_pod("worker-0", "Failed", terminated=crash)
+    pod["metadata"] |= {"creationTimestamp": "2026-01-01T00:05:40Z", "uid": "new"}
+    events = [TAINT, KILLING, KILLED]
+    job = snapshot("Failed:x:y", pods=[pod], events=events, replicas={"Worker": 1})
+    assert "crash" in [one.cause for one in diagnose(job, {}, now=NOW)]
+    # It runs again, and another replica cannot be pulled.
+    absent = {"reason": "ErrImagePull", "message": "x: not found"}
+    pods = [make_pod("master-0", "Pending", waiting=absent), make_pod("worker-0", running={})]
+    job = snapshot("Running", pods=pods, events=events, replicas={"Master": 1, "Worker": 1})
+    assert [one.cause for one in diagnose(job, {}, now=NOW)] == ["image-missing", "evicted"]
+
+
+def test_of_what_made_replicas_leave_the_newest_comes_first(snapshot, make_pod):
+    late = gone(
+        "worker-1", "Evicted", "The node was low on resource: memory", KILLED["lastTimestamp"]
+    )
+    pods = [make_pod(name, "Pending", waiting={"reason": "x"}) for name in ("worker-0", "worker-1")]
+    job = snapshot("Running", pods=pods, events=[TAINT, late], replicas={"Worker": 2})
+    assert [one.replica for one in diagnose(job, {}, now=NOW)] == ["worker-1", "worker-0"]
+
+
+def test_pods_that_the_operator_deletes_are_no_trouble(snapshot, make_pod):
+    pods = [make_pod("worker-0", running={})]
+    events = [KILLING, KILLED]
+    suspended = snapshot("Suspended", events=events, replicas={"Worker": 1})
+    assert [one.cause for one in diagnose(suspended, {}, now=NOW)] == ["suspended"]
+    resumed = {"startTime": "2026-01-01T00:07:00Z", "replicas": {"Worker": 1}}
+    job = snapshot("Running", pods=pods, events=[KILLING], **resumed)
+    job.job["spec"]["runPolicy"] = {}
+    assert diagnose(job, {}, now=NOW) == []
+
+
+def test_how_a_pod_ended_that_is_being_deleted_is_not_its_own_fault(snapshot, make_pod):
+    pod = make_pod("worker-0", dying=True, terminated=ended(137))
+    job = snapshot("Running", pods=[pod], replicas={"Worker": 1})
+    (finding,) = diagnose(job, {}, now=NOW)
+    assert finding.message.startswith("worker-0: its pod is being ended")
+
+
+def test_refusals_that_differ_by_the_replica_s_name_are_one_finding(snapshot):
+    said = 'Error creating: pods "job-worker-{}" is forbidden: no PriorityClass with name p'
+    events = [about("PyTorchJob", "job", "FailedCreatePod", said.format(n)) for n in range(9)]
+    (finding,) = diagnose(snapshot(events=events, replicas={"Worker": 9}), {}, now=NOW)
+    assert finding.message.startswith("worker-0, worker-1 and 7 more: the apiserver refuses it")
+    assert len(finding.replicas) == 9
+
+
+def test_output_that_differs_by_rank_and_address_is_one_finding(snapshot, make_pod):
+    names = ["master-0", "worker-0", "worker-1"]
+    pods = [make_pod(name, running={}) for name in names]
+    said = "pod:3:3 [4] x.c:1 NCCL WARN NET/IB : Got completion from peer 10.2.2.{}<5486{}> with"
+    logs = {name: [f"{said.format(n, n)} status=12 opcode=0"] for n, name in enumerate(names)}
+    (finding,) = diagnose(snapshot("Running", pods=pods), logs, now=NOW)
+    assert finding.replicas == tuple(names)
+
+
 @pytest.fixture
 def awaiting(make_pod):
     """Workers whose init container looks for the Master's name."""
@@ -573,8 +674,9 @@ def test_a_name_that_is_not_there_is_told_though_the_master_had_crashed(
     master["status"]["conditions"] = [ready]
     pods = [master, *awaiting("worker-0", "worker-1")]
     found = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
-    assert [one.cause for one in found] == ["crash", "master-awaited"]
-    assert "see the cluster's DNS" in found[1].next_step
+    assert [one.cause for one in found] == ["master-awaited", "crash"]
+    assert "see the cluster's DNS" in found[0].next_step
+    assert found[1].message == "master-0: exit code 1: no, 5 min ago; it runs again"
 
 
 def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):
@@ -610,7 +712,7 @@ def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
         for n in (0, 143, 137, 0)
     ]
     (finding,) = diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW)
-    assert finding.message == "worker-1: ended by SIGKILL"
+    assert finding.message == "worker-1: ended by SIGKILL, 5 min ago; it runs again"
     sidecar = "Error pod job-worker-1 container proxy exitCode: 1 terminated message: x"
     events = [about("PyTorchJob", "job", "Error", sidecar)]
     assert diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW) == []

@@ -26,7 +26,7 @@ SAID = {
     "config": "config-map | master-0: there is no config map 'settings' in namespace team",
     "crash": "crash | master-0: exit code 3: ValueError: no",
     "drained": "evicted | master-0: its node was drained, or somebody evicted it: Eviction API:"
-    " evicting",
+    " evicting, 31 s ago",
     "evicted": "evicted | master-0: its node put it out: Pod ephemeral local storage usage exceeds"
     " the total limit of containers 10Mi",
     "gpus": "unschedulable | master-0: none of 3 nodes takes it: 1 has too little nvidia.com/gpu"
@@ -58,7 +58,7 @@ SAID = {
     " (started again 2 times; the next start is at most five minutes away)",
     "path": "volume | master-0: the volume 'v' cannot be mounted: hostPath type check failed:"
     " /no/such is not a directory, for 42 s",
-    "preempted": "preempted | master-0: a pod of higher priority took its place",
+    "preempted": "preempted | master-0: a pod of higher priority took its place, 21 s ago",
     "probe": "master-awaited | worker-0: its init container waits until the name probe-master-0 can"
     " be found; the Master runs and is not ready by its readinessProbe, for 3 min",
     "quota": "quota | worker-0: the namespace's quota 'small' has no room: pods 1 asked, 1 of 1"

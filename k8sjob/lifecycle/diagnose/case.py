@@ -107,6 +107,11 @@ class Pod:
         return moment(self.object.get("metadata", {}).get("creationTimestamp"))
 
     @property
+    def runs(self) -> bool:
+        """Whether its training container runs, and is not being ended."""
+        return bool(self.trainer and "running" in self.trainer.state) and not self.dying
+
+    @property
     def finished(self) -> float | None:
         """When its training container ended, in seconds since the epoch; None where not known."""
         ended = moment(self.trainer.ended.get("finishedAt")) if self.trainer else None
@@ -229,6 +234,12 @@ class Case:
             events = about[name, meta.get("uid", "")]  # not those about one of the same name before
             pods.append(Pod(pod, replica, tuple(events)))
         return tuple(pods)
+
+    def runs_again(self, replica: str) -> bool:
+        """Whether a replica runs now, whatever has happened to it before."""
+        return not self.status.state.finished and any(
+            pod.runs for pod in self.pods if pod.replica == replica
+        )
 
     @cached_property
     def done(self) -> tuple[Pod, ...]:

@@ -6,14 +6,15 @@ Nothing but an Event about the job tells it: its status may stay empty all the w
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import event_time
 from k8sjob.lifecycle.diagnose.case import OPERATOR_INIT
-from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told, who
+from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told, same_text, who
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from k8sjob.backends.api import Json
     from k8sjob.lifecycle.diagnose.case import Case
@@ -34,24 +35,30 @@ _SUCCESS: Final = {
 
 def cannot_be_made(case: Case) -> Iterator[Finding]:
     """What keeps the operator from making Pods or Services."""
-    refused: dict[Told, tuple[str, Json]] = {}
-    newest: dict[tuple[str, Cause], Told] = {}
-    for event in case.job_events:  # the newest of each kind remains
+    newest: dict[tuple[str, Cause], tuple[Told, Json]] = {}  # by the replica that is named
+    for event in case.job_events:
         if event.get("reason") in _SUCCESS:
             told = _told(case, event.get("message", "").removeprefix("Error creating: "))
-            replica = _named(case, event.get("message", ""))
-            if replica and (before := newest.get((replica, told.cause))):
-                refused.pop(before, None)  # a name that is taken by now is given free, say
-            newest[replica, told.cause] = told
-            refused[told] = replica, event
-    for told, (replica, event) in refused.items():
-        if _made_since(case, replica, event) or _tells_less(told, refused):
-            continue
-        replicas = (replica,) if replica else case.missing
-        more = len(set(case.missing) - set(replicas))
-        others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
-        message = f"{who(replicas)}{others}: {told.what}"
-        yield Finding(told.cause, message, told.next_step, replicas[0], replicas)
+            newest[_named(case, event.get("message", "")), told.cause] = told, event
+    alike: defaultdict[object, list[tuple[str, Told]]] = defaultdict(list)
+    for (replica, cause), (told, event) in newest.items():
+        others = (other for other, _ in newest.values())
+        if not _made_since(case, replica, event) and not _tells_less(told, others):
+            amounts = "" if cause is Cause.QUOTA else same_text(told.what)  # they change all along
+            alike[cause, amounts, same_text(told.next_step)].append((replica, told))
+    for members in alike.values():
+        yield _refusal(case, members)
+
+
+def _refusal(case: Case, members: Sequence[tuple[str, Told]]) -> Finding:
+    """One finding for all replicas that are refused alike, the newest of them last."""
+    named = [replica for replica, _ in members if replica]
+    replicas = tuple(named) or case.missing
+    more = len(set(case.missing) - set(replicas))
+    others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
+    told = members[-1][1]
+    message = f"{who(replicas)}{others}: {told.what}"
+    return Finding(told.cause, message, told.next_step, replicas[0], replicas)
 
 
 def _tells_less(told: Told, others: Iterable[Told]) -> bool:

@@ -12,7 +12,7 @@ from k8sjob.lifecycle.diagnose.case import Case
 from k8sjob.lifecycle.diagnose.collectives import spoken_of
 from k8sjob.lifecycle.diagnose.creation import cannot_be_made
 from k8sjob.lifecycle.diagnose.ends import how_it_ended, is_consequence
-from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped
+from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Seen, grouped, passed
 from k8sjob.lifecycle.diagnose.job import (
     SUPERVISOR_GONE,
     deadline,
@@ -26,7 +26,7 @@ from k8sjob.lifecycle.diagnose.job import (
     supervisor_gone,
     suspended,
 )
-from k8sjob.lifecycle.diagnose.nodes import lost_its_place, replicas_that_left
+from k8sjob.lifecycle.diagnose.nodes import ended_with_its_place, left_their_place, lost_its_place
 from k8sjob.lifecycle.diagnose.scheduling import unschedulable
 from k8sjob.lifecycle.diagnose.starting import bad_container, bad_image, bad_init, bad_sandbox
 from k8sjob.lifecycle.diagnose.volumes import not_mounted
@@ -37,7 +37,7 @@ from k8sjob.lifecycle.diagnose.waiting import (
     pods_to_come,
     slow,
 )
-from k8sjob.lifecycle.evidence import End, ends
+from k8sjob.lifecycle.evidence import End, ends, recreated
 from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def diagnose(
     if not found and not case.status.state.finished:
         found = [*pods_to_come(case), *_at_pods(slow)(case)]
     explained = any("master-0" in finding.replicas for finding in found)
-    return [*found, *master_awaited(case, explained=explained)]
+    found += master_awaited(case, explained=explained)
+    return sorted(found, key=lambda finding: finding.over)
 
 
 def _kept_from_being_made(case: Case) -> Iterator[Finding]:
@@ -95,13 +96,18 @@ def _container_ended(case: Case) -> Iterator[Finding]:
         return  # it took its containers along
     if case.status.state in (JobState.SUCCEEDED, JobState.STOPPED, JobState.SUSPENDED):
         return
-    left = replicas_that_left(case)
-    bad = [end for end in ends(case.snapshot) if end.replica not in left]
+    left = left_their_place(case)
+    bad = [end for end in ends(case.snapshot) if not ended_with_its_place(case, end, left)]
     if ended_by_deadline(case):
         bad = [end for end in bad if end.exit_code not in (ExitCode.STOPPED, 137)]
-    first = min(bad, key=lambda end: (is_consequence(case, end), end.time), default=None)
+    # What keeps replicas down now comes before what they got over.
+    first = min(bad, key=lambda end: _rank_of(case, end), default=None)
     if first:
         yield _with_others(case, how_it_ended(case, first), first, bad)
+
+
+def _rank_of(case: Case, end: End) -> tuple[bool, bool, float]:
+    return case.runs_again(end.replica), is_consequence(case, end), end.time
 
 
 def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Finding:
@@ -118,8 +124,26 @@ def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Fi
     ]
     if same:
         message += f"; {len(same)} more ended with the same exit code"
-    replicas = (first.replica, *(end.replica for end in same))
-    return replace(finding, message=message, replicas=replicas)
+    over = case.runs_again(first.replica)
+    if over:
+        moment = datetime.fromtimestamp(first.time, UTC) if first.time else None
+        message += passed(moment, case.now, again=True)
+    replicas = finding.replicas or (first.replica, *(end.replica for end in same))
+    found = replace(finding, message=message, replicas=replicas, over=over)
+    return _recreated(case, found, first)
+
+
+def _recreated(case: Case, finding: Finding, end: End) -> Finding:
+    """The finding, with how often the operator has recreated the Pod, which nothing limits."""
+    times = recreated(case.snapshot, end.replica)
+    if times < 2:
+        return finding
+    return replace(
+        finding,
+        message=f"{finding.message}; its pod was recreated {times} times",
+        next_step=f"{finding.next_step}; the operator sets no limit to this under restart_policy"
+        " ExitCode: OnFailure has one, policy.max_restarts",
+    )
 
 
 def _started_badly_or_ended(case: Case) -> Iterator[Finding]:

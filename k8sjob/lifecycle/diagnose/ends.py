@@ -209,9 +209,14 @@ def _killed(case: Case, end: End) -> Finding | None:
     if number <= 0 or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
         return None
     name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
+    killed = "see what killed it: a hand, or this machine's memory (dmesg)"
+    if not case.local:
+        killed = (
+            "see what killed it: its pod was deleted or evicted (kubectl get events -n"
+            f" {case.namespace}), or one of its processes ran out of memory (resources.memory)"
+        )
     step = {
-        "SIGKILL": "see what killed it: often memory (raise resources.memory), or an operator's"
-        " hand",
+        "SIGKILL": killed,
         "SIGBUS": "mostly /dev/shm is full: raise resources.shm, or use fewer data loader workers",
         "SIGTERM": "something asked it to end; if it was the cluster, the job goes on by itself",
     }.get(name, f"see its last lines: k8sjob logs {case.called} -r {end.replica}")

@@ -8,10 +8,21 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-__all__ = ["REPLICA", "Cause", "Finding", "Seen", "Told", "grouped", "lasting", "plain", "who"]
+__all__ = [
+    "REPLICA",
+    "Cause",
+    "Finding",
+    "Seen",
+    "Told",
+    "grouped",
+    "lasting",
+    "passed",
+    "plain",
+    "who",
+]
 
 
 _OF_ONE_POD: Final = re.compile(
@@ -19,6 +30,12 @@ _OF_ONE_POD: Final = re.compile(
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
 """Identifiers in the kubelet's messages, which differ by Pod where the trouble is the same."""
+
+
+_BY_REPLICA: Final = re.compile(
+    r"\b[\w.-]*(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
+    r"|\d+ times over"
+)
 
 
 REPLICA: Final = "{replica}"
@@ -47,6 +64,7 @@ class Cause(StrEnum):
     NODE_LOST = "node-lost"
     EVICTED = "evicted"
     PREEMPTED = "preempted"
+    POD_DELETED = "pod-deleted"
     NODE_REFUSED = "node-refused"
 
     UNSCHEDULABLE = "unschedulable"
@@ -103,6 +121,7 @@ class Finding:
         next_step: what to do now.
         replica: "worker-2", the first of the replicas; empty where it concerns the whole job.
         replicas: all that it concerns.
+        over: whether it has passed, since the replicas run again.
     """
 
     cause: str
@@ -110,11 +129,14 @@ class Finding:
     next_step: str
     replica: str = ""
     replicas: tuple[str, ...] = ()
+    over: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as the data of a FINDING event."""
         replicas = list(self.replicas or ((self.replica,) if self.replica else ()))
-        return {**asdict(self), "cause": str(self.cause), "replicas": replicas}
+        data = {**asdict(self), "cause": str(self.cause), "replicas": replicas}
+        del data["over"]  # the message says it
+        return data
 
 
 class Told(NamedTuple):
@@ -135,6 +157,8 @@ class Seen:
         next_step: what to do now; REPLICA in it is the first of the replicas that have it.
         replica: "worker-2".
         since: since when, where that is worth telling.
+        at: when it happened, of what has passed.
+        over: whether the replica runs again.
     """
 
     cause: Cause
@@ -142,22 +166,40 @@ class Seen:
     next_step: str
     replica: str
     since: datetime | None = None
+    at: datetime | None = None
+    over: bool = False
 
 
 def grouped(seen: Iterable[Seen], now: datetime) -> list[Finding]:
     """One finding for all replicas at which the same was seen, in the order of the first ones."""
-    groups: dict[tuple[str, str, str], list[Seen]] = {}
+    groups: dict[object, list[Seen]] = {}
     for one in seen:
-        groups.setdefault((one.cause, one.what, one.next_step), []).append(one)
-    found = []
-    for (cause, what, next_step), members in groups.items():
-        replicas = tuple(one.replica for one in members)
-        begun = min((one.since for one in members if one.since), default=None)
-        time = f", for {lasting(begun, now)}" if begun else ""
-        message = f"{who(replicas)}: {what}{time}"
-        step = next_step.replace(REPLICA, replicas[0])
-        found.append(Finding(cause, message, step, replicas[0], replicas))
-    return found
+        key = one.cause, same_text(one.what), same_text(one.next_step), one.over
+        groups.setdefault(key, []).append(one)
+    return [_of_all(members, now) for members in groups.values()]
+
+
+def same_text(text: str) -> str:
+    """A text without the names, ranks and addresses in which it differs by replica."""
+    return _BY_REPLICA.sub("", text)
+
+
+def _of_all(members: Sequence[Seen], now: datetime) -> Finding:
+    first = members[0]
+    replicas = tuple(one.replica for one in members)
+    begun = min((one.since for one in members if one.since), default=None)
+    newest = max((one.at for one in members if one.at), default=None)
+    message = f"{who(replicas)}: {first.what}" + (f", for {lasting(begun, now)}" if begun else "")
+    if newest or first.over:
+        message += passed(newest, now, again=first.over)
+    step = first.next_step.replace(REPLICA, first.replica)
+    return Finding(first.cause, message, step, first.replica, replicas, first.over)
+
+
+def passed(moment: datetime | None, now: datetime, *, again: bool) -> str:
+    """The end of a message about the past: how long ago it was, and whether training resumed."""
+    age = f", {lasting(moment, now)} ago" if moment else ""
+    return age + "; it runs again" * again
 
 
 def who(replicas: Iterable[str]) -> str:

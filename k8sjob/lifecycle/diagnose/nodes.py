@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import event_time, moment
+from k8sjob.contract import CONTAINER_NAME
 from k8sjob.lifecycle.diagnose.finding import Cause, Seen, grouped
+from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     from k8sjob.backends.api import Json
     from k8sjob.lifecycle.diagnose.case import Case, Pod
     from k8sjob.lifecycle.diagnose.finding import Finding
+    from k8sjob.lifecycle.evidence import End
 
-__all__ = ["lost_its_place", "replicas_that_left"]
+__all__ = ["ended_with_its_place", "left_their_place", "lost_its_place"]
 
 _AGAIN: Final = "the operator makes it anew; with checkpoints the job goes on from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
@@ -28,24 +33,54 @@ _DISRUPTIONS: Final = {
 }
 _PAST_SECONDS: Final = 3600
 """What happened to a Pod that is gone is told for so long."""
+_GRACE_SECONDS: Final = 120.0
+"""A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 
 
 def lost_its_place(case: Case) -> Iterator[Finding]:
     """Replicas whose node is lost, or that were evicted, preempted or turned away by it."""
-    left = {one.replica: one for one in (*_past(case), *_present(case))}
+    left = left_their_place(case)
     lost = {} if case.status.state.finished else {one.replica: one for one in _lost(case)}
     # A lost node's Pods are evicted at last; who was preempted before has left it.
     lost = {name: one for name, one in lost.items() if not _preempted_at(left.get(name))}
-    yield from grouped((*lost.values(), *(left[n] for n in left if n not in lost)), case.now)
+    newest = sorted(left.values(), key=_moment, reverse=True)
+    seen = (*lost.values(), *(one for one in newest if one.replica not in lost))
+    yield from grouped(seen, case.now)
+
+
+def left_their_place(case: Case) -> dict[str, Seen]:
+    """What made each replica leave its node, the newest of it."""
+    left: dict[str, Seen] = {}
+    for one in (*_past(case), *_present(case)):
+        if one.replica not in left or _moment(left[one.replica]) <= _moment(one):
+            left[one.replica] = replace(one, over=case.runs_again(one.replica))
+    return left
+
+
+def ended_with_its_place(case: Case, end: End, left: Mapping[str, Seen]) -> bool:
+    """Whether a container ended since its Pod had to leave, or was deleted.
+
+    Args:
+        case: the job.
+        end: how the container ended.
+        left: see left_their_place.
+    """
+    pod = next((pod for pod in case.pods if pod.replica == end.replica), None)
+    if pod and (pod.dying or _of_pod(pod)):
+        return True
+    seen = left.get(end.replica)
+    if seen is None:
+        return False
+    newer = pod and pod.created and pod.created.timestamp() <= end.time
+    return not newer and end.time <= _moment(seen) + _GRACE_SECONDS
+
+
+def _moment(seen: Seen) -> float:
+    return seen.at.timestamp() if seen.at else math.inf
 
 
 def _preempted_at(seen: Seen | None) -> bool:
     return seen is not None and seen.cause is Cause.PREEMPTED
-
-
-def replicas_that_left(case: Case) -> set[str]:
-    """Those replicas: how their containers ended then is a consequence."""
-    return {one.replica for one in (*_past(case), *_present(case))}
 
 
 def _lost(case: Case) -> Iterator[Seen]:
@@ -104,13 +139,15 @@ def _present(case: Case) -> Iterator[Seen]:
 def _of_pod(pod: Pod) -> Seen | None:
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")
+    at = moment(target.get("lastTransitionTime"))
     if target.get("reason") == "PreemptionByScheduler":
-        return _preempted(pod.replica, target.get("message", ""))
+        return replace(_preempted(pod.replica, target.get("message", "")), at=at)
     if pod.phase == "Failed" and reason in _EVICTED:
-        return _evicted(pod.replica, message)
+        return replace(_evicted(pod.replica, message), at=at)
     if target.get("status") == "True":
         why = _DISRUPTIONS.get(target.get("reason", ""), target.get("reason", ""))
-        return Seen(Cause.EVICTED, f"{why}: {target.get('message', '')}", _AGAIN, pod.replica)
+        what = f"{why}: {target.get('message', '')}"
+        return Seen(Cause.EVICTED, what, _AGAIN, pod.replica, at=at)
     if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
         return Seen(
             Cause.NODE_REFUSED,
@@ -123,17 +160,36 @@ def _of_pod(pod: Pod) -> Seen | None:
 
 
 def _past(case: Case) -> Iterator[Seen]:
-    """What Events still tell of Pods that the operator has replaced."""
+    """What Events still tell of Pods that the operator has replaced, one for each Pod."""
     present = {(pod.object.get("metadata") or {}).get("uid") for pod in case.pods}
+    told: dict[str, Seen] = {}
     for event in case.snapshot.events:
         subject = event.get("involvedObject") or {}
-        name = subject.get("name", "")
-        if subject.get("kind") != "Pod" or subject.get("uid") in present:
+        uid = subject.get("uid", "")
+        if subject.get("kind") != "Pod" or uid in present or not _tells(case, event):
             continue
-        if (case.now - event_time(event)).total_seconds() > _PAST_SECONDS:
-            continue
-        if seen := _of_event(event, name.removeprefix(f"{case.name}-")):
-            yield seen
+        seen = _of_event(event, subject.get("name", "").removeprefix(f"{case.name}-"))
+        # That it was killed follows from whatever else made it go.
+        if seen and not (uid in told and seen.cause is Cause.POD_DELETED):
+            told[uid] = replace(seen, at=event_time(event))
+    yield from told.values()
+
+
+def _tells(case: Case, event: Json) -> bool:
+    """Whether an Event about a Pod that is gone still matters.
+
+    What happened before a suspended job was resumed does not; and the operator itself deletes
+    the Pods of a job that is suspended or has ended.
+    """
+    at, status = event_time(event), case.status
+    if (case.now - at).total_seconds() > _PAST_SECONDS or (status.started and at < status.started):
+        return False
+    if event.get("reason") != "Killing":
+        return True
+    by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
+        status.finished is not None and at >= status.finished
+    )
+    return not (case.local or by_operator)
 
 
 def _of_event(event: Json, replica: str) -> Seen | None:
@@ -145,6 +201,9 @@ def _of_event(event: Json, replica: str) -> Seen | None:
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
         return Seen(Cause.EVICTED, why, _AGAIN, replica)
+    if reason == "Killing" and message.startswith(f"Stopping container {CONTAINER_NAME}"):
+        step = f"{_AGAIN}; a drain, an autoscaler or kubectl delete pod does this"
+        return Seen(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
 
 
