@@ -51,8 +51,10 @@ def why_command(job: str, timing: bool, output: str, place: Place) -> None:
         show_finding(one)
     if not found:
         status = job_status(snapshot)
-        what = "ended well" if status.state is JobState.SUCCEEDED else f"is {status.state}"
-        line(f"{ref} {what}; there is nothing to explain")
+        if status.state is JobState.SUCCEEDED:
+            line(f"{ref} succeeded")
+        else:
+            line(f"{ref} is {status.state}; nothing wrong was found")
 
 
 def _show_timing(backend: Backend, snapshot: Snapshot, output: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,14 +20,15 @@ from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 from k8sjob.labels import IMAGE_ORIGIN
 from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.status import job_status
+from k8sjob.lifecycle.logs import tail_lines
+from k8sjob.lifecycle.status import JobState, job_status, speaker
 from k8sjob.origin import Origin
 from k8sjob.view.lines import duration, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.backends.api import Backend, Json, Snapshot
     from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
 
 __all__ = ["list_command", "record", "status_command"]
@@ -125,6 +127,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
             document(record(snapshot), output)
         case _:
             _show(status, snapshot)
+            _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0
 
 
@@ -175,7 +178,17 @@ def _show(status: JobStatus, snapshot: Snapshot) -> None:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica) for replica in status.replicas])
-    for finding in diagnose(snapshot, {})[:1]:
+
+
+def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
+    """The first of what `why` would say, from the output of one replica at most."""
+    logs: dict[str, list[str]] = {}
+    if status.replicas and status.state in (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED):
+        name = speaker(snapshot.job)
+        with suppress(BackendError):
+            logs[name] = tail_lines(backend, status.ref, name)
+    related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
+    for finding in diagnose(snapshot, logs, related)[:1]:
         from k8sjob.cli.explaining import show_finding  # noqa: PLC0415 - of no use for a list
 
         click.echo()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobNotFound
-from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.diagnose import Cause, diagnose
 from k8sjob.lifecycle.funnel import Ended, Funnel
 from k8sjob.lifecycle.logs import TAIL_LINES, excerpt, instant
 from k8sjob.lifecycle.readers import Readers
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.lifecycle.diagnose import Finding
 
 __all__ = ["job_data", "watch"]
 
@@ -56,7 +57,7 @@ def watch(
     """Everything that happens to a job, from its beginning until it has ended or is gone.
 
     First come the lines of the replicas (LOG) and the runtime's own events, decoded from them, then
-    the job's last JOB event, and what `why` would say if it failed (FINDING). A suspended job has
+    the job's last JOB event, and what `why` would say of its end (FINDING). A suspended job has
     not ended. Of one that does not get on, what `why` says is told by a WARNING, once, when it has
     stood for some seconds. Closing the iterator detaches from the job and changes nothing about it.
 
@@ -158,11 +159,11 @@ class _Watcher:
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
+        if not line.gap:
+            self._tails[line.replica].append(excerpt(line.text))
         event = Event.decode(line.text, line.replica)
         if event:
             return event
-        if not line.gap:
-            self._tails[line.replica].append(excerpt(line.text))
         data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
         return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
 
@@ -180,9 +181,16 @@ class _Watcher:
             yield from self._job(gone)
         elif self._status and self._snapshot:
             yield from self._job(self._status)
-            if self._status.state is JobState.FAILED:
-                for finding in diagnose(self._snapshot, self._tails):
-                    yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
+            for finding in self._findings(self._snapshot, self._status.state):
+                yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
+
+    def _findings(self, snapshot: Snapshot, state: JobState) -> list[Finding]:
+        """Why the job failed, or what it did not do though it succeeded."""
+        if state not in (JobState.FAILED, JobState.SUCCEEDED):
+            return []
+        found = diagnose(snapshot, self._tails)
+        late = Cause.LEFTOVER if state is JobState.SUCCEEDED else ""  # they may still be ending
+        return [one for one in found if one.cause != late]
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         told = (status.state, status.reason, status.message)

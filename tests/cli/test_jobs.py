@@ -96,7 +96,7 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert k8sjob("logs", "tiny", "--save", tmp_path, "-o", "json").code == 2
     assert k8sjob("logs", "tiny", "--since", "1d").out.count("\n") == 3
 
-    assert k8sjob("why", "tiny").out == "local/tiny ended well; there is nothing to explain\n"
+    assert k8sjob("why", "tiny").out == "local/tiny succeeded\n"
     watched = k8sjob("watch", "tiny", "-o", "plain")
     assert watched.code == 0
     assert "worker-0 | rank 1 [bold]here[/bold] red\n" in watched.out

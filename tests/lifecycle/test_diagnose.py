@@ -808,3 +808,150 @@ def test_a_failed_job_that_a_finalizer_keeps_says_both(snapshot, make_pod):
     pods = [make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no"))]
     found = diagnose(doomed(snapshot("Failed", pods=pods), "example.com/keep"), {}, now=NOW)
     assert [one.cause for one in found] == ["crash", "deleting"]
+
+
+# --- training that is not what it seems
+
+
+def left(rank, *culprits, step=9):
+    """What the agent says of a rank that waited for ranks that were done."""
+    return Reason(138, rank, "Left", "they had ended", "t.py:3", culprits=culprits, step=step)
+
+
+def test_a_replica_that_failed_unseen_is_told_though_the_job_succeeded(snapshot, make_pod):
+    master = make_pod("master-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:08:50Z"))
+    lost = Reason(138, 1, "PeerLost", "rank 0 is gone", time=1767226131.0).encode()  # 00:08:51
+    for told, words in (
+        (lost, "master-0 (rank 0) had ended with exit code 0, and worker-0, rank 1 still waited"),
+        (left(1, 0).encode(), "rank 0 had ended with exit code 0, and worker-0, rank 1 still"),
+    ):
+        end = ended(138, told, at="2026-01-01T00:08:51Z")
+        event = {
+            "message": f"Error pod job-worker-0 container pytorch exitCode: 138 terminated message:"
+            f" {told}",
+            "lastTimestamp": "2026-01-01T00:08:51Z",
+        }
+        worker = make_pod("worker-0", terminated=end)
+        for pods, events in (([master, worker], []), ([master], [event]), ([], [event])):
+            job = snapshot(
+                "Succeeded", pods=pods, events=events, replicas={"Master": 1, "Worker": 1}
+            )
+            finding = diagnose(job, {}, now=NOW)[0]
+            assert finding.message.startswith(f"the job succeeded, and still {words}")
+            assert (finding.cause, finding.replica) == ("left-early", "master-0")
+            assert "same number of steps" in finding.next_step
+
+
+def test_what_a_job_got_over_before_it_succeeded_is_not_told(snapshot, make_pod):
+    old = "Error pod job-worker-0 container pytorch exitCode: 1 terminated message: no"
+    events = [{"message": old, "lastTimestamp": "2026-01-01T00:05:00Z"}, TAINT, KILLING]
+    master = make_pod("master-0", "Succeeded", terminated=ended(0))
+    well = make_pod("worker-0", "Succeeded", restarts=1, terminated=ended(0), last=ended(1))
+    cleaned = make_pod("worker-0", dying=True, terminated=ended(143))
+    for pods in ([master], [master, well], [master, cleaned]):
+        job = snapshot("Succeeded", pods=pods, events=events, replicas={"Master": 1, "Worker": 1})
+        assert diagnose(job, {}, now=NOW) == []
+
+
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_a_rank_that_left_is_named_while_the_others_wait(snapshot, make_pod, nproc):
+    done = make_pod("worker-0", "Succeeded", terminated=ended(0))
+    pods = [make_pod("master-0", running={}), done]
+    job = snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 1}, nproc=nproc)
+    job.job["spec"]["runPolicy"] = {}
+    (finding,) = diagnose(job, {}, now=NOW)
+    ranks = "rank 1" if nproc == "1" else "ranks 2-3"
+    assert finding.message.startswith(
+        f"worker-0 ({ranks}) ended with exit code 0, 5 min ago, and master-0 still runs"
+    )
+    assert finding.cause == "left-early"
+    assert diagnose(job, {}, now=datetime(2026, 1, 1, 0, 5, 20, tzinfo=UTC)) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "tail"),
+    [
+        (ended(140, Reason(140, 0, "Hang", "all ranks wait in a collective").encode()), []),
+        (
+            ended(1),
+            ["DistStoreError: Timed out after 6 seconds waiting for clients. 1/2 clients joined"],
+        ),
+        (
+            ended(134),
+            [
+                (
+                    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8,"
+                    " OpType=ALLREDUCE, Numel=1) ran for 600020 milliseconds before"
+                )
+            ],
+        ),
+    ],
+)
+def test_who_left_explains_every_wait_in_vain(snapshot, make_pod, end, tail):
+    done = make_pod("worker-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:04:00Z"))
+    pods = [make_pod("master-0", "Failed", terminated=end), done]
+    job = snapshot("Failed:x:y", pods=pods, replicas={"Master": 1, "Worker": 1})
+    (finding,) = diagnose(job, {"master-0": tail}, now=NOW)
+    assert (finding.cause, finding.replica) == ("left-early", "worker-0")
+    late = make_pod("worker-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:05:30Z"))
+    job = snapshot("Failed:x:y", pods=[pods[0], late], replicas={"Master": 1, "Worker": 1})
+    assert diagnose(job, {"master-0": tail}, now=NOW)[0].cause != "left-early"
+
+
+@pytest.mark.parametrize("state", ["Succeeded", "Failed:x:y", "Running"])
+def test_replicas_that_trained_alone(snapshot, make_pod, state):
+    unmet = Reason(0, -1, "Unmet", "no process group").encode()
+    master = make_pod("master-0", "Succeeded", terminated=ended(0, unmet))
+    line = Event("unmet", {"world_size": 2, "replicas": 2}).encode()
+    for pods, logs in (([master], {}), ([], {"master-0": [line]})):
+        job = snapshot(state, pods=pods, replicas={"Master": 1, "Worker": 1})
+        found = {one.cause: one for one in diagnose(job, logs, now=NOW)}
+        assert "each of them trained alone" in found["no-group"].message
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_throughout(snapshot, make_pod, loss):
+    def tail(*losses):
+        events = (
+            Event("progress", {"epoch": 1, "step": n, "loss": x}) for n, x in enumerate(losses)
+        )
+        return {"master-0": ["text", *(event.encode() for event in events)]}
+
+    job = snapshot("Succeeded", replicas={"Master": 1})
+    (finding,) = diagnose(job, tail(loss, loss), now=NOW)
+    assert finding.cause == "nan-loss"
+    assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 0")
+    for fine in (tail(loss, 0.5), tail(), tail("x"), tail(None)):
+        assert diagnose(job, fine, now=NOW) == []
+
+
+def claim(phase="Pending", **annotations):
+    return {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "annotations": annotations},
+        "status": {"phase": phase},
+    }
+
+
+def test_a_volume_that_nobody_makes_is_told_though_the_scheduler_is_silent(snapshot, make_pod):
+    pod = make_pod("master-0", "Pending")
+    del pod["spec"]["nodeName"]
+    pod["spec"]["volumes"] = [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]
+    job = snapshot("Created", pods=[pod], replicas={"Master": 1})
+    said = (
+        "Waiting for a volume to be created either by the external provisioner 'csi.example' or"
+        " manually by the system administrator."
+    )
+    event = about("PersistentVolumeClaim", "data", "ExternalProvisioning", said)
+    (finding,) = diagnose(job, {}, [claim(), event], now=NOW)
+    assert finding.cause == "volume-claim"
+    assert finding.message.startswith("master-0: the claim 'data' has no volume: Waiting for a")
+    assert "see whether the provisioner csi.example runs" in finding.next_step
+    chosen = claim(**{"volume.kubernetes.io/selected-node": "node-3"})
+    (finding,) = diagnose(job, {}, [chosen], now=NOW)
+    assert "its volume is awaited on node node-3" in finding.message
+    first = "waiting for first consumer to be created before binding"
+    early = about("PersistentVolumeClaim", "data", "WaitForFirstConsumer", first)
+    for related in ([claim("Bound"), event], [claim(), early], [claim()], []):
+        (finding,) = diagnose(job, {}, related, now=NOW)
+        assert finding.cause == "waiting"

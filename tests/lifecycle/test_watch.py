@@ -56,6 +56,15 @@ def test_a_failed_job_ends_with_its_findings(script, snapshot, make_pod, line, r
     assert "the cause" in finding.data["message"]
 
 
+def test_a_job_that_succeeded_ends_with_what_it_did_not_do(script, snapshot, line, ref):
+    progress = Event("progress", {"epoch": 0, "step": 1, "loss": float("nan")}).encode()
+    events = list(watch(script([snapshot("Succeeded")], [line("master-0", progress)]), ref))
+    assert [event.data["cause"] for event in told(events, "finding")] == ["nan-loss"]
+    fine = Event("progress", {"epoch": 0, "step": 1, "loss": 0.5}).encode()
+    events = list(watch(script([snapshot("Succeeded")], [line("master-0", fine)]), ref))
+    assert told(events, "finding") == []
+
+
 def test_a_deleted_job_ends_the_watch(script, snapshot, line, ref):
     backend = script([snapshot("Running")], [line("master-0", "last")], gone=True)
     events = list(watch(backend, ref))

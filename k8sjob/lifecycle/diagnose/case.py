@@ -235,6 +235,14 @@ class Case:
             pods.append(Pod(pod, replica, tuple(events)))
         return tuple(pods)
 
+    def replica_of(self, rank: int) -> str:
+        """The replica of a rank; empty where it is not known."""
+        for replica, count in self.ranks.items():
+            if rank < count:
+                return replica
+            rank -= count
+        return ""
+
     def runs_again(self, replica: str) -> bool:
         """Whether a replica runs now, whatever has happened to it before."""
         return not self.status.state.finished and any(

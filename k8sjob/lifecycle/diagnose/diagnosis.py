@@ -29,7 +29,8 @@ from k8sjob.lifecycle.diagnose.job import (
 from k8sjob.lifecycle.diagnose.nodes import ended_with_its_place, left_their_place, lost_its_place
 from k8sjob.lifecycle.diagnose.scheduling import unschedulable
 from k8sjob.lifecycle.diagnose.starting import bad_container, bad_image, bad_init, bad_sandbox
-from k8sjob.lifecycle.diagnose.volumes import not_mounted
+from k8sjob.lifecycle.diagnose.training import left_early, nan_loss, no_group
+from k8sjob.lifecycle.diagnose.volumes import not_mounted, unprovisioned
 from k8sjob.lifecycle.diagnose.waiting import (
     kept_by_a_sidecar,
     left_over,
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from k8sjob.lifecycle.diagnose.case import Pod
 
 __all__ = ["diagnose"]
+
+_LAST_SECONDS: Final = 60.0
+"""Of a Pod that is gone, an end so long before that of its job may have been got over."""
 
 
 def diagnose(
@@ -67,9 +71,10 @@ def diagnose(
     case = Case(snapshot, logs, related, now or datetime.now(UTC))
     if case.status.state is JobState.DELETING:  # nobody works on it any more
         return [finding for cause in _STILL_THERE for finding in cause(case)]
-    found = [finding for cause in _CAUSES for finding in cause(case)]
+    causes = _AFTER_SUCCESS if case.status.state is JobState.SUCCEEDED else _CAUSES
+    found = [finding for cause in causes for finding in cause(case)]
     if not found and not case.status.state.finished:
-        found = [*pods_to_come(case), *_at_pods(slow)(case)]
+        found = [*pods_to_come(case), *_at_pods(unprovisioned, slow)(case)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(case, explained=explained)
     return sorted(found, key=lambda finding: finding.over)
@@ -83,8 +88,6 @@ def _at_pods(*looks: Callable[[Case, Pod], Seen | None]) -> Callable[[Case], Ite
     """A cause that looks at each Pod in turn; of several looks the first that sees something."""
 
     def cause(case: Case) -> Iterator[Finding]:
-        if case.status.state is JobState.SUCCEEDED:
-            return
         seen = (next((s for look in looks if (s := look(case, pod))), None) for pod in case.pods)
         yield from grouped((one for one in seen if one), case.now)
 
@@ -94,7 +97,7 @@ def _at_pods(*looks: Callable[[Case, Pod], Seen | None]) -> Callable[[Case], Ite
 def _container_ended(case: Case) -> Iterator[Finding]:
     if case.status.reason in SUPERVISOR_GONE:
         return  # it took its containers along
-    if case.status.state in (JobState.SUCCEEDED, JobState.STOPPED, JobState.SUSPENDED):
+    if case.status.state in (JobState.STOPPED, JobState.SUSPENDED):
         return
     left = left_their_place(case)
     bad = [end for end in ends(case.snapshot) if not ended_with_its_place(case, end, left)]
@@ -104,6 +107,24 @@ def _container_ended(case: Case) -> Iterator[Finding]:
     first = min(bad, key=lambda end: _rank_of(case, end), default=None)
     if first:
         yield _with_others(case, how_it_ended(case, first), first, bad)
+
+
+def _failed_unseen(case: Case) -> Iterator[Finding]:
+    """A replica that failed in a job that succeeded, since another one decides that."""
+    finished = case.status.finished.timestamp() if case.status.finished else 0.0
+    done = {pod.replica for pod in case.done}
+    down = {pod.replica for pod in case.pods if pod.trainer and not pod.dying} - done
+    bad = [
+        end
+        for end in ends(case.snapshot)
+        if end.replica not in done
+        and end.exit_code not in (ExitCode.STOPPED, 137)  # so the operator's clean-up ends it
+        and (end.replica in down or end.time >= finished - _LAST_SECONDS)
+    ]
+    if first := min(bad, key=lambda end: (is_consequence(case, end), end.time), default=None):
+        found = how_it_ended(case, first)
+        message = f"the job succeeded, and still {found.message}"
+        yield _with_others(case, replace(found, message=message), first, bad)
 
 
 def _rank_of(case: Case, end: End) -> tuple[bool, bool, float]:
@@ -185,7 +206,17 @@ _CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     overdue,
     restart_limit,
     _spoken_of,
+    left_early,
+    no_group,
+    nan_loss,
     _at_pods(kept_by_a_sidecar),
+    left_over,
+    deleting,
+)
+_AFTER_SUCCESS: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
+    no_group,
+    _failed_unseen,
+    nan_loss,
     left_over,
     deleting,
 )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import ExitCode
 from k8sjob.lifecycle.diagnose.account import Account, account_of
 from k8sjob.lifecycle.diagnose.collectives import explained, timed_out_ranks
-from k8sjob.lifecycle.diagnose.finding import Cause, Finding, Told
+from k8sjob.lifecycle.diagnose.finding import SAME_STEPS, Cause, Finding, Told
+from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
     from k8sjob.lifecycle.diagnose.case import Case
     from k8sjob.lifecycle.evidence import End
 
-__all__ = ["SAME_STEPS", "how_it_ended", "is_consequence"]
+__all__ = ["how_it_ended", "is_consequence"]
 
 _IN_VAIN: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 """Causes of a rank that waited for another one."""
+
+
+_SAME_MOMENT: Final = 1.0
+"""Seconds by which the kubelet's and a container's own clock may differ: it rounds."""
 
 
 def how_it_ended(case: Case, end: End) -> Finding:
@@ -138,6 +143,11 @@ def _out_of_memory(case: Case, end: End) -> Finding | None:
     )
 
 
+def _others_left(case: Case, end: End) -> Finding | None:
+    named = end.reason is not None and end.reason.type == "Left"
+    return _left_early(case, end) if named else None
+
+
 def _explained(case: Case, end: End) -> Finding | None:
     told = explained(_account(case, end), local=case.local)
     if told and told.cause in _IN_VAIN:
@@ -165,7 +175,7 @@ def _absent(case: Case) -> str:
 
 
 def _lost_connection(case: Case, end: End) -> Finding | None:
-    if not _account(case, end).lost_a_peer:
+    if end.exit_code != ExitCode.PEER_LOST and not _account(case, end).lost_a_peer:
         return None
     between = "" if case.local else ": a NetworkPolicy, a sidecar, the nodes' network"
     return _left_early(case, end) or Finding(
@@ -178,30 +188,34 @@ def _lost_connection(case: Case, end: End) -> Finding | None:
 
 
 def _left_early(case: Case, end: End) -> Finding | None:
-    """That the end's rank had waited for replicas whose training was done."""
-    left = [
-        pod.replica
-        for pod in case.done
-        if pod.replica != end.replica and (pod.finished is None or pod.finished <= end.time)
-    ]
+    """That the end's rank had waited for ranks whose training was done."""
+    left = _done_before(case, end)
     if not left:
         return None
-    names = ", ".join(map(case.with_ranks, left))
-    replicas = (*left, end.replica)
+    at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
+    replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
     return Finding(
         Cause.LEFT_EARLY,
-        f"{names} had ended with exit code 0, and {end.told} still waited for"
-        f" {'it' if len(left) == 1 else 'them'}{_said(end, case)}",
+        f"{' and '.join(left)} had ended with exit code 0, and {end.told} still waited for"
+        f" {'it' if len(left) == 1 else 'them'}{at}{_said(end, case)}",
         SAME_STEPS,
-        left[0],
+        replicas[0],
         replicas,
     )
 
 
-SAME_STEPS: Final = (
-    "let all ranks take the same number of steps, in the same order: run.batches and a"
-    " DistributedSampler give each as many batches; torch's Join stands in for who is done"
-)
+def _done_before(case: Case, end: End) -> dict[str, str]:
+    """Who had ended with exit code 0 by then, in words, each with its replica."""
+    if end.reason and end.reason.type == "Left":
+        return {f"rank {rank}": case.replica_of(rank) for rank in end.reason.culprits}
+    done = {pod.replica: pod.finished for pod in case.done}
+    if case.status.state is JobState.SUCCEEDED and case.ranks:
+        done.setdefault(next(iter(case.ranks)), None)  # that one decides, and its Pod may be gone
+    return {
+        case.with_ranks(replica): replica
+        for replica, finished in done.items()
+        if replica != end.replica and (finished is None or finished <= end.time + _SAME_MOMENT)
+    }
 
 
 def _killed(case: Case, end: End) -> Finding | None:
@@ -253,6 +267,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 _ENDS: tuple[Callable[[Case, End], Finding | None], ...] = (
+    _others_left,
     _hung,
     _not_met,
     _misconfigured,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REPLICA",
+    "SAME_STEPS",
     "Cause",
     "Finding",
     "Seen",
@@ -38,6 +39,11 @@ _BY_REPLICA: Final = re.compile(
 )
 
 
+SAME_STEPS: Final = (
+    "let all ranks take the same number of steps, in the same order: run.batches and a"
+    " DistributedSampler give each as many batches; torch's Join stands in for who is done"
+)
+"""The next step where a rank was done before the others."""
 REPLICA: Final = "{replica}"
 """Stands in a Seen's next step, which is one for all replicas of a finding, for the first one."""
 
@@ -99,6 +105,8 @@ class Cause(StrEnum):
     COLLECTIVE_TIMEOUT = "collective-timeout"
     CONNECTION = "connection"
     LEFT_EARLY = "left-early"
+    NO_GROUP = "no-group"
+    NAN_LOSS = "nan-loss"
     NCCL = "nccl"
     ADDRESS_IN_USE = "address-in-use"
     KILLED = "killed"

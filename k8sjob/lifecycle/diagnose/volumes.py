@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import event_time
@@ -11,7 +12,12 @@ from k8sjob.lifecycle.diagnose.finding import Cause, Seen, plain
 if TYPE_CHECKING:
     from k8sjob.lifecycle.diagnose.case import Case, Pod
 
-__all__ = ["not_mounted", "reference", "unbound"]
+__all__ = ["not_mounted", "reference", "unbound", "unprovisioned"]
+
+_AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
+"""What an Event says of a claim before the scheduler has chosen a node for its Pod."""
+_CHOSEN: Final = "volume.kubernetes.io/selected-node"
+"""An annotation of a claim: the node for which the scheduler asks for its volume."""
 
 _REFERENCES: Final = (
     (re.compile(r'secret "(?P<name>[^"]+)" not found'), Cause.SECRET, "secret"),
@@ -80,15 +86,31 @@ def unbound(case: Case, pod: Pod, said: str) -> Seen | None:
     if not waits:
         return None
     pending, why = _pending(case, pod)
-    step = f"kubectl describe pvc {pending or ''} -n {case.namespace}".replace("  ", " ")
-    return Seen(
-        Cause.VOLUME_CLAIM,
-        (f"the claim {pending!r} has no volume" if pending else "a claim of its has no volume")
-        + f": {why or said.partition(': ')[2] or said}".rstrip("."),
-        f"see what it waits for ({step}): a storage class that makes volumes, or a volume of that"
-        " size and access mode",
-        pod.replica,
-    )
+    return _without_volume(case, pod, pending, why or said.partition(": ")[2] or said)
+
+
+def unprovisioned(case: Case, pod: Pod) -> Seen | None:
+    """A claim whose volume is awaited for a node that the scheduler has chosen already.
+
+    With WaitForFirstConsumer the scheduler says nothing about the Pod until the volume is there.
+    """
+    pending, why = _pending(case, pod)
+    if not pending or not why:
+        return None
+    return replace(_without_volume(case, pod, pending, why), since=pod.created)
+
+
+def _without_volume(case: Case, pod: Pod, claim: str, why: str) -> Seen:
+    step = f"kubectl describe pvc {claim} -n {case.namespace}".replace("  ", " ")
+    if found := re.search(r"""external provisioner ['"]([^'"]+)""", why):
+        step = f"see whether the provisioner {found[1]} runs in the cluster, and its logs ({step})"
+    else:
+        step = (
+            f"see what it waits for ({step}): a storage class that makes volumes, or a volume of"
+            " that size and access mode"
+        )
+    name = f"the claim {claim!r} has no volume" if claim else "a claim of its has no volume"
+    return Seen(Cause.VOLUME_CLAIM, f"{name}: {why}".rstrip("."), step, pod.replica)
 
 
 def _pending(case: Case, pod: Pod) -> tuple[str, str]:
@@ -106,8 +128,11 @@ def _pending(case: Case, pod: Pod) -> tuple[str, str]:
             for event in sorted(case.of_kind("Event"), key=event_time)
             if (event.get("involvedObject") or {}).get("kind") == "PersistentVolumeClaim"
             and event["involvedObject"].get("name") == name
+            and not _AWAITS_POD.search(event.get("message", ""))
         ]
-        return name, told[-1] if told else ""
+        chosen = (claim["metadata"].get("annotations") or {}).get(_CHOSEN)
+        waits = f"its volume is awaited on node {chosen}" if chosen else ""
+        return name, told[-1] if told else waits
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
 

@@ -1,0 +1,86 @@
+"""Training that does not do what it seems to do, though nothing has failed."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.events import moment
+from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.lifecycle.diagnose.finding import SAME_STEPS, Cause, Finding, passed, who
+from k8sjob.lifecycle.status import speaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.lifecycle.diagnose.case import Case
+
+__all__ = ["left_early", "nan_loss", "no_group"]
+
+_SETTLED: Final = timedelta(seconds=30)
+"""Ranks of one training end within this time."""
+
+
+def left_early(case: Case) -> Iterator[Finding]:
+    """Replicas that have ended with exit code 0 while others go on: these may wait for ever."""
+    running = [pod for pod in case.pods if pod.runs]
+    if case.status.state.finished or not running or _speaker(case) != next(iter(case.ranks), ""):
+        return  # workers of a parameter server end each at its time
+    for pod in case.done:
+        ended = moment(pod.trainer.ended.get("finishedAt")) if pod.trainer else None
+        if any("running" in container.state for container in pod.containers):
+            continue  # a sidecar
+        if ended and case.now - ended > _SETTLED:
+            others = who(other.replica for other in running)
+            yield Finding(
+                Cause.LEFT_EARLY,
+                f"{case.with_ranks(pod.replica)} ended with exit code 0"
+                f"{passed(ended, case.now, again=False)}, and {others} still"
+                f" {'run' if len(running) > 1 else 'runs'}: in its next collective a rank waits"
+                " for the one that is gone",
+                f"see the last lines of both: k8sjob logs {case.called}; {SAME_STEPS}",
+                pod.replica,
+                (pod.replica,),
+            )
+
+
+def no_group(case: Case) -> Iterator[Finding]:
+    """Replicas that each trained alone, as the agent of the Master says."""
+    told = [
+        reason
+        for pod in case.pods
+        if pod.trainer and (reason := Reason.decode(pod.trainer.ended.get("message") or ""))
+    ]
+    events = (Event.decode(line) for lines in case.logs.values() for line in lines)
+    if any(reason.type == "Unmet" for reason in told) or any(
+        event and event.kind == EventKind.UNMET for event in events
+    ):
+        yield Finding(
+            Cause.NO_GROUP,
+            f"no process group spanned the {len(case.ranks)} replicas: each of them trained alone,"
+            " with a model of its own",
+            "make a process group in the script before it trains: k8sjob's session(), or"
+            " torch.distributed.init_process_group(); for replicas that need none, submit a job"
+            " of one replica each",
+        )
+
+
+def nan_loss(case: Case) -> Iterator[Finding]:
+    """A loss that is no finite number in all that is known of it."""
+    events = [Event.decode(line) for line in case.logs.get(_speaker(case), ())]
+    progress = [event.data for event in events if event and event.kind == EventKind.PROGRESS]
+    losses = [data["loss"] for data in progress if isinstance(data.get("loss"), float)]
+    if losses and not any(map(math.isfinite, losses)):
+        epoch, step = progress[0].get("epoch", 0), progress[0].get("step", 0)
+        since = f"epoch {epoch + 1}, step {step}" if isinstance(epoch, int) else f"step {step}"
+        yield Finding(
+            Cause.NAN_LOSS,
+            f"the loss has been {losses[-1]} since {since} or earlier: the model learns nothing",
+            "lower the learning rate, clip the gradients, or look for the first such value in the"
+            " data and the model: torch.autograd.set_detect_anomaly(True)",
+        )
+
+
+def _speaker(case: Case) -> str:
+    return speaker(case.snapshot.job) if case.ranks else ""
