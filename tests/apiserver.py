@@ -26,6 +26,7 @@ class Apiserver:
         jobs: the PyTorchJobs by namespace and name.
         pods: the Pods, of all namespaces.
         missing: namespaces that are not there.
+        refusals: codes by "resource/name" of objects that a job names, as 404 or 403.
         lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
             0: pods stay.
         asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
@@ -39,6 +40,7 @@ class Apiserver:
         self.asked = []
         self.before = lambda _word: None
         self.missing = set()
+        self.refusals = {}
         self.lingers = 0
         self._uids = itertools.count(1)
         self._lock = threading.RLock()
@@ -51,6 +53,8 @@ class Apiserver:
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if not rest and namespace in self.missing:
             return status(404, "NotFound", f'namespaces "{namespace}" not found')
+        if code := self.refusals.get("/".join(rest)):
+            return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
         if rest[:1] != [JOBS]:
             items = self._listed_pods() if rest[:1] == ["pods"] else []
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}

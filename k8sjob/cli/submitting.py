@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.document import parse
-from k8sjob.errors import JobExists, K8sJobError
+from k8sjob.errors import BackendError, JobExists, K8sJobError
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import load
 from k8sjob.submission import plan_submission, push_code, remarks
@@ -123,11 +124,23 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     except JobExists as error:
         _show_lines(error.difference, err=True)
         raise JobExists(f"{error}: --replace, --generate-name") from error
+    _warn_of_needs(made, backend)
     if dry_run:
         _show_dry(made, backend, done, output)
         return 0
     _show_made(backend, done, output, place, watch=watch)
     return _watch(backend, done.ref, place) if watch else 0
+
+
+def _warn_of_needs(made: Plan, backend: ClusterBackend) -> None:
+    """Say what the job names and the cluster lacks: it would wait for that without a word."""
+    from k8sjob.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
+
+    with suppress(BackendError):
+        job = parse(made.manifest).data
+        facts = gather_needs(backend.transport, backend.namespace, job)
+        for check in examine_needs(facts):
+            warn(f"{check.seen}; {check.next_step}")
 
 
 def _with_image(

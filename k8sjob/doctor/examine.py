@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json
     from k8sjob.doctor.facts import Facts
 
-__all__ = ["Report", "examine"]
+__all__ = ["Report", "examine", "examine_needs"]
 
+_NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     access.permissions,
     operator.crd,
@@ -28,7 +29,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     namespace.pod_security,
     quota.quotas,
     quota.limits,
-    needs.named_objects,
+    *_NEEDS,
     placement.fit,
     devices.nodes,
     devices.free_devices,
@@ -80,3 +81,9 @@ def examine(facts: Facts) -> Report:
         checks += [found for check in _CHECKS for found in check(facts)]
         rbac = access.asked_for(facts)
     return Report(checks, facts.context, facts.namespace, rbac)
+
+
+def examine_needs(facts: Facts) -> list[Check]:
+    """What a job names and the cluster lacks, so that the job would wait for it."""
+    found = [check for look in _NEEDS for check in look(facts)]
+    return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]

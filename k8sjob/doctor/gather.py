@@ -13,11 +13,13 @@ from k8sjob.backends.capacity import add, taken
 from k8sjob.backends.references import references
 from k8sjob.backends.transport import ApiError
 from k8sjob.doctor.facts import Answer, Facts
+from k8sjob.doctor.needs import gang_of
 from k8sjob.doctor.permissions import all_permissions
-from k8sjob.labels import REPLICA_TYPE
+from k8sjob.labels import QUEUE, REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Executor, Future
 
     from k8sjob.backends.api import Json
     from k8sjob.backends.capacity import Amounts
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from k8sjob.backends.transport import Transport
     from k8sjob.doctor.permissions import Permission
 
-__all__ = ["gather", "minimal_job"]
+__all__ = ["gather", "gather_needs", "minimal_job"]
 
 _AT_ONCE: Final = 8
+_HURRY: Final = 3.0
+"""Seconds that a submission waits for an answer that only warns."""
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
 _OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
@@ -73,10 +77,7 @@ def gather(transport: Transport, namespace: str, job: Json | None = None) -> Fac
             name: pool.submit(_ask, transport, "GET", path.format(namespace=place), query=query)
             for name, (path, query) in _QUESTIONS.items()
         }
-        questions |= {
-            str(one): pool.submit(_there, transport, one, namespace)
-            for one in references(job or {})
-        }
+        questions |= _about_needs(pool, transport, namespace, job)
         path = f"/apis/kubeflow.org/v1/namespaces/{place}/pytorchjobs"
         for name, body in (("dry run", job or minimal_job()), ("bad dry run", minimal_job("0-"))):
             questions[name] = pool.submit(
@@ -97,6 +98,44 @@ def gather(transport: Transport, namespace: str, job: Json | None = None) -> Fac
             allowed={one: may for one, may in answered.items() if may is not None},
             usage=usage.result(),
         )
+
+
+def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
+    """What a submission itself asks: whether what the job names is there, and who schedules it.
+
+    All at once, a few seconds at most; what may not be read, or does not answer, is left out.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = _about_needs(pool, transport, namespace, job, timeout=_HURRY)
+        answers = {name: question.result() for name, question in asked.items()}
+    return Facts(context=transport.context, namespace=namespace, answers=answers, job=job)
+
+
+def _about_needs(
+    pool: Executor, transport: Transport, namespace: str, job: Json | None, timeout: float = 30.0
+) -> dict[str, Future[Answer]]:
+    """The questions about what a job names: objects, its queue, its gang scheduler."""
+    named = references(job or {})
+    questions = {str(one): pool.submit(_there, transport, one, namespace, timeout) for one in named}
+    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or gang_of(job)):
+        return questions
+    questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
+    path = f"/apis/kubeflow.org/v1/namespaces/{quote(namespace, safe='')}/pytorchjobs"
+    if any(one.kind == "queue" for one in named):
+        body = _in(_started(job), namespace)
+        query = {"dryRun": "All"}
+        questions["queue dry run"] = pool.submit(
+            _ask, transport, "POST", path, query=query, body=body, timeout=timeout
+        )
+    return questions
+
+
+def _started(job: Json) -> Json:
+    """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
+    meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
+    spec = job.get("spec") or {}
+    policy = {**(spec.get("runPolicy") or {}), "suspend": False}
+    return {**job, "metadata": meta, "spec": {**spec, "runPolicy": policy}}
 
 
 def minimal_job(prefix: str = "") -> Json:
@@ -130,18 +169,19 @@ def _ask(
     *,
     query: Mapping[str, str] | None = None,
     body: Json | None = None,
+    timeout: float = 30.0,
 ) -> Answer:
     try:
-        return transport.request(method, path, query=query, body=body)
+        return transport.request(method, path, query=query, body=body, timeout=timeout)
     except ApiError as error:
         return error
 
 
-def _there(transport: Transport, wanted: Reference, namespace: str) -> Answer:
+def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
-    contents = wanted.kind == "claim"
+    bare = wanted.kind != "claim"
     try:
-        return transport.request("GET", wanted.path(namespace), metadata_only=not contents)
+        return transport.request("GET", wanted.path(namespace), metadata_only=bare, timeout=timeout)
     except ApiError as error:
         return error
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from k8sjob.doctor.check import Check
     from k8sjob.doctor.facts import Facts
 
-__all__ = ["named_objects", "quota_need", "unsaid"]
+__all__ = ["gang", "gang_of", "named_objects", "queue", "quota_need", "unsaid"]
 
 _COUNTED: Final = ("cpu", "memory")
 """What a quota wants every container to state."""
@@ -43,7 +43,10 @@ def named_objects(facts: Facts) -> Iterator[Check]:
         return
     wanted = references(facts.job)
     there = [one for one in wanted if facts.one(str(one)) is not None]
-    absent = [one for one in wanted if facts.missing(str(one))]
+    groups = _groups(facts)
+    kueue = groups is None or _KUEUE in groups
+    # Where there is no Kueue there are no queues, and the check of the queue says so.
+    absent = [one for one in wanted if facts.missing(str(one)) and (kueue or one.kind != "queue")]
     for one in absent:
         yield _absent(one, facts.namespace)
     for one in there:
@@ -51,12 +54,62 @@ def named_objects(facts: Facts) -> Iterator[Check]:
             yield from _claim(one, facts)
     if there:
         yield fine("objects", f"there: {_listed(there)}")
-    if hidden := [one for one in wanted if one not in there and one not in absent]:
+    if hidden := [one for one in wanted if one not in there and not facts.missing(str(one))]:
         yield unknown(
             "objects",
             f"may not be read, so it is not known whether they are there: {_listed(hidden)}",
             "ask whoever may: a job waits for what it names",
         )
+
+
+def queue(facts: Facts) -> Iterator[Check]:
+    """Whether Kueue is there and manages PyTorchJobs: else a job in its queue never starts."""
+    groups, asked = _groups(facts), facts.one("queue dry run")
+    if groups is None or (facts.error("queue dry run") is None and asked is None):
+        return
+    without = "or take kueue_queue out of the job.yaml: without Kueue such a job never starts"
+    if _KUEUE not in groups:
+        yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
+    elif asked and not ((asked.get("spec") or {}).get("runPolicy") or {}).get("suspend"):
+        yield problem(
+            "queue",
+            "Kueue does not manage PyTorchJobs in this cluster",
+            "have kubeflow.org/pytorchjob added to integrations.frameworks in Kueue's"
+            f" configuration, {without}",
+        )
+
+
+def gang_of(job: Json) -> Json | None:
+    """What a job asks of a gang scheduler; None where it asks nothing."""
+    policy = (job.get("spec") or {}).get("runPolicy") or {}
+    found: Json | None = policy.get("schedulingPolicy")
+    return found
+
+
+def gang(facts: Facts) -> Iterator[Check]:
+    """Whether a gang scheduler is there: else Pods of that scheduler are never placed."""
+    groups = _groups(facts)
+    if groups is None or facts.job is None or gang_of(facts.job) is None:
+        return
+    if not _GANGS & groups:
+        yield problem(
+            "gang",
+            "no gang scheduler is installed in this cluster: it knows no PodGroups",
+            "install Volcano or the coscheduling plugin and start the operator with"
+            " --gang-scheduler-name, or take gang out of the job.yaml",
+        )
+
+
+def _groups(facts: Facts) -> set[str] | None:
+    """The API groups that the cluster serves; None where that is not known."""
+    found = facts.one("apis") or {}
+    if found.get("kind") != "APIGroupList":
+        return None
+    return {group.get("name", "") for group in found.get("groups") or ()}
+
+
+_KUEUE: Final = "kueue.x-k8s.io"
+_GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
 
 
 def _absent(one: Reference, namespace: str) -> Check:

@@ -57,6 +57,19 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     assert "other.py" in json.dumps(api.jobs["blue", "tiny"])
 
 
+def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, file):
+    claim = "volumes: [{name: d, mount: /d, pvc: data}]\nservice_account: trainer\n"
+    file.write_text(file.read_text() + claim)
+    api.refusals = {"persistentvolumeclaims/data": 404, "serviceaccounts/trainer": 403}
+    done = k8sjob("submit", file)
+    assert (done.code, done.out) == (0, "blue/tiny created\n")
+    (said,) = [line for line in done.err.splitlines() if "there is no" in line]
+    assert "there is no claim data in blue; write a PersistentVolumeClaim of that name" in said
+    assert "trainer" not in done.err  # who may not look is not told of it
+    done = k8sjob("submit", file, "--generate-name", "--dry-run=server")
+    assert "there is no claim data in blue" in done.err
+
+
 def test_a_name_of_its_own(k8sjob, api, file):
     for _ in range(2):
         done = k8sjob("submit", file, "--generate-name", "-o", "name")

@@ -245,7 +245,7 @@ FAULTS = [
      Cause.SUSPENDED, "the job is suspended"),
     ("queued", {"master": RUNS, "runPolicy": {"suspend": True},
                 "labels": {"kueue.x-k8s.io/queue-name": "research"}},
-     Cause.QUEUED, "the job has waited in the queue 'research'"),
+     Cause.NO_QUEUE, "Kueue is not installed in this cluster"),
     ("managed", {"master": RUNS, "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
      Cause.OPERATOR_SILENT, "managed by kueue.x-k8s.io/multikueue"),
     ("probe", {"master": replicas(PROBED), "worker": RUNS},

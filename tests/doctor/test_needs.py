@@ -1,8 +1,9 @@
 import pytest
 
 from k8sjob.backends.references import Reference, references
+from k8sjob.doctor import examine_needs, gather, gather_needs
 from k8sjob.doctor.check import Verdict
-from k8sjob.doctor.needs import named_objects
+from k8sjob.doctor.needs import named_objects, queue
 from k8sjob.document import parse
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
@@ -128,3 +129,63 @@ def test_a_claim_and_many_replicas(modes, phase, verdict, facts, make_job):
     *found, there = named_objects(facts(answers, job=job))
     assert [check.verdict for check in found] == ([verdict] if verdict else [])
     assert there.seen == "there: claim data"
+
+
+GROUPS = {"kind": "APIGroupList", "groups": [{"name": "kueue.x-k8s.io"}, {"name": "apps"}]}
+
+
+def of_kueue(job, **changes):
+    """A job of a queue, as Kueue's webhook would give it back."""
+    return lambda body: {**body, "spec": {**body["spec"], "runPolicy": changes}}
+
+
+@pytest.mark.parametrize(
+    ("groups", "answer", "said"),
+    [
+        ({"kind": "APIGroupList", "groups": []}, {}, "Kueue is not installed in this cluster"),
+        (GROUPS, {"suspend": False}, "Kueue does not manage PyTorchJobs in this cluster"),
+        (GROUPS, {}, "Kueue does not manage PyTorchJobs in this cluster"),
+        (GROUPS, {"suspend": True}, ""),
+        ({"kind": "List"}, {}, ""),
+    ],
+)
+def test_a_queue_that_never_starts_a_job(cluster, job, groups, answer, said):
+    cluster.answers |= {"/apis": groups, "pytorchjobs": of_kueue(job, **answer)}
+    found = [
+        one for one in examine_needs(gather_needs(cluster, "team", job)) if one.topic == "queue"
+    ]
+    assert [one.seen for one in found] == ([said] if said else [])
+    posted = [body for method, _, query, body, _ in cluster.asked if method == "POST"]
+    assert [body["spec"]["runPolicy"]["suspend"] for body in posted] == [False]
+    assert posted[0]["metadata"]["name"] != "digits"
+    facts = gather(cluster, "team", job)
+    assert [one.seen for one in queue(facts)] == ([said] if said else [])
+
+
+def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
+    cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
+    said = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    assert not any("team-queue" in text for text in said)
+    cluster.answers["/apis"] = GROUPS
+    said = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    assert "there is no queue team-queue in team" in said
+    assert "there is no claim data in team" in said
+
+
+@pytest.mark.parametrize("group", ["scheduling.volcano.sh", "scheduling.x-k8s.io", "apps"])
+def test_a_gang_scheduler_that_is_not_there(cluster, make_job, group):
+    job = make_job()
+    job["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2}}
+    cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": [{"name": group}]}
+    found = examine_needs(gather_needs(cluster, "team", job))
+    assert [one.topic for one in found] == (["gang"] if group == "apps" else [])
+
+
+def test_what_may_not_be_read_is_no_warning(cluster, job, refused):
+    cluster.answers = dict.fromkeys([*paths(job).values(), "/apis", "pytorchjobs"], refused)
+    assert examine_needs(gather_needs(cluster, "team", job)) == []
+
+
+def test_a_job_that_names_nothing_costs_no_request(cluster, make_job):
+    assert examine_needs(gather_needs(cluster, "team", make_job())) == []
+    assert cluster.asked == []

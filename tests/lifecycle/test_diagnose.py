@@ -955,3 +955,32 @@ def test_a_volume_that_nobody_makes_is_told_though_the_scheduler_is_silent(snaps
     for related in ([claim("Bound"), event], [claim(), early], [claim()], []):
         (finding,) = diagnose(job, {}, related, now=NOW)
         assert finding.cause == "waiting"
+
+
+def absent(kind, name=""):
+    return {"kind": "Status", "details": {"kind": kind, "name": name}, "reason": "NotFound"}
+
+
+@pytest.mark.parametrize(
+    ("related", "said"),
+    [
+        ([absent("localqueues"), absent("workloads")], "Kueue is not installed in this cluster"),
+        ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
+        (
+            [absent("workloads")],
+            "Kueue has made no Workload for it in 10 min: it does",
+        ),
+    ],
+)
+def test_a_queue_that_never_admits_a_job(snapshot, related, said):
+    job = snapshot("Suspended")
+    job.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    (finding,) = diagnose(job, {}, related, now=NOW)
+    assert finding.cause == "no-queue"
+    assert finding.message.startswith(f"the job waits in vain: {said}")
+    (unknown,) = diagnose(job, {}, now=NOW)  # where nothing of it may be read
+    assert unknown.cause == "queued"
+    assert "starts by itself" not in unknown.next_step
+    just_now = datetime(2026, 1, 1, 0, 0, 2, tzinfo=UTC)
+    if "Workload" in said:
+        assert diagnose(job, {}, related, now=just_now)[0].cause == "queued"

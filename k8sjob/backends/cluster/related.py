@@ -44,7 +44,7 @@ class _Lookup:
     name: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     needed: bool = False
-    """Whether its absence is worth telling."""
+    """Whether its absence is worth telling: of an object, of its kind, or of all of a kind."""
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
@@ -75,8 +75,10 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     yield _Lookup("deployments", "kubeflow", query=_OPERATOR)  # where all of them are forbidden
     yield _Lookup("pods", "kubeflow", query=_OPERATOR)
     if QUEUE in (job["metadata"].get("labels") or {}):
+        queue = job["metadata"]["labels"][QUEUE]
         of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}
-        yield _Lookup("workloads", namespace, query=of_job)
+        yield _Lookup("localqueues", namespace, queue, needed=True)
+        yield _Lookup("workloads", namespace, query=of_job, needed=True)
 
 
 def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
@@ -93,11 +95,15 @@ def _look(transport: Transport, one: _Lookup) -> list[Json]:
     where = path(one.resource, one.namespace, one.name)
     try:
         if not one.name:
-            return listing(transport, where, one.query).items
+            items = listing(transport, where, one.query).items
+            return items or ([_missing(where)] if one.needed else [])
         kind = _UNREAD.get(one.resource)
         found = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
     except ApiError as error:
-        return [_missing(where)] if one.needed and is_absent(error) else []
+        if not one.needed or error.code != 404:
+            return []
+        # Where the cluster knows no such kind, no object is named.
+        return [_missing(where if is_absent(error) else path(one.resource, one.namespace))]
     return [slim({**found, "kind": kind} if kind else found)]
 
 
@@ -148,7 +154,7 @@ def _taker(pod: Json) -> Json:
 
 
 def _missing(where: str) -> Json:
-    """What the server answers for an object that is not there, in Kubernetes' own shape."""
+    """What the server answers for an object that is not there; without a name for a whole kind."""
     target = Target.of(where)
     return {
         "apiVersion": "v1",

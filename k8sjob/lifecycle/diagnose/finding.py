@@ -55,6 +55,7 @@ class Cause(StrEnum):
     STOPPED = "stopped"
     SUSPENDED = "suspended"
     QUEUED = "queued"
+    NO_QUEUE = "no-queue"
     DELETING = "deleting"
     OPERATOR_SILENT = "operator-silent"
 

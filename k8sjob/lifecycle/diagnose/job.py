@@ -69,10 +69,13 @@ def suspended(case: Case) -> Iterator[Finding]:
 
 
 def queued(case: Case) -> Iterator[Finding]:
-    """Kueue has not admitted the job yet, and says why."""
+    """Kueue has not admitted the job yet, and says why; or nobody will ever admit it."""
     if case.status.state is not JobState.QUEUED:
         return
     queue = case.snapshot.job["metadata"]["labels"][QUEUE]
+    if wrong := _never_admitted(case, queue):
+        yield Finding(Cause.NO_QUEUE, f"the job waits in vain: {wrong[0]}", wrong[1])
+        return
     waits = [
         condition
         for workload in case.of_kind("Workload")
@@ -86,12 +89,37 @@ def queued(case: Case) -> Iterator[Finding]:
     said = f": {waits[0].get('message', '')}" if waits else ""
     since = moment(waits[0].get("lastTransitionTime")) if waits else case.status.created
     time = f" for {lasting(since, case.now)}" if since else ""
+    admits = "it starts by itself when the queue has room; see" if waits else "see"
     yield Finding(
         Cause.QUEUED,
         f"the job has waited in the queue {queue!r}{time}{said}",
-        "it starts by itself when the queue has room; see what is before it: kubectl get workloads"
+        f"{admits} what is before it: kubectl get workloads"
         f" -n {case.namespace}; kubectl describe localqueue {queue} -n {case.namespace}",
     )
+
+
+def _never_admitted(case: Case, queue: str) -> tuple[str, str] | None:
+    """Why Kueue will never start the job, and the next step; None as far as is known."""
+    missing = {
+        (status["details"].get("kind"), status["details"].get("name"))
+        for status in case.of_kind("Status")
+    }
+    what = step = ""
+    created = case.status.created
+    if ("localqueues", "") in missing:
+        what, step = "Kueue is not installed in this cluster", "have Kueue installed"
+    elif ("localqueues", queue) in missing:
+        what = f"there is no queue {queue!r} in namespace {case.namespace}"
+        step = (
+            f"correct kueue_queue (kubectl get localqueues -n {case.namespace} shows those there)"
+        )
+    elif ("workloads", "") in missing and created and case.now - created > _FIRST_WORD:
+        age = lasting(created, case.now)
+        what = f"Kueue has made no Workload for it in {age}: it does not manage PyTorchJobs here"
+        step = "have kubeflow.org/pytorchjob added to integrations.frameworks in Kueue's settings"
+    if not what:
+        return None
+    return what, f"{step}, or take kueue_queue out of the job and submit it with --replace"
 
 
 def deleting(case: Case) -> Iterator[Finding]:

@@ -409,3 +409,21 @@ def test_nodes_are_looked_at_by_name_once_all_pods_have_one(backend, there, list
     found = backend.related(backend.snapshot(JobRef("one", "team")))
     details = [item["details"] for item in found if item["kind"] == "Status"]
     assert details == [{"kind": "nodes", "name": "n1"}], "the node is gone"
+
+
+@pytest.mark.parametrize("said", ["the server could not find the requested resource", "not found"])
+def test_what_is_not_there_of_kueue(backend, there, listed, error, said):
+    owner = job()
+    owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    there.on("GET", ONE, owner).on("GET", PODS, listed(1))
+    kueue = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team"
+    there.on("GET", f"{kueue}/localqueues/research", error(404, "NotFound", said))
+    there.on("GET", f"{kueue}/workloads", listed(1))
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
+    queue = ("localqueues", "research" if said == "not found" else "")
+    assert missing == {queue, ("workloads", "")}
+    there.on("GET", f"{kueue}/workloads", error(403, "Forbidden", "no"))
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
+    assert missing == {queue}
