@@ -95,6 +95,16 @@ one.bind(("127.0.0.1", 0))
 one.listen()
 two.bind(one.getsockname())
 """
+HANDLES = """
+import sys, traceback
+try:
+    import flash_attn
+except ImportError:
+    traceback.print_exc()
+print("Address already in use, trying the next port", file=sys.stderr)
+print("epoch 1 loss 0.5", file=sys.stderr, flush=True)
+{}["lr"]
+"""
 LEAVES = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -198,6 +208,8 @@ FAULTS = [
      Cause.NODE_REFUSED, "node {node} turned it away: OutOfcpu"),
     ("sandbox", {"master": replicas(runtimeClassName="{mark}")},
      Cause.SANDBOX, "its node {node} cannot set it up"),
+    ("unmade", {"master": volume(persistentVolumeClaim={"claimName": "unmade"})},
+     Cause.VOLUME_CLAIM, "the claim 'unmade' has no volume: Waiting for a volume to be created"),
     # how containers end
     ("command", {"master": replicas(container(command=["no-such-program"]))},
      Cause.START, 'exec: "no-such-program": executable file not found'),
@@ -233,6 +245,12 @@ FAULTS = [
     ("leaves", {"master": replicas(python(LEAVES), restart="Never"),
                 "worker": replicas(python(LEAVES), restart="Never")},
      Cause.LEFT_EARLY, "worker-0 (rank 1) had ended with exit code 0, and master-0 still waited"),
+    ("left", {"master": RUNS, "worker": replicas(restart="Never")},
+     Cause.LEFT_EARLY, "worker-0 (rank 1) ended with exit code 0"),
+    ("deleted", {"master": RUNS},
+     Cause.POD_DELETED, "master-0: its pod was deleted while it ran"),
+    ("handled", {"master": replicas(python(HANDLES), restart="Never")},
+     Cause.CRASH, "exit code 1: KeyError: 'lr'"),
     ("breaks", {"master": replicas(python(BREAKS), restart="Never"),
                 "worker": replicas(python(BREAKS), restart="Never")},
      Cause.CONNECTION, "master-0: the connection to another rank broke off"),
@@ -278,6 +296,14 @@ CLAIM = named(
     "PersistentVolumeClaim",
     "pending",
     spec={"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+)
+UNMADE = named(
+    "PersistentVolumeClaim",
+    "unmade",
+    spec={
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    },
 )
 QUOTA = named("ResourceQuota", "small", spec={"hard": {"pods": "1"}})
 MEMORY_QUOTA = named("ResourceQuota", "memory", spec={"hard": {"limits.memory": "9Gi"}})
@@ -404,6 +430,13 @@ def ward(cluster):
         ghost(f"{ward.mark}-gpus", 4),
         webhook(ward.namespace("webhook")),
         named("RuntimeClass", ward.mark, "node.k8s.io/v1", handler="nobody"),
+        named(
+            "StorageClass",
+            ward.mark,
+            "storage.k8s.io/v1",
+            provisioner="nobody.example",
+            volumeBindingMode="WaitForFirstConsumer",
+        ),
     ]
     try:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(listed(spaces + shared)))
@@ -438,6 +471,9 @@ def fill(ward):
         "name": "other", "image": ward.cluster.base_image, "command": ["sleep", "999"],
     }]})  # fmt: skip
     ward.apply(CLAIM, known, refuses, stranger)
+    unmade = copy.deepcopy(UNMADE)
+    unmade["spec"]["storageClassName"] = ward.mark
+    ward.apply(unmade)
     for kind, objects, *_ in REFUSALS:
         if objects:
             ward.apply(*objects, namespace=kind)
@@ -504,7 +540,12 @@ def submit_again(ward, name):
     ward.submit(job(name, **copy.deepcopy(given)))
 
 
-PROVOKED = {"again": submit_again, "drained": drain, "preempted": preempt}
+def delete(ward, name):
+    wait_for_pod(ward, name)
+    ward.cluster.kubectl("delete", "pod", f"{name}-master-0", "-n", ward.namespace())
+
+
+PROVOKED = {"again": submit_again, "deleted": delete, "drained": drain, "preempted": preempt}
 ALSO = {
     "breaks": [[], [Cause.LEFTOVER]],  # its worker sleeps on
     "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],

@@ -560,6 +560,7 @@ KILLED = {
 def test_what_made_a_pod_leave_is_told_with_its_age(snapshot, make_pod, events, cause, what):
     pods = [make_pod("worker-0", running={})]
     for pod in (make_pod("worker-0", "Pending", waiting={"reason": "ContainerCreating"}), *pods):
+        pod["metadata"] |= {"creationTimestamp": KILLED["lastTimestamp"], "uid": "new"}
         job = snapshot("Running", pods=[pod], events=events, replicas={"Worker": 1})
         (finding,) = diagnose(job, {}, now=NOW)
         assert finding.cause == cause
@@ -984,3 +985,31 @@ def test_a_queue_that_never_admits_a_job(snapshot, related, said):
     just_now = datetime(2026, 1, 1, 0, 0, 2, tzinfo=UTC)
     if "Workload" in said:
         assert diagnose(job, {}, related, now=just_now)[0].cause == "queued"
+
+
+def test_of_ends_that_were_got_over_the_newest_failure_is_told(snapshot, make_pod):
+    def again(name, code, message, at):
+        reason = Reason(code, 0, "ValueError", message).encode()
+        return make_pod(name, restarts=1, running={}, last=ended(code, reason, at=at))
+
+    pods = [
+        again("master-0", 1, "old", "2025-12-31T22:00:00Z"),
+        again("worker-0", 1, "new", "2026-01-01T00:07:00Z"),
+        again("worker-1", 138, "its peer", "2026-01-01T00:06:59Z"),
+    ]
+    (finding,) = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
+    assert (
+        finding.message
+        == "worker-0, rank 0: exit code 1: ValueError: new, 3 min ago; it runs again"
+    )
+
+
+def test_who_was_lost_by_others_is_the_cause_though_it_runs_again(snapshot, make_pod):
+    crash = Reason(1, 1, "ValueError", "the cause").encode()
+    lost = Reason(138, 0, "PeerLost", "rank 1 is gone").encode()
+    worker = make_pod("worker-0", restarts=1, running={}, last=ended(1, crash))
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    master = make_pod("master-0", restarts=1, last=ended(138, lost), **waiting)
+    counts = {"Master": 1, "Worker": 1}
+    (finding,) = diagnose(snapshot("Running", pods=[master, worker], replicas=counts), {}, now=NOW)
+    assert finding.message.startswith("worker-0, rank 1: exit code 1: ValueError: the cause")

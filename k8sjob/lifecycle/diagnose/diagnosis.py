@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
+_ONE_FAILURE: Final = 900.0
+"""Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
 _LAST_SECONDS: Final = 60.0
 """Of a Pod that is gone, an end so long before that of its job may have been got over."""
 
@@ -103,10 +105,25 @@ def _container_ended(case: Case) -> Iterator[Finding]:
     bad = [end for end in ends(case.snapshot) if not ended_with_its_place(case, end, left)]
     if ended_by_deadline(case):
         bad = [end for end in bad if end.exit_code not in (ExitCode.STOPPED, 137)]
-    # What keeps replicas down now comes before what they got over.
-    first = min(bad, key=lambda end: _rank_of(case, end), default=None)
+    bad = _of_the_last_failure(case, bad)
+    # What keeps a replica down now comes before what it got over.
+    first = min(
+        bad,
+        key=lambda end: (is_consequence(case, end), case.runs_again(end.replica), end.time),
+        default=None,
+    )
     if first:
         yield _with_others(case, how_it_ended(case, first), first, bad)
+
+
+def _of_the_last_failure(case: Case, bad: list[End]) -> list[End]:
+    """Without ends that others got over long ago."""
+    newest = max((end.time for end in bad), default=0.0)
+    return [
+        end
+        for end in bad
+        if end.time >= newest - _ONE_FAILURE or not (end.time and case.runs_again(end.replica))
+    ]
 
 
 def _failed_unseen(case: Case) -> Iterator[Finding]:
@@ -125,10 +142,6 @@ def _failed_unseen(case: Case) -> Iterator[Finding]:
         found = how_it_ended(case, first)
         message = f"the job succeeded, and still {found.message}"
         yield _with_others(case, replace(found, message=message), first, bad)
-
-
-def _rank_of(case: Case, end: End) -> tuple[bool, bool, float]:
-    return case.runs_again(end.replica), is_consequence(case, end), end.time
 
 
 def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Finding:
@@ -205,8 +218,8 @@ _CAUSES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
     deadline,
     overdue,
     restart_limit,
-    _spoken_of,
     left_early,
+    _spoken_of,
     no_group,
     nan_loss,
     _at_pods(kept_by_a_sidecar),

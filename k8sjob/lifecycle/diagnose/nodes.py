@@ -33,6 +33,8 @@ _DISRUPTIONS: Final = {
 }
 _PAST_SECONDS: Final = 3600
 """What happened to a Pod that is gone is told for so long."""
+_STAMPS: Final = 2.0
+"""Seconds: a Pod is recreated in the second in which the end of the one before is written down."""
 _GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 
@@ -71,7 +73,7 @@ def ended_with_its_place(case: Case, end: End, left: Mapping[str, Seen]) -> bool
     seen = left.get(end.replica)
     if seen is None:
         return False
-    newer = pod and pod.created and pod.created.timestamp() <= end.time
+    newer = pod and pod.created and pod.created.timestamp() + _STAMPS < end.time
     return not newer and end.time <= _moment(seen) + _GRACE_SECONDS
 
 
