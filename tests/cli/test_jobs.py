@@ -108,6 +108,15 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert gone.err.startswith("error: no job 'tiny' on this machine")
 
 
+def test_a_loss_that_is_no_number_is_told_though_the_job_succeeded(job, k8sjob, tmp_path):
+    file = job("end")
+    (tmp_path / "program.py").write_text(PROGRAM.replace('"loss":0.5', '"loss":NaN'))
+    for command in (["run", file], ["status", "tiny"], ["why", "tiny"]):
+        done = k8sjob(*command)
+        assert done.code == 0
+        assert "why: the loss has been nan since epoch 1, step 5" in done.out
+
+
 def test_the_time_to_the_first_step_is_split(job, k8sjob):
     assert k8sjob("run", job("end", "replicas: {workers: 1}")).code == 0
     done = k8sjob("why", "--timing", "tiny")
