@@ -87,6 +87,9 @@ def test_trouble_of_ranks_that_run_on_is_told(snapshot, make_pod):
     assert finding.message.startswith("master-0, worker-0 and worker-1: it waited 600 s")
     logs = {name: ["RuntimeError: Connection closed by peer"] for name in names}
     assert diagnose(snapshot("Running", pods=pods), logs) == []
+    for later in (["text"] * 30, ["step 1 loss 0.5"], [Event("started").encode()]):
+        logs = {name: [WATCHDOG.format(0), *later] for name in names}
+        assert diagnose(snapshot("Running", pods=pods), logs) == []
 
 
 def test_a_gpu_hook_that_fails_is_the_drivers(snapshot, make_pod):

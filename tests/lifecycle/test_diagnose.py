@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, Reason
 from k8sjob.lifecycle.diagnose import Cause, diagnose
+from k8sjob.lifecycle.diagnose.account import since_training
+from k8sjob.lifecycle.diagnose.finding import same_text
 
 PAST = "Failed:x:Job j has failed because"
 
@@ -922,7 +924,7 @@ def test_a_loss_that_is_no_number_throughout(snapshot, make_pod, loss):
     (finding,) = diagnose(job, tail(loss, loss), now=NOW)
     assert finding.cause == "nan-loss"
     assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 0")
-    for fine in (tail(loss, 0.5), tail(), tail("x"), tail(None)):
+    for fine in (tail(loss, 0.5), tail(loss, 1), tail(), tail("x"), tail(None)):
         assert diagnose(job, fine, now=NOW) == []
 
 
@@ -1013,3 +1015,11 @@ def test_who_was_lost_by_others_is_the_cause_though_it_runs_again(snapshot, make
     counts = {"Master": 1, "Worker": 1}
     (finding,) = diagnose(snapshot("Running", pods=[master, worker], replicas=counts), {}, now=NOW)
     assert finding.message.startswith("worker-0, rank 1: exit code 1: ValueError: the cause")
+
+
+@pytest.mark.parametrize("part", ["a.", "epoch ", "9%", "worker-", "Error ", "1.", "[a]: ", "a-"])
+def test_lines_of_any_length_are_read_in_linear_time(part):
+    """With a pattern that starts anew at each character this would take minutes."""
+    text = part * 2**18
+    assert same_text(text)
+    assert since_training([text, "last"])[-1] == "last"

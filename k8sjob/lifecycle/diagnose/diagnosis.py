@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
+_NEWEST: Final = 20
+"""So many last lines of a rank that runs are its present trouble."""
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
 _LAST_SECONDS: Final = 60.0
@@ -195,7 +197,8 @@ def _spoken_of(case: Case) -> Iterator[Finding]:
     """Trouble between ranks that run on: a collective may hang for long until it is given up."""
     if case.status.state.finished or any(ends(case.snapshot)):
         return
-    tails = ((replica, since_training(case.tail(replica))) for replica in case.logs)
+    # A rank that gets over it writes on.
+    tails = ((replica, since_training(case.tail(replica))[-_NEWEST:]) for replica in case.logs)
     told = ((replica, spoken_of(tail, local=case.local)) for replica, tail in tails)
     seen = (Seen(*trouble, replica) for replica, trouble in told if trouble)
     yield from grouped(seen, case.now)

@@ -34,7 +34,7 @@ _OF_ONE_POD: Final = re.compile(
 
 
 _BY_REPLICA: Final = re.compile(
-    r"\b[\w.-]*(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
+    r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
     r"|\d+ times over"
 )
 

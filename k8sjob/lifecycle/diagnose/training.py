@@ -70,10 +70,12 @@ def nan_loss(case: Case) -> Iterator[Finding]:
     """A loss that is no finite number in all that is known of it."""
     events = [Event.decode(line) for line in case.logs.get(_speaker(case), ())]
     progress = [event.data for event in events if event and event.kind == EventKind.PROGRESS]
-    losses = [data["loss"] for data in progress if isinstance(data.get("loss"), float)]
+    losses = [data["loss"] for data in progress if isinstance(data.get("loss"), int | float)]
     if losses and not any(map(math.isfinite, losses)):
-        epoch, step = progress[0].get("epoch", 0), progress[0].get("step", 0)
-        since = f"epoch {epoch + 1}, step {step}" if isinstance(epoch, int) else f"step {step}"
+        epoch, step = progress[0].get("epoch"), progress[0].get("step")
+        since = "the first that is known"
+        if isinstance(epoch, int) and isinstance(step, int):
+            since = f"epoch {epoch + 1}, step {step}"
         yield Finding(
             Cause.NAN_LOSS,
             f"the loss has been {losses[-1]} since {since} or earlier: the model learns nothing",
