@@ -1023,3 +1023,15 @@ def test_lines_of_any_length_are_read_in_linear_time(part):
     text = part * 2**18
     assert same_text(text)
     assert since_training([text, "last"])[-1] == "last"
+
+
+@pytest.mark.parametrize(("nproc", "replica"), [("1", "worker-0"), ("auto", "master-0")])
+def test_a_failure_that_the_master_passes_on_is_that_of_its_rank(
+    snapshot, make_pod, nproc, replica
+):
+    """Where the number of processes is not known, nor are the ranks of a replica."""
+    crash = Reason(1, 1, "ValueError", "the cause").encode()
+    master = make_pod("master-0", "Failed", terminated=ended(1, crash))
+    counts = {"Master": 1, "Worker": 1}
+    job = snapshot("Failed:x:y", pods=[master], replicas=counts, nproc=nproc)
+    assert diagnose(job, {}, now=NOW)[0].replica == replica

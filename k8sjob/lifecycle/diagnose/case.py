@@ -199,10 +199,15 @@ class Case:
         """The number of processes of all replicas."""
         return sum(self.ranks.values())
 
+    @property
+    def fixed_ranks(self) -> bool:
+        """Whether the spec alone says which ranks each replica has."""
+        spec = self.snapshot.job.get("spec") or {}
+        return str(spec.get("nprocPerNode") or "1").isdigit() and not spec.get("elasticPolicy")
+
     def with_ranks(self, replica: str) -> str:
         """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
-        each = str((self.snapshot.job.get("spec") or {}).get("nprocPerNode") or "1")
-        if replica not in self.ranks or not each.isdigit():
+        if replica not in self.ranks or not self.fixed_ranks:
             return replica
         names = list(self.ranks)
         first = sum(self.ranks[name] for name in names[: names.index(replica)])
@@ -237,6 +242,8 @@ class Case:
 
     def replica_of(self, rank: int) -> str:
         """The replica of a rank; empty where it is not known."""
+        if not self.fixed_ranks:
+            return ""
         for replica, count in self.ranks.items():
             if rank < count:
                 return replica

@@ -30,7 +30,12 @@ _SAME_MOMENT: Final = 1.0
 
 
 def how_it_ended(case: Case, end: End) -> Finding:
-    """What a container's bad end was."""
+    """What a container's bad end was, told of the replica whose rank failed.
+
+    The Master's agent ends with the failure of another node where its own ranks have done well.
+    """
+    if end.reason and end.reason.rank >= 0 and end.replica == next(iter(case.ranks), ""):
+        end = replace(end, replica=case.replica_of(end.reason.rank) or end.replica)
     return next(finding for kind in _ENDS if (finding := kind(case, end)))
 
 
@@ -250,7 +255,7 @@ def _crashed(case: Case, end: End) -> Finding | None:
 def _said(end: End, case: Case) -> str:
     """The error in its own words, or the last line of its output."""
     if end.reason and end.reason.type != "Exit":
-        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal") else ""
+        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal", "Left") else ""
         where = f" ({end.reason.where})" if end.reason.where else ""
         return f": {kind}{end.reason.message}{where}"
     account = _account(case, end)

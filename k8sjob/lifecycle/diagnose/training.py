@@ -46,7 +46,7 @@ def left_early(case: Case) -> Iterator[Finding]:
 
 
 def no_group(case: Case) -> Iterator[Finding]:
-    """Replicas that each trained alone, as the agent of the Master says."""
+    """Processes that each trained alone, as the agent of the Master says."""
     told = [
         reason
         for pod in case.pods
@@ -58,11 +58,11 @@ def no_group(case: Case) -> Iterator[Finding]:
     ):
         yield Finding(
             Cause.NO_GROUP,
-            f"no process group spanned the {len(case.ranks)} replicas: each of them trained alone,"
-            " with a model of its own",
+            "its processes made no process group: each of them trained alone, with a model of its"
+            " own",
             "make a process group in the script before it trains: k8sjob's session(), or"
-            " torch.distributed.init_process_group(); for replicas that need none, submit a job"
-            " of one replica each",
+            " torch.distributed.init_process_group(); where none is needed, submit a job of one"
+            " process each",
         )
 
 
