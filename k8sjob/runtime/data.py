@@ -54,7 +54,8 @@ class ShardSampler(DistributedSampler[int]):
     - "drop": the samples of the last, incomplete global batch are left out.
 
     Call `set_epoch` at the start of each epoch and `advance` after each optimizer step; save
-    `state_dict` with the model.
+    `state_dict` with the model. An epoch that is over cannot be iterated again: that would be an
+    epoch without samples.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ShardSampler(DistributedSampler[int]):
             most_ranks: so many may come to share the batch of all; 0: as many as now.
 
         Raises:
-            ValueError: the data set is empty, or a size or the tail cannot be.
+            ValueError: a size or the tail is invalid, or they leave no batch.
             TypeError: the data set has no length.
         """
         _check_dataset(dataset)
@@ -103,18 +104,36 @@ class ShardSampler(DistributedSampler[int]):
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )
         self.accumulate, self.tail, self.samples = accumulate, tail, len(dataset)
+        if tail == "drop" and self.samples < self.global_batch:
+            raise ValueError(
+                f'tail="drop" leaves no batch: the data set has {self.samples} samples, and all '
+                f'ranks together take {self.global_batch}; use a smaller batch, or tail="pad"'
+            )
         self.in_blocks = in_blocks
         self.offset = 0
+        self._is_over = False
         self._order: torch.Tensor | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin that epoch; in the epoch that was loaded by load_state_dict, go on in it."""
+        """Begin that epoch; the epoch that load_state_dict loaded continues where it was saved."""
         if epoch != self.epoch:
-            self.epoch, self.offset, self._order = epoch, 0, None
+            self.epoch, self.offset, self._order, self._is_over = epoch, 0, None, False
 
     def advance(self, batches: int = 1) -> None:
-        """Count batches as done: in the loop, since a loader's workers run ahead of it."""
-        self.offset = min(self.offset + batches * self.global_batch, self._end())
+        """Count batches as done: in the loop, since a loader's workers run ahead of it.
+
+        Raises:
+            RuntimeError: the epoch has no batch left.
+        """
+        end = self._end()
+        if self.offset >= end:
+            raise RuntimeError(
+                f"sampler.advance() after the last batch of epoch {self.epoch}: call it once for "
+                f"each batch of {self.global_batch} samples (all ranks together), and "
+                "sampler.set_epoch(epoch) at the start of each epoch"
+            )
+        self.offset = min(self.offset + batches * self.global_batch, end)
+        self._is_over = self.offset == end
 
     def state_dict(self) -> dict[str, int]:
         """Where the run is: epoch, offset, and what they mean only together with."""
@@ -139,16 +158,26 @@ class ShardSampler(DistributedSampler[int]):
                 f"{self.samples} samples and seed {self.seed}: the epoch cannot be continued"
             )
         self.epoch, self.offset, self._order = int(state["epoch"]), int(state["offset"]), None
+        self._is_over = False
 
     def __len__(self) -> int:
         """Samples that this rank has still to see in this epoch."""
         return sum(share.count for share in self.shares())
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples of the rest of the epoch, in the order of the batches."""
-        for share in self.shares():
-            if share.count:
-                yield from self.indices(share)
+        """This rank's samples of the rest of the epoch, in the order of the batches.
+
+        Raises:
+            RuntimeError: the epoch is over, and set_epoch() did not begin another.
+        """
+        if self._is_over:
+            raise RuntimeError(
+                f"epoch {self.epoch} of this sampler is over: call sampler.set_epoch(epoch) at the "
+                "start of each epoch; for a second pass over the data, take another sampler"
+            )
+        # Saved at the end of an epoch, a run resumes with none of its samples left: once.
+        self._is_over = self.offset >= self._end()
+        return (index for share in self.shares() if share.count for index in self.indices(share))
 
     def steps(self, start: int | None = None) -> int:
         """Optimizer steps from an offset to the end of the epoch; from here by default."""

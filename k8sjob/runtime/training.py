@@ -93,6 +93,7 @@ class Run:
 
         Raises:
             Stopped: all ranks were asked to stop, and the run is saved.
+            RuntimeError: the loop ended without one optimizer step, in this start or an earlier.
         """
         if self._epochs is not None:
             raise RuntimeError("run.epochs() was called before: a run has one loop")
@@ -112,6 +113,11 @@ class Run:
                 self._point()
                 yield epoch
                 self._end_epoch()
+            if not self.steps:
+                raise RuntimeError(
+                    f"run.epochs({count}) ended without one optimizer step: nothing was trained; "
+                    "give each batch of run.batches(...) to run.step(...)"
+                )
             self._save()
             self._job.end()
         finally:

@@ -305,8 +305,19 @@ def two_data_sets(run):
 
 
 def two_loops(run):
-    list(run.epochs(1))
-    list(run.epochs(1))
+    next(run.epochs(1))
+    next(run.epochs(1))
+
+
+def empty_loop(run):
+    for _ in run.epochs(2):
+        run.batches(data(), batch_size=10)  # a generator, which nobody asks for a batch
+
+
+def batch_above_the_data(run):
+    for _ in run.epochs(1):
+        for batch in run.batches(data(), batch_size=41, tail="drop"):
+            run.step(*batch)
 
 
 def small_tail(run):
@@ -324,6 +335,8 @@ def small_tail(run):
         (no_step, RuntimeError, "was not given to run.step"),
         (two_steps, RuntimeError, "once for each batch"),
         (two_loops, RuntimeError, "called before"),
+        (empty_loop, RuntimeError, r"run.epochs\(2\) ended without one optimizer step"),
+        (batch_above_the_data, ValueError, "leaves no batch: the data set has 40 samples"),
         (two_data_sets, RuntimeError, "called before in epoch 0"),
         (small_tail, ValueError, "is empty"),
     ],
