@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
-from k8sjob.runtime import digests
+from k8sjob.runtime import chunks, digests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +66,16 @@ class Stored:
         self._name, self._folder = name, folder
 
     def whole(self) -> Tensor:
-        """The whole tensor, on the CPU."""
-        target = torch.empty(self.shape, dtype=self.dtype)
+        """The whole tensor, on the CPU.
+
+        Raises:
+            ValueError: it cannot be read, or there is not enough memory for it.
+        """
+        try:
+            target = torch.empty(self.shape, dtype=self.dtype)
+        except RuntimeError as error:
+            needed = self.shape.numel() * self.dtype.itemsize
+            raise ValueError(f"no memory for {self._name}, {needed:,} bytes") from error
         self._folder.fill(self._name, target)
         return target
 
@@ -225,10 +233,10 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
 
 def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
-    """Torch's description, where all of it is of tensors in this folder's files.
+    """Torch's description, where all of it is of whole tensors in this folder's files.
 
     Raises:
-        ValueError: it is torn or holds anything else.
+        ValueError: it is torn or describes anything else.
     """
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -257,6 +265,8 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
         raise ValueError(f"{METADATA} describes something that is no plain tensor")
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd)}, of which there is no digest")
+    if wrong := chunks.problem(found, {name: digest.size for name, digest in files.items()}):
+        raise ValueError(f"{METADATA}: {wrong}")
     return found
 
 

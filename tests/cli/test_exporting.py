@@ -1,5 +1,7 @@
 """Weights out of checkpoints of both forms, as a user has them on a laptop."""
 
+import pickle
+import re
 import sys
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
+from k8sjob.runtime import digests, shards
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.export import export
@@ -140,3 +144,79 @@ def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
     assert done.code == 1
     assert done.err.startswith("error: torch is not installed for ")
     assert "pip install 'k8sjob[torch]'" in done.err
+
+
+def change_metadata(path, change):
+    """Write a checkpoint's description anew, with digests that agree."""
+    file = path / shards.METADATA
+    metadata = pickle.loads(file.read_bytes())
+    change(metadata)
+    file.write_bytes(pickle.dumps(metadata))
+    known = digests.read(path)
+    digests.write(path, {**known, file.name: digests.measure(file)})
+
+
+def tensor_of(metadata):
+    """0.weight, which has the shape (4, 3) and one chunk."""
+    return metadata.state_dict_metadata["model.0.weight"]
+
+
+def chunks_of(*boxes, shape=(4, 3)):
+    """A change: other chunks, (offsets, sizes), each of which some file has."""
+
+    def change(metadata):
+        about, name = tensor_of(metadata), "model.0.weight"
+        place = metadata.storage_data[MetadataIndex(name, about.chunks[0].offsets)]
+        about.size = torch.Size(shape)
+        about.chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
+        for offsets, _ in boxes:
+            metadata.storage_data[MetadataIndex(name, offsets)] = place
+
+    return change
+
+
+def in_no_file(metadata):
+    del metadata.storage_data[MetadataIndex("model.0.weight", [0, 0])]
+
+
+def of_no_type(metadata):
+    tensor_of(metadata).properties.dtype = torch.Size([1])
+
+
+HUGE = 1 << 58
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (chunks_of(((0, 0), (3, 3))), r"shape (4, 3), and no chunk holds [3:4, 0:3]"),
+        (chunks_of(((0, 0), (4, 1)), ((1, 1), (3, 2))), "no chunk holds [0:1, 1:3]"),
+        (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "2 chunks hold [1:2, 0:3]"),
+        (chunks_of(((0, 0), (2, 3)), ((3, 0), (2, 3))), "a chunk at [3:5, 0:3] outside of it"),
+        (chunks_of(((-1, 0), (5, 3))), "a chunk at [-1:4, 0:3] outside of it"),
+        (chunks_of(((0,), (4,))), "is not described as torch does it"),
+        (chunks_of(), "no chunk holds [0:4, 0:3]"),
+        (chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)), f"of {HUGE * 12:,} bytes, of which"),
+        (chunks_of(((0, 0), (4, 3)), shape=(HUGE, 3)), f"no chunk holds [4:{HUGE}, 0:3]"),
+        (chunks_of(((0, 0), (-4, -3)), shape=(-4, -3)), "has the shape torch.Size([-4, -3])"),
+        (in_no_file, "has a chunk at [0:4, 0:3] that is in no file"),
+        (of_no_type, "has the type torch.Size([1])"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["sharded"], indirect=True)
+def test_a_tensor_that_its_chunks_do_not_make_up_is_refused(folder, tmp_path, change, said):
+    path = newest(folder)
+    change_metadata(path, change)
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        take(path, tmp_path / "out.pt")
+    assert "the tensor model.0.weight " in str(caught.value)
+    assert not (tmp_path / "out.pt").exists()
+    told, [warning] = take(folder, tmp_path / "out.pt")
+    assert (told["step"], said in warning) == (1, True)
+
+
+@pytest.mark.parametrize("folder", ["sharded"], indirect=True)
+def test_chunks_that_make_up_a_tensor_are_taken_however_they_lie(folder, tmp_path):
+    ragged = [((0, 0), (4, 1)), ((0, 1), (1, 2)), ((1, 1), (3, 1)), ((1, 2), (3, 1))]
+    change_metadata(newest(folder), chunks_of(*ragged, ragged[0], ((2, 2), (0, 1))))
+    shards.read(newest(folder))
