@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-__all__ = ["ShardSampler", "Share", "Tail", "strided"]
+__all__ = ["ShardSampler", "Share", "Tail", "check_dataset", "strided"]
 
 Tail = Literal["pad", "short", "drop"]
 """What happens to an epoch that does not divide: see ShardSampler."""
@@ -93,7 +93,7 @@ class ShardSampler(DistributedSampler[int]):
             ValueError: a size or the tail is invalid, or they leave no batch.
             TypeError: the data set has no length.
         """
-        _check_dataset(dataset)
+        check_dataset(dataset)
         if tail not in ("pad", "short", "drop"):
             raise ValueError(f'tail={tail!r}: it is "pad", "short" or "drop"')
         if accumulate < 1:
@@ -241,7 +241,7 @@ def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list
     Every rank gets the same number of batches, so that all of them walk in step; the last one may
     be empty.
     """
-    _check_dataset(dataset)
+    check_dataset(dataset)
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: it must be at least 1")
     mine = range(rank, len(dataset), world_size)
@@ -249,7 +249,13 @@ def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list
     return [list(mine[at : at + batch_size]) for at in range(0, largest, batch_size)]
 
 
-def _check_dataset(dataset: Sized) -> None:
+def check_dataset(dataset: Sized) -> None:
+    """Refuse a data set that cannot be divided over the ranks, or has nothing in it.
+
+    Raises:
+        ValueError: it is empty.
+        TypeError: it has no length.
+    """
     try:
         samples = len(dataset)
     except TypeError:

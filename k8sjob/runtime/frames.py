@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
-__all__ = ["RUNTIME", "Spot", "raised_at", "where_is"]
+__all__ = ["RUNTIME", "Spot", "caller", "raised_at", "shown", "where_is"]
 
 RUNTIME: Final = str(Path(__file__).parent) + os.sep
 """The folder of this package's own code."""
@@ -52,6 +52,20 @@ def where_is(thread: int) -> Spot:
     line = linecache.getline(code.co_filename, number)
     waits = waits or (own == 0 and ".wait(" in line)
     return Spot(f"{code.co_filename}:{number} in {code.co_name}", waits=waits)
+
+
+def caller(frame: FrameType | None) -> tuple[str, int]:
+    """(file, line) of the innermost frame of the author's own; ("", 0): there is none."""
+    while frame is not None:
+        if _is_own(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def shown(file: str) -> str:
+    """A file as its author calls it: below the working directory without that."""
+    return file.removeprefix(str(Path.cwd()) + os.sep)
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:

@@ -37,7 +37,7 @@ _LOOK: Final = 0.5
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
-    signal.SIGABRT: "; it ended itself so: see its last lines (JAX does when rank 0 is gone)",
+    signal.SIGABRT: "; it called abort(), mostly in a library: its last lines say why",
     signal.SIGBUS: "; mostly /dev/shm is full: raise resources.shm or use fewer loader workers",
 }
 

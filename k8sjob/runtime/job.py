@@ -13,6 +13,7 @@ from k8sjob import compat
 from k8sjob.contract import EventKind
 from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, keras_optimizer, own_state, rng
+from k8sjob.runtime.call_order import LEAVING, CallOrder, CallOrderError
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.env import is_elastic, most_ranks
@@ -58,6 +59,7 @@ class Job:
         reporter: rank 0's voice.
         lookout: how the ranks stop together.
         saves: the job's checkpoints; None where they are off.
+        calls: the order of the ranks' collective calls.
         waiting: how long this rank was with the others.
         training: whether training has begun.
         reached: the last numbers given to log().
@@ -99,15 +101,18 @@ class Job:
                 must_share=is_elastic(os.environ),
                 beat=lambda: self.beat(self._step, "checkpoint"),
             )
+        first = env.world_size - self.world_size
+        self.calls = CallOrder(group, first, config.collective_timeout, lookout.alert)
         meeting = group.meeting if group.world_size > 1 else None
         self._watchdog = Watchdog(
             meeting.again() if meeting else None,
             env,
-            ranks=range(env.world_size - self.world_size, env.world_size),
+            ranks=range(first, env.world_size),
             timeout=config.hang_timeout,
             patience=config.collective_timeout,
             agent_file=settings.heartbeat_file(),
             error_file=settings.error_file(),
+            publish=self.calls.publish,
         )
         group.on_phase = lambda phase: self.beat(self._step, phase)
 
@@ -153,6 +158,7 @@ class Job:
                 f"{type(model).__name__} has no parameters to train: check that its layers are "
                 "attributes of the module (lists need nn.ModuleList) and require gradients"
             )
+        self.calls.check("job.prepare", _in_words(model))
         kind = self._kind_for(model)
         options = compat.STRATEGIES[kind].settings(self.config.options)
         if warning := compat.STRATEGIES[kind].warning:
@@ -226,6 +232,7 @@ class Job:
         """
         from k8sjob.runtime.keras_fit import fit
 
+        self.calls.check("job.fit", f"epochs={epochs}")
         return fit(
             self,
             model,
@@ -255,6 +262,7 @@ class Job:
         """
         from k8sjob.runtime.keras_saving import save_model
 
+        self.calls.check("job.save_model")
         save_model(self, model, self.path(path))
 
     def _kind_for(self, model: nn.Module) -> str:
@@ -311,6 +319,7 @@ class Job:
             name -> sum / count, the same on all ranks; nan where the count is 0.
         """
         flat = [float(number) for pair in pairs.values() for number in pair]
+        self.calls.check_often("job.reduce", ", ".join(pairs))
         total = self.group.sums(flat)
         return {
             name: total[2 * at] / total[2 * at + 1] if total[2 * at + 1] else float("nan")
@@ -319,6 +328,7 @@ class Job:
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """The sum, maximum or minimum over the ranks, element by element; a new tensor."""
+        self.calls.check_often("job.all_reduce", f"{op} of {_of(tensor)}")
         return self.group.all_reduce(tensor, op)
 
     def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
@@ -329,24 +339,28 @@ class Job:
             to: the rank that gets them, the list of the others is empty; None: every rank, which
                 elsewhere is called all_gather.
         """
+        self.calls.check_often("job.gather", f"{_of(tensor, rows=False)}, to={to}")
         return self.group.gather(tensor, to)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One rank's tensor on all ranks; a new tensor."""
+        self.calls.check_often("job.broadcast", f"{_of(tensor)}, source={source}")
         return self.group.broadcast(tensor, source)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
+        self.calls.check_often("job.barrier")
         self.group.barrier()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Rank 0 does the block, the others when it is done: for a download to a shared volume."""
+        call = self.calls.note("job.main_first")
         if not self.is_main:
-            self.barrier()
+            self.calls.meet(call)
         yield
         if self.is_main:
-            self.barrier()
+            self.calls.meet(call)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -381,6 +395,7 @@ class Job:
         """
         if self.saves is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
+        self.calls.check("job.save", f"step={step}")
         own_state.save(self.saves, self.group, step, state)
 
     def load(self, like: dict[str, Any] | None = None) -> dict[str, Any] | None:
@@ -391,7 +406,10 @@ class Job:
                 one are to be divided; of these a rank reads its part alone. What is no distributed
                 tensor there is whole, and on the CPU.
         """
-        return None if self.saves is None else own_state.load(self.saves, self.reporter, like)
+        if self.saves is None:
+            return None
+        self.calls.check("job.load")
+        return own_state.load(self.saves, self.reporter, like)
 
     def should_stop(self) -> bool:
         """Whether to save and leave now: the same answer on all ranks, for a loop of one's own.
@@ -424,8 +442,9 @@ class Job:
     def part(self) -> None:
         """Leave together: nobody closes a connection that another still reads from."""
         self.end()
-        self._watchdog.beat(self._step, "sync")
         try:
+            self.calls.check(LEAVING)
+            self._watchdog.beat(self._step, "sync")
             self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
         except PeerLost as lost:
             hung = self._accuse(lost)
@@ -433,6 +452,9 @@ class Job:
             self.lookout.close()
             if hung:
                 raise hung from lost
+            raise
+        except CallOrderError as error:
+            self.fail(error)
             raise
         self.group.destroy()
 
@@ -473,6 +495,18 @@ class Job:
         self._watchdog.beat(step, phase)
         if self.saves is not None:
             self.saves.poll()
+
+
+def _in_words(model: nn.Module) -> str:
+    """What ranks that train the same model have in common."""
+    return f"{type(model).__name__} of {sum(1 for _ in model.parameters())} parameters"
+
+
+def _of(tensor: Tensor, *, rows: bool = True) -> str:
+    """A tensor's type and shape; without `rows` the length of its first dimension is left open."""
+    sizes = [str(size) for size in tensor.shape]
+    shape = ", ".join(sizes if rows else ["*", *sizes[1:]][: len(sizes)])
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"
 
 
 def _made(recipe: Any, subject: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime.data import check_dataset
 from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.feed import Feed, move
 from k8sjob.runtime.progress import Progress
@@ -99,6 +100,7 @@ class Run:
             raise RuntimeError("run.epochs() was called before: a run has one loop")
         if count < 1:
             raise ValueError(f"epochs({count}): there must be at least one")
+        self._job.calls.check("run.epochs", str(count))
         self._epochs = count
         self._job.begin()
         self._resume()
@@ -157,6 +159,9 @@ class Run:
         sizes = {"batch_size": batch_size, "global_batch": global_batch}
         options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
         feed = self._feed_for(dataset, most_ranks=self._job.most_ranks, **sizes, **options)
+        sampler = feed.sampler
+        shown = f"{sampler.samples} samples, {sampler.global_batch} in a batch of all ranks"
+        self._job.calls.check("run.batches", shown)
         shares = self._begin_epoch(feed)
         batches = iter(feed.loader(shares))
         opening = True
@@ -187,6 +192,7 @@ class Run:
         share = self._share
         if share is None:
             raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
+        self._job.calls.note("run.step")
         loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
         self._share = None
         self._progress.add(loss, share.count if self._strategy.counts else 0)
@@ -225,6 +231,8 @@ class Run:
         Returns:
             `{prefix}loss` and the metrics, the same numbers on all ranks.
         """
+        check_dataset(dataset)
+        self._job.calls.check("run.evaluate", f"{len(dataset)} samples, batch_size={batch_size}")
         self._strategy.settle()
         found = evaluate(
             self._strategy,

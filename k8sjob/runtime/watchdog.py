@@ -27,7 +27,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import frames
@@ -35,7 +35,7 @@ from k8sjob.runtime.heartbeat import Heartbeat, settle
 from k8sjob.runtime.last_words import by_rank, leave_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import NoReturn, Protocol
 
@@ -120,6 +120,7 @@ class Watchdog:
         ranks: range | None = None,
         agent_file: Path | None = None,
         error_file: Path | None = None,
+        publish: Callable[[Any], None] = lambda _store: None,
     ) -> None:
         """Look out for the others' alarm; begin() starts the watch over this rank's progress.
 
@@ -133,11 +134,13 @@ class Watchdog:
             ranks: those that train together; None: all.
             agent_file: config.heartbeat_file(), for the agent of the node.
             error_file: config.error_file(), likewise.
+            publish: called with the store whenever this rank's beat is published there.
         """
         self._ranks = range(env.world_size) if ranks is None else ranks
         self._store = store if len(self._ranks) > 1 else None
         self._rank, self._timeout, self._error_file = env.rank, timeout, error_file
         self._patience, self._thread = patience, threading.get_ident()
+        self._publish_more = publish
         self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
@@ -339,6 +342,7 @@ class Watchdog:
 
     def _publish(self, store: Store) -> None:
         store.set(_key(self._rank), self._seen().encode())
+        self._publish_more(store)
 
     def _seen(self) -> Beat:
         """This rank's last beat, and after an alarm where it is."""

@@ -1,5 +1,6 @@
 """Ranks that the others wait for in vain: who is named, wherever it happens."""
 
+import re
 import time
 
 import pytest
@@ -91,3 +92,43 @@ def test_a_rank_that_dies_while_all_connect_is_not_waited_for(start_ranks):
         assert ranks.processes[rank].code == ExitCode.PEER_LOST
         assert "rank 2 was started again" in ranks.processes[rank].read("reason")
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (
+            "evaluate",
+            "rank 0 called run.evaluate (LINE) where ranks 1-2 called run.step (LINE); all",
+        ),
+        (
+            "return",
+            "rank 0 left runtime.session (LINE) where ranks 1-2 called run.step (LINE); all",
+        ),
+        ("barrier", "rank 0 called job.barrier (LINE) where ranks 1-2 called job.prepare (LINE)"),
+        (
+            "reduce",
+            "rank 0 called job.reduce (LINE) where ranks 1-2 called run.batches (LINE); all",
+        ),
+        (
+            "shape",
+            "rank 0 called job.all_reduce with sum of float32[41] (LINE) where ranks 1-2 called",
+        ),
+        ("length", "rank 0 called run.batches with 6 samples, 3 in a batch of all ranks (LINE)"),
+    ],
+)
+def test_ranks_that_call_different_things_are_named_with_their_lines(start_ranks, case, said):
+    ranks = start_ranks({"case": case}, program="disagree.py", world=3)
+    outcome = ranks.finish(40)
+    assert outcome.codes[0] == ExitCode.USER_ERROR, outcome.errors
+    assert set(outcome.codes[1:]) <= {ExitCode.USER_ERROR, ExitCode.PEER_LOST}, outcome.errors
+    reason = outcome.reasons[0]
+    assert reason["type"] == "CallOrderError"
+    assert said in re.sub(r"[^ (]*disagree\.py:\d+", "LINE", reason["message"])
+    assert "disagree.py:" in reason["where"]
+
+
+def test_a_rank_that_raises_ends_the_others_that_wait(start_ranks):
+    outcome = start_ranks({"case": "raise"}, program="disagree.py", world=3).finish(40)
+    assert outcome.codes == [ExitCode.USER_ERROR, ExitCode.PEER_LOST, ExitCode.PEER_LOST]
+    assert outcome.reasons[0]["message"] == "'of rank 0'"

@@ -1,0 +1,203 @@
+"""A check that all ranks make the same collective calls, in the same order.
+
+Where they do not, gloo aborts the process, or all wait for ever. So a call waits in the store until
+all ranks have come to the same one, before anything of it is sent. A training step has no such
+check: it is counted, and whoever waits for a rank that steps finds that out from the number. What
+each rank called last is published once a second by the watchdog's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from k8sjob.contract import ExitCode
+from k8sjob.runtime import frames
+from k8sjob.runtime.peer import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.process_group import Group
+
+__all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement", "ranks_in_words"]
+
+LEAVING: Final = "leave"
+"""The name of the call that ends a session."""
+_OFTEN: Final = 16
+"""So many calls of a line are checked each; from then on those whose number is a power of two."""
+_MAX_PLACES: Final = 1000
+_POLL_S: Final = (0.0001, 0.1)
+_FIRST_LOOK_S: Final = 1.5
+"""Seconds of waiting until the others' last calls are read; twice as many for each further time."""
+
+
+class CallOrderError(RuntimeError):
+    """Ranks called different things where all have to call the same."""
+
+    exit_code: Final = ExitCode.USER_ERROR
+
+
+class Call(NamedTuple):
+    """A collective call of one rank.
+
+    Attributes:
+        number: how many came before it on this rank.
+        name: "run.step", "job.reduce", ...
+        detail: what has to be equal on all ranks, in words; may be empty.
+        file: the user's file that called; empty where there is none.
+        line: in that file.
+    """
+
+    number: int
+    name: str
+    detail: str
+    file: str
+    line: int
+
+    @property
+    def what(self) -> tuple[str, str]:
+        """What all ranks must have in common."""
+        return self.name, self.detail
+
+    def in_words(self, *, detailed: bool) -> str:
+        """What the rank did, and the line."""
+        deed = "left runtime.session" if self.name == LEAVING else f"called {self.name}"
+        detail = f" with {self.detail}" if detailed and self.detail else ""
+        return deed + detail + (f" ({self.file}:{self.line})" if self.file else "")
+
+
+class CallOrder:
+    """One rank's calls, compared with those of the others."""
+
+    def __init__(
+        self, group: Group, first_rank: int, timeout: float, alert: Callable[[], None]
+    ) -> None:
+        """No call yet.
+
+        Args:
+            group: the ranks that train together.
+            first_rank: number of the first of them among all processes.
+            timeout: seconds to wait for the others.
+            alert: raises when a rank is known to be gone.
+        """
+        self._group, self._first, self._timeout, self._alert = group, first_rank, timeout, alert
+        self._rank = first_rank + group.rank
+        self._last = Call(0, "runtime.session", "", "", 0)
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._store: Store | None = None
+
+    def note(self, name: str, detail: str = "") -> Call:
+        """Count a call that begins now. Costs a microsecond."""
+        file, line = frames.caller(sys._getframe(1))  # noqa: SLF001 - documented
+        self._last = Call(self._last.number + 1, name, detail, file, line)
+        return self._last
+
+    def check(self, name: str, detail: str = "") -> None:
+        """Count a call, and wait until all ranks have come to the same one.
+
+        Raises:
+            CallOrderError: some call something else.
+            PeerLost: some are gone, or did not come in time.
+        """
+        self.meet(self.note(name, detail))
+
+    def check_often(self, name: str, detail: str = "") -> None:
+        """The same for a call that may come many times a step: the more often, the less checked."""
+        call = self.note(name, detail)
+        if len(self._seen) >= _MAX_PLACES:
+            self._seen.clear()  # on all ranks at the same call
+        self._seen[call[1:]] += 1
+        times = self._seen[call[1:]]
+        if times <= _OFTEN or not times & (times - 1):
+            self.meet(call)
+
+    def meet(self, call: Call) -> None:
+        """Wait until all ranks have come to a call that was noted; see check()."""
+        world = self._group.world_size
+        if self._group.meeting is None or world == 1:
+            return
+        if self._store is None:
+            # A store's client answers one thread at a time, and the others have theirs.
+            self._store = self._group.meeting.again()
+        key = f"calls/{self._first}/{call.number}"
+        with self._group.waiting():
+            if self._store.add(f"{key}/{'/'.join(call.what)}", 1) == world:
+                self._store.set(key, "")
+            else:
+                self._await(key, call, self._store)
+
+    def _await(self, key: str, call: Call, store: Store) -> None:
+        began = time.monotonic()
+        pause, look = _POLL_S[0], _FIRST_LOOK_S
+        while not store.check([key]):
+            self._alert()
+            waited = time.monotonic() - began
+            if waited > self._timeout:
+                name = "the end of the session" if call.name == LEAVING else call.name
+                raise PeerLost(
+                    f"not all ranks came to {name} within {self._timeout:g} s", late=True
+                )
+            if waited > look:
+                look *= 2
+                found = disagreement(self._rank, call, self._published(store))
+                if found and not store.check([key]):
+                    raise CallOrderError(found)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_S[1])
+
+    def publish(self, store: Store) -> None:
+        """Show the others this rank's last call; for the watchdog's thread, with its store."""
+        if self._group.world_size > 1:
+            call = self._last
+            shown = call._replace(file=frames.shown(call.file))
+            store.set(f"call/{self._rank}", json.dumps(shown))
+
+    def _published(self, store: Store) -> dict[int, Call]:
+        ranks = range(self._first, self._first + self._group.world_size)
+        there = [rank for rank in ranks if store.check([f"call/{rank}"])]
+        return {rank: Call(*json.loads(store.get(f"call/{rank}"))) for rank in there}
+
+
+def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
+    """What ranks called where another one waits for all to make a call; empty: they may yet come.
+
+    Args:
+        rank: the one that waits.
+        mine: its call, to which not all have come.
+        others: the last calls of all ranks; they may have made more by now.
+    """
+    mine = mine._replace(file=frames.shown(mine.file))
+    here = {other: call for other, call in others.items() if call.number >= mine.number}
+    here[rank] = mine
+    # Nobody goes past a call to which not all have come, except by calling something else.
+    if all(call[:3] == mine[:3] for call in here.values()):
+        return ""
+    alike = len({call[:2] for call in here.values()}) == 1
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for other, call in sorted(here.items()):
+        groups[call.in_words(detailed=alike)].append(other)
+    told = " where ".join(f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
+    if alike:
+        return f"{told}; it must be the same on all ranks"
+    return (
+        f"{told}; all ranks must make the same calls in the same order, also where only rank 0 "
+        "uses the result: check what stands under `if job.is_main:`"
+    )
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """[0] as "rank 0", [1, 2, 3, 5] as "ranks 1-3, 5"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    shown = ", ".join("-".join(map(str, dict.fromkeys(span))) for span in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -1,0 +1,54 @@
+"""What ranks called, told to the user; ranks that really disagree are in tests/dist."""
+
+import pytest
+
+from k8sjob.runtime.call_order import LEAVING, Call, disagreement, ranks_in_words
+
+
+def call(number, name, detail="", line=1):
+    return Call(number, name, detail, "main.py", line)
+
+
+EVALUATE = call(7, "run.evaluate", "12 samples", 44)
+STEP = call(7, "run.step", line=41)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            dict.fromkeys([1, 2, 3], STEP),
+            "rank 0 called run.evaluate (main.py:44) where ranks 1-3 called run.step (main.py:41);",
+        ),
+        ({1: EVALUATE, 2: STEP}, "ranks 0-1 called run.evaluate (main.py:44) where rank 2 called"),
+        ({1: STEP._replace(number=9)}, "where rank 1 called run.step (main.py:41);"),
+        (
+            {1: EVALUATE._replace(number=8, line=50)},
+            "where rank 1 called run.evaluate (main.py:50)",
+        ),
+        ({1: EVALUATE._replace(detail="9 samples")}, "with 12 samples (main.py:44) where rank 1"),
+        ({1: call(7, LEAVING, line=9)}, "where rank 1 left runtime.session (main.py:9);"),
+        ({1: STEP._replace(file="")}, "where rank 1 called run.step;"),
+    ],
+)
+def test_calls_that_differ_are_told_with_their_lines(others, said):
+    assert said in disagreement(0, EVALUATE, others)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {1: STEP._replace(number=6)},  # behind: it may yet come
+        {1: EVALUATE},
+        {1: EVALUATE._replace(line=45), 2: STEP._replace(number=2)},  # another line will do
+    ],
+)
+def test_ranks_that_may_yet_come_are_waited_for(others):
+    assert disagreement(0, EVALUATE, {0: EVALUATE, **others}) == ""
+
+
+def test_ranks_are_spans():
+    assert ranks_in_words([0]) == "rank 0"
+    assert ranks_in_words([3, 1, 2, 5]) == "ranks 1-3, 5"
+    assert ranks_in_words([4, 5]) == "ranks 4-5"
