@@ -23,6 +23,7 @@ __all__ = [
     "PATHS_ENV",
     "PORT_NAME",
     "RUNTIME_HOME",
+    "SOURCE_ENV",
     "TERMINATION_LOG",
     "TERMINATION_LOG_ENV",
     "WORKDIR",
@@ -52,6 +53,8 @@ CHECKPOINT_DIR_ENV: Final = "K8SJOB_CHECKPOINT_DIR"
 """Overrides checkpoint.dir; the local back end sets it to the folder mapped on this machine."""
 PATHS_ENV: Final = "K8SJOB_PATHS"
 """JSON {mount path: path on this machine}; set by the local back end alone, absent in a pod."""
+SOURCE_ENV: Final = "K8SJOB_SOURCE"
+"""The user's folder of which WORKDIR is a copy; set by the local back end alone."""
 TERMINATION_LOG_ENV: Final = "K8SJOB_TERMINATION_LOG"
 """Overrides TERMINATION_LOG; set by the local back end, which has no kubelet to read it."""
 TERMINATION_LOG: Final = "/dev/termination-log"

@@ -15,14 +15,15 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
-from k8sjob.runtime.frames import RUNTIME, raised_at
-from k8sjob.runtime.last_words import keep_stacks, leave_reason
+from k8sjob.runtime.frames import RUNTIME, embedded, raised_at, shown
+from k8sjob.runtime.last_words import by_rank, in_a_line, is_first, keep_stacks, leave_reason
 from k8sjob.runtime.peer import is_peer_loss, peer_loss
 from k8sjob.runtime.script import run_as_main
 
@@ -78,8 +79,10 @@ def exit_code(error: BaseException) -> int:
 
 def reason_of(error: BaseException, code: int) -> Reason:
     """What to tell the agent about an exception."""
-    kind, message = type(error).__qualname__, str(error)
-    if isinstance(error, SystemExit):
+    kind, message, place = type(error).__qualname__, str(error), where(error)
+    if inner := embedded(message):
+        kind, message, place = inner.kind, inner.message, inner.where or place
+    elif isinstance(error, SystemExit):
         kind = "Stopped" if code == ExitCode.STOPPED else kind
         message = message if isinstance(error.code, str) else f"sys.exit({error.code!r})"
     elif code == ExitCode.PEER_LOST:
@@ -93,7 +96,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
         rank=rank,
         type=kind,
         message=message,
-        where=where(error),
+        where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_own(error) else (),
     )
@@ -102,9 +105,9 @@ def reason_of(error: BaseException, code: int) -> Reason:
 def where(error: BaseException) -> str:
     """The last frame in the user's own code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
+        return f"{shown(error.filename)}:{error.lineno}"
     last = raised_at(_users_part(error.__traceback__))
-    return f"{last.filename}:{last.lineno}" if last else ""
+    return f"{shown(last.filename)}:{last.lineno}" if last else ""
 
 
 def _is_own(error: BaseException) -> bool:
@@ -130,7 +133,20 @@ def _show(error: BaseException) -> None:
     if isinstance(error, EnvError):
         return  # one line is enough, and the agent writes it
     trace = _users_part(error.__traceback__)
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    error = error.with_traceback(trace)
+    hook = sys.excepthook
+    # torch.distributed sets one that marks the lines by the rank, as is done here.
+    if hook is not sys.__excepthook__ and not str(hook.__module__).startswith("torch."):
+        hook(type(error), error, trace)
+        return
+    text = shown("".join(traceback.format_exception(error)))
+    if not is_first(config.error_file(), text):
+        text = f"{in_a_line(error)}: the same traceback as of another rank\n"
+    try:
+        env = dist_env(os.environ)
+    except EnvError:
+        env = None
+    sys.stderr.write(text if env is None or env.world_size == 1 else by_rank(env.rank, text))
 
 
 def _leave(code: int) -> NoReturn:

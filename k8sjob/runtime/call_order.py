@@ -9,6 +9,7 @@ each rank called last is published once a second by the watchdog's thread.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter, defaultdict
@@ -154,9 +155,7 @@ class CallOrder:
     def publish(self, store: Store) -> None:
         """Show the others this rank's last call; for the watchdog's thread, with its store."""
         if self._group.world_size > 1:
-            call = self._last
-            shown = call._replace(file=frames.shown(call.file))
-            store.set(f"call/{self._rank}", json.dumps(shown))
+            store.set(f"call/{self._rank}", json.dumps(_shown(self._last)))
 
     def _published(self, store: Store) -> dict[int, Call]:
         ranks = range(self._first, self._first + self._group.world_size)
@@ -172,7 +171,7 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
         mine: its call, to which not all have come.
         others: the last calls of all ranks; they may have made more by now.
     """
-    mine = mine._replace(file=frames.shown(mine.file))
+    mine = _shown(mine)
     here = {other: call for other, call in others.items() if call.number >= mine.number}
     here[rank] = mine
     # Nobody goes past a call to which not all have come, except by calling something else.
@@ -189,6 +188,11 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
         f"{told}; all ranks must make the same calls in the same order, also where only rank 0 "
         "uses the result: check what stands under `if job.is_main:`"
     )
+
+
+def _shown(call: Call) -> Call:
+    """With the file as its author knows it, below the working directory without that."""
+    return call._replace(file=frames.shown(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string
 
 
 def ranks_in_words(ranks: list[int]) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "lifeline",
     "mapped_paths",
     "runtime_config",
+    "source_folder",
     "termination_log",
     "under_k8sjob",
 ]
@@ -131,6 +132,11 @@ def mapped_paths(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         if not isinstance(path, str):
             raise EnvError(f"{contract.PATHS_ENV}: {mount!r}: {path!r} is no path; write a string")
     return body
+
+
+def source_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The user's own folder, of which the working folder is a copy; None in a pod."""
+    return _path(environ, contract.SOURCE_ENV)
 
 
 def _path(environ: Mapping[str, str] | None, name: str) -> Path | None:

@@ -4,26 +4,64 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 import sysconfig
+import threading
 import traceback
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from k8sjob.contract import WORKDIR
+from k8sjob.runtime import config
+from k8sjob.runtime.env import EnvError
+
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = ["RUNTIME", "Spot", "caller", "raised_at", "shown", "where_is"]
+__all__ = [
+    "RUNTIME",
+    "Inner",
+    "Spot",
+    "caller",
+    "embedded",
+    "raised_at",
+    "shown",
+    "stacks",
+    "where_is",
+]
 
-RUNTIME: Final = str(Path(__file__).parent) + os.sep
-"""The folder of this package's own code."""
+RUNTIME: Final = str(Path(__file__).parent.parent) + os.sep
+"""The folder of k8sjob's own code."""
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
     f"torch{os.sep}futures{os.sep}",
     # Backward: its kernels come to an end, what DDP and FSDP send between them may not.
     f"torch{os.sep}autograd{os.sep}graph.py",
 )
+_PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Of whichever environment: of the user, of a venv's base, of the system."""
+_ZIP: Final = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+"""The standard library as one file, beside the folder that it otherwise is."""
+
+
+_FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.MULTILINE)
+
+
+class Inner(NamedTuple):
+    """An exception of another process, as one of this process tells it.
+
+    Attributes:
+        kind: its class.
+        message: the first line of what it says.
+        where: the last line of the author's own, as file:line; empty if there is none.
+    """
+
+    kind: str
+    message: str
+    where: str
 
 
 class Spot(NamedTuple):
@@ -51,7 +89,7 @@ def where_is(thread: int) -> Spot:
     # A torch.distributed.Work waits in C++, without a frame of its own.
     line = linecache.getline(code.co_filename, number)
     waits = waits or (own == 0 and ".wait(" in line)
-    return Spot(f"{code.co_filename}:{number} in {code.co_name}", waits=waits)
+    return Spot(f"{shown(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 
 def caller(frame: FrameType | None) -> tuple[str, int]:
@@ -63,9 +101,61 @@ def caller(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
-def shown(file: str) -> str:
-    """A file as its author calls it: below the working directory without that."""
-    return file.removeprefix(str(Path.cwd()) + os.sep)
+def shown(text: str) -> str:
+    """A text with the user's own paths in place of those of the copy that runs on this machine."""
+    try:
+        source, copy = config.source_folder(), config.mapped_paths().get(WORKDIR)
+    except EnvError:
+        return text
+    if source is None or copy is None:
+        return text
+    for folder in {copy, os.path.realpath(copy)}:
+        text = text.replace(folder + os.sep, f"{source}{os.sep}")
+    return text
+
+
+def stacks() -> str:
+    """Where all threads are, as faulthandler shows it, without k8sjob's own.
+
+    Reads no file: the disk may be what a thread waits for.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, top in sys._current_frames().items():  # noqa: SLF001 - as above
+        if not names.get(ident, "").startswith("k8sjob-"):
+            calls = [
+                f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n'
+                for frame, line in traceback.walk_stack(top)
+            ]
+            name = names.get(ident, ident)
+            found.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
+    return shown("\n".join(found))
+
+
+def users_threads(dump: str) -> str:
+    """A dump of faulthandler's with the user's own paths, without k8sjob's own threads."""
+    blocks = dump.split("\n\n")
+    return shown("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
+
+
+def _is_of_k8sjob(block: str) -> bool:
+    files = re.findall(r'^  File "([^"]+)"', block, re.MULTILINE)
+    ours = any(file.startswith(RUNTIME) for file in files) and not any(map(_is_own, files))
+    return ours and block.rstrip().endswith(" in _bootstrap")
+
+
+def embedded(message: str) -> Inner | None:
+    """The cause within an exception's message, where that has a traceback of another process.
+
+    Those of torch's DataLoader workers and of torch.multiprocessing.spawn do.
+    """
+    _, found, rest = message.rpartition("Traceback (most recent call last):\n")
+    raised = _RAISED.search(rest) if found else None
+    if raised is None:
+        return None
+    places = _FRAME.findall(rest[: raised.start()])
+    own = [f"{shown(file)}:{line}" for file, line in places if _is_own(file)]
+    return Inner(raised[1], raised[2] or "", own[-1] if own else "")
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
@@ -76,11 +166,16 @@ def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 
 def _is_own(file: str) -> bool:
-    """Whether code of this file is neither Python's, nor a package's, nor this runtime's."""
-    return not file.startswith((*_libraries(), RUNTIME, "<"))
+    """Whether code of this file is neither Python's, nor a package's, nor k8sjob's."""
+    if file.startswith((*_libraries(), RUNTIME, "<")):
+        return False
+    return not any(folder in file for folder in _PACKAGES)
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(sysconfig.get_path(name) + os.sep for name in names)
+    places = {sysconfig.get_path(name) for name in names}
+    real = {os.path.realpath(place) for place in places}
+    zipped = {os.path.dirname(place) + os.sep + _ZIP for place in {*places, *real}}  # noqa: PTH120 - strings
+    return tuple(place + os.sep for place in (*places, *real, *zipped))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import strays
+from k8sjob.runtime.frames import users_threads
 from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
 from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks
@@ -250,7 +251,9 @@ def _take_exits(group: Group, members: Sequence[Member], record: Record) -> None
         member = members[index]
         if member.rank not in before:
             with suppress(OSError, ValueError):
-                sys.stderr.write(by_rank(member.rank, read_stacks(member.error_file)))
+                sys.stderr.write(
+                    by_rank(member.rank, users_threads(read_stacks(member.error_file)))
+                )
                 sys.stderr.flush()
 
 

@@ -7,6 +7,7 @@ writes in small pieces, and those of several ranks on one stderr would mix withi
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import os
 import sys
 from contextlib import suppress
@@ -17,7 +18,15 @@ from k8sjob.contract import Reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["by_rank", "in_a_line", "keep_stacks", "leave_reason", "read_reason", "read_stacks"]
+__all__ = [
+    "by_rank",
+    "in_a_line",
+    "is_first",
+    "keep_stacks",
+    "leave_reason",
+    "read_reason",
+    "read_stacks",
+]
 
 
 def leave_reason(reason: Reason, file: Path | None) -> None:
@@ -66,6 +75,25 @@ def read_stacks(file: Path | None) -> str:
     with suppress(OSError):
         return _stacks(file).read_text(errors="replace") if file else ""
     return ""
+
+
+def is_first(file: Path | None, text: str) -> bool:
+    """Whether no other process of this start has shown the same text; it counts as shown then.
+
+    Args:
+        file: the same as for the reason; a folder that takes no more files makes each the first.
+        text: what is about to be shown.
+    """
+    if file is None:
+        return True
+    name = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    try:
+        (file.parent / f"shown-{name}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def in_a_line(error: BaseException) -> str:

@@ -17,12 +17,10 @@ A script's own collectives beat for nobody: whether a rank is in one is seen by 
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import math
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -218,7 +216,7 @@ class Watchdog:
         if self._timeout <= 0 or self._store is None or self._closed.is_set():
             return None
         at = frames.raised_at(error.__traceback__)
-        self._waited = f"{at.filename}:{at.lineno} in {at.name}" if at else ""
+        self._waited = f"{frames.shown(at.filename)}:{at.lineno} in {at.name}" if at else ""
         if not late and not self._hears_alarm():
             return None
         if not self._raise_alarm(said, by_main=True):
@@ -305,11 +303,7 @@ class Watchdog:
 
     def _write_stacks(self, message: str) -> None:
         """All threads' Python stacks to the log, as one piece and with the rank on each line."""
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file=file, all_threads=True)
-            file.seek(0)
-            stacks = file.read().decode(errors="replace")
-        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{stacks}"))
+        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
         sys.stderr.flush()
 
     # --- the thread that talks to the store ------------------------------------------------------

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
 from k8sjob.runtime.boot import exit_code, reason_of
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.last_words import leave_reason, read_reason
@@ -116,6 +116,31 @@ class TestAsPython:
         result = run("import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); 1 / 0")
         assert result.out == "mine ZeroDivisionError\n"
         assert result.code == 1
+
+    def test_ranks_with_the_same_error_show_its_traceback_once(self, run):
+        result = run("import torch.distributed\nraise KeyError('no column')", nproc=3)
+        lines = without_agent(result.err).splitlines()
+        assert sum(line.endswith("Traceback (most recent call last):") for line in lines) == 1
+        same = "KeyError: 'no column': the same traceback as of another rank"
+        assert sum(line.endswith(same) for line in lines) == 2
+        assert all(line.startswith("[rank ") for line in lines)
+
+    def test_the_users_own_path_is_shown_for_that_of_the_copy(self, run, tmp_path):
+        environ = {SOURCE_ENV: "/home/me/job", PATHS_ENV: json.dumps({WORKDIR: str(tmp_path)})}
+        result = run("def f():\n    1 / 0\nf()", environ=environ)
+        assert 'File "/home/me/job/main.py", line 2, in f' in result.err
+        assert result.reason.where == "/home/me/job/main.py:2"
+        assert f"{tmp_path}/" not in result.err
+
+    def test_the_cause_in_a_process_of_its_own_comes_first(self, run):
+        script = """
+            class SpawnError(Exception):
+                pass
+            text = '  File "/app/a.py", line 3, in f\\nOSError: x'
+            raise SpawnError("Traceback (most recent call last):\\n" + text)
+        """
+        reason = run(script).reason
+        assert (reason.type, reason.message, reason.where) == ("OSError", "x", "/app/a.py:3")
 
     def test_processes_of_its_own_can_be_spawned(self, run):
         script = """

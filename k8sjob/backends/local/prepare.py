@@ -26,6 +26,7 @@ from k8sjob.contract import (
     CONFIG_ENV,
     CONTAINER_NAME,
     PATHS_ENV,
+    SOURCE_ENV,
     WORKDIR,
     Role,
 )
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from k8sjob.backends.api import Json, Plan
+    from k8sjob.spec import JobSpec
 
 __all__ = ["Prepared", "prepare"]
 
@@ -80,7 +82,7 @@ def prepare(plan: Plan, places: Places, draft: Path, *, fresh: bool = False) -> 
     prepared = Prepared(document.parse(plan.manifest).data)
     prepared.job["metadata"]["namespace"] = LOCAL
     _start_at_once(plan, prepared)
-    context = plan.folder / (spec.image.context if isinstance(spec.image, Image) else ".")
+    context = _context(spec, plan.folder)
     check_packages(spec, context)
     _tell_checkpoints(places, prepared, fresh=fresh)
     replicas = dict(_replicas(prepared.job))
@@ -93,6 +95,11 @@ def prepare(plan: Plan, places: Places, draft: Path, *, fresh: bool = False) -> 
         prepared.say("LargeContext", advice)
     _make_folders(places, list(replicas), draft)
     return prepared
+
+
+def _context(spec: JobSpec, folder: Path) -> Path:
+    """The folder that is copied for each replica: the build context, else that of the spec."""
+    return folder / (spec.image.context if isinstance(spec.image, Image) else ".")
 
 
 def _start_at_once(plan: Plan, prepared: Prepared) -> None:
@@ -243,6 +250,7 @@ def _local_env(
         "CUDA_VISIBLE_DEVICES": gpus,
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         PATHS_ENV: json.dumps(folders),
+        SOURCE_ENV: str(_context(spec, places.source).absolute()),
     }
     if "PYTHONPATH" not in spec.run.env:  # as the image's own
         path = (folders[WORKDIR], os.environ.get("PYTHONPATH", ""))

@@ -1,0 +1,123 @@
+"""Whose code a frame is, and the paths by which its author knows it."""
+
+import json
+import site
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+
+import pytest
+
+import k8sjob
+from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR
+from k8sjob.runtime import frames
+
+
+def frame_in(file):
+    """A frame whose code is of that file, called from this one."""
+    found = {}
+    exec(compile("frame = __import__('sys')._getframe()", file, "exec"), found)
+    return found["frame"]
+
+
+STDLIB = Path(sysconfig.get_path("stdlib"))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        json.__file__,
+        pytest.__file__,
+        k8sjob.__file__,
+        f"{site.getusersitepackages()}/torch/nn/modules/module.py",
+        "/usr/lib/python3/dist-packages/numpy/core.py",
+        "/opt/base/lib/python3.11/site-packages/torch/optim/sgd.py",
+        str(STDLIB.parent / f"python3{sys.version_info.minor}.zip" / "threading.py"),
+        "<frozen runpy>",
+        "<string>",
+    ],
+)
+def test_library_code_is_not_the_users(file):
+    assert frames.caller(frame_in(file))[0] == __file__
+
+
+@pytest.mark.parametrize("file", ["/app/main.py", "/home/me/k8sjob/train.py", "/srv/lib/mine.py"])
+def test_everything_else_is(file):
+    assert frames.caller(frame_in(file)) == (file, 1)
+
+
+def test_the_copy_on_this_machine_is_shown_as_what_it_is_a_copy_of(monkeypatch, tmp_path):
+    real, source = tmp_path / "real", tmp_path / "mine"
+    real.mkdir()
+    (tmp_path / "state").symlink_to(real)
+    text = f'File "{tmp_path}/state/main.py", line 3; {real}/pkg/a.py:4; {tmp_path}/statement.py'
+    assert frames.shown(text) == text
+    monkeypatch.setenv(SOURCE_ENV, str(source))
+    assert frames.shown(text) == text
+    monkeypatch.setenv(PATHS_ENV, json.dumps({WORKDIR: f"{tmp_path}/state"}))
+    assert frames.shown(text) == (
+        f'File "{source}/main.py", line 3; {source}/pkg/a.py:4; {tmp_path}/statement.py'
+    )
+    monkeypatch.setenv(PATHS_ENV, "torn")
+    assert frames.shown(text) == text
+
+
+def test_stacks_are_those_of_the_users_threads():
+    end = threading.Event()
+    threads = [
+        threading.Thread(target=end.wait, name=name) for name in ("loader", "k8sjob-watchdog")
+    ]
+    for thread in threads:
+        thread.start()
+    shown = frames.stacks()
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert "Thread loader (most recent call first):\n" in shown
+    assert "k8sjob-watchdog" not in shown
+    assert f'File "{__file__}", line ' in shown
+
+
+SPAWNED = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/opt/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 95, in _wrap
+    fn(i, *args)
+  File "/app/train.py", line 31, in work
+    load(rows)
+  File "/opt/lib/python3.11/site-packages/pandas/frame.py", line 9, in load
+    raise errors.ParserError("row 3: too long")
+pandas.errors.ParserError: row 3: too long
+"""
+LOADER = """Caught StopIteration in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/opt/lib/python3.11/site-packages/torch/utils/data/worker.py", line 309, in _loop
+    data = fetcher.fetch(index)
+StopIteration
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "inner"),
+    [
+        (SPAWNED, ("ParserError", "row 3: too long", "/app/train.py:31")),
+        (LOADER, ("StopIteration", "", "")),
+        ("a plain message", None),
+        ("Traceback (most recent call last):\n", None),
+    ],
+)
+def test_the_cause_in_another_process_is_found(message, inner):
+    assert frames.embedded(message) == inner
+
+
+def test_of_a_dump_the_users_threads_remain():
+    own = f'  File "{frames.RUNTIME}runtime/watchdog.py", line 9 in _watch\n'
+    library = f'  File "{json.__file__}", line 1 in load\n'
+    bottom = f'  File "{threading.__file__}", line 5 in _bootstrap\n'
+    head = "Thread 0x01 (most recent call first):\n"
+    theirs = f'{head}  File "/app/main.py", line 3 in load\n{bottom}'
+    idle, main = head + library + bottom, f"Current {head}{own}{library}"
+    dump = "\n".join(["Fatal Python error: Aborted\n", head + own + bottom, theirs, idle, main])
+    assert frames.users_threads(dump) == dump.replace(f"{head}{own}{bottom}\n", "")
