@@ -262,7 +262,8 @@ class Job:
         """
         from k8sjob.runtime.keras_saving import save_model
 
-        self.calls.check("job.save_model")
+        if self.config.strategy == "keras_mesh":  # elsewhere rank 0 has the whole model
+            self.calls.check("job.save_model")
         save_model(self, model, self.path(path))
 
     def _kind_for(self, model: nn.Module) -> str:
