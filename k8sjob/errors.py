@@ -33,7 +33,37 @@ __all__ = [
     "RenderError",
     "SpecError",
     "field_path",
+    "redacted",
 ]
+
+_SECRETS = re.compile(
+    r"""(?x)
+    (?P<url>://)[^\s/?\#"'<>]+@                    # user information of a URL
+    | (?P<flag>--(?:[a-z]+-){0,3}(?:token|password|passwd|secret|key)[ ]++)[^\s"]+
+    | (?P<name>
+        (?:token|password|passwd|passphrase|pwd|secret|credentials?|signature|authorization|cookie
+          |(?:api|access|private|secret|account|client|shared)[._-]?key(?:[._-]data)?
+          |(?<![a-z])(?:auth|pass|sig)|[?&]key)
+        \\*+["']?+\s*+
+      )
+      (?:
+        (?P<set>=\s*+|:(?![\s/])|:\s*+(?=\\*["'\[]|b["']|[|>]))  # NAME=value, name:value, JSON
+        (?P<open>(?:[|>][-+]?\s++|\[\s*+|b(?=["']))?+)
+        (?: (?P<escaped>\\++["'])[^"'\\]*+
+          | (?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*+
+          | [^\s"&]++ )
+        | (?P<colon>:\s++)                            # YAML and headers
+          (?:(?:bearer|basic|digest|negotiate|token)\s++[^\s"]++|[^\s"&]{6,})
+      )
+    | (?P<quoted>["'](?:bearer|basic|digest|negotiate)\s+)[^"']*
+    | (?P<scheme>\b(?:bearer|basic|negotiate)\s+)[\w.~+/=-]{8,}
+    | -----BEGIN\ [A-Z ]{0,20}PRIVATE\ KEY-----.*?(?:-----END[^\n-]*-----|\Z)
+    | \beyJ[\w-]{8,}(?:\.[\w-]+)*             # a JSON web token
+    | \b(?:gh[oprsu]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|dckr_pat_|pypi-AgE|AKIA)[\w-]{12,}
+    """,
+    re.IGNORECASE | re.DOTALL,
+)
+"""What credentials look like. Every part begins with a literal, so that long texts cost little."""
 
 
 class K8sJobError(Exception):
@@ -57,6 +87,17 @@ def field_path(path: Sequence[str | int]) -> str:
         else:
             text += f"[{part!a}]".replace("'", '"')
     return text
+
+
+def redacted(text: str) -> str:
+    """A text from somewhere else without what looks like a password, a token or a key."""
+    return _SECRETS.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    parts = found.groupdict(default="")
+    end = "@" if parts["url"] else ""
+    return "".join(parts.values()) + "[hidden]" + end
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.transport import ApiError
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["IN_CLUSTER", "Access", "access", "configured", "contexts", "redacted"]
+__all__ = ["IN_CLUSTER", "Access", "access", "configured", "contexts"]
 
 IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
@@ -28,11 +27,6 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet puts a pod's token, CA and namespace."""
 
 _Config = dict[str, Any]
-_SECRET: Final = re.compile(
-    r"eyJ[\w-]{8,}(?:\.[\w-]+)*"  # a JSON web token
-    r"|(?i:\b(bearer|basic)\s+)[\w.~+/=-]{8,}"
-    r"|(?i:(\"?(?:access_|id_|refresh_)?(?:token|password|secret)\"?\s*[:=]\s*\"?))[^\s\",}]{6,}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +168,6 @@ def access(
     if name not in known:
         raise BackendError(f"{where}: no context {name!r}{_meant(name, known)}")
     return _of_context(name, config, files, namespace)
-
-
-def redacted(text: str) -> str:
-    """A text of others without what looks like a token or a password."""
-    return _SECRET.sub(lambda m: f"{m[1] or m[2] or ''}[hidden]", text)
 
 
 def _of_context(

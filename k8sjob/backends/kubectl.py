@@ -22,11 +22,10 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
-from k8sjob.backends.kubeconfig import redacted
 from k8sjob.backends.lines import lines
 from k8sjob.backends.paths import Target, with_query
 from k8sjob.backends.transport import ApiError
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -153,6 +153,7 @@ class PythonTransport:
         everything = urllib3.HTTPHeaderDict({**headers, **credentials})
         for name, value in self._access.headers:
             everything.add(name, value)
+        self._check(everything)
         limits = urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout)
 
         def send() -> urllib3.BaseHTTPResponse:
@@ -175,6 +176,17 @@ class PythonTransport:
                 if method != "GET":
                     raise
                 return send()
+
+    def _check(self, headers: Mapping[str, str]) -> None:
+        """Refuse what http.client would: its error repeats the value, a token too."""
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                what = "token or password" if name.lower() == "authorization" else name
+                whose = f" of {self._access.plugin!r}" if self._access.plugin else ""
+                raise self._access.unusable(
+                    f"the {what}{whose} has a character that no HTTP header can hold, as a line"
+                    " break in it or at its end"
+                )
 
     def _refused(self, status: int, data: bytes) -> ApiError:
         if status == 401:

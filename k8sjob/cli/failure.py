@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.errors import K8sJobError
+from k8sjob.errors import K8sJobError, redacted
 from k8sjob.view.safe import safe_line, safe_text
 
 if TYPE_CHECKING:
@@ -105,6 +105,6 @@ def _bug(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return (
-        f"this is a bug in k8sjob: {type(error).__name__}: {error}{where}\n"
+        f"this is a bug in k8sjob: {type(error).__name__}: {redacted(str(error))}{where}\n"
         f"please report it with what {TRACEBACK_ENV}=1 shows when you run the command again"
     )

@@ -115,7 +115,7 @@ class Access:
             token = content.get("token") or content["access_token"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             token = None
-        if not isinstance(token, str) or not token.isprintable():
+        if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
             raise ImageError(f"{self.host}: {urlsplit(realm).netloc} answers without a token")
         return token
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, redacted
 from k8sjob.image.reference import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host
 
 if TYPE_CHECKING:
@@ -88,8 +88,14 @@ class Entry:
                     f"{self.file}: auths[{self.key!r}].auth is not base64 of USER:PASSWORD; log in"
                     f" again: docker login {self.key}"
                 )
+        shown = text.get("registrytoken", "")
+        if not (shown.isascii() and shown.isprintable()):
+            raise ImageError(
+                f"{self.file}: auths[{self.key!r}].registrytoken has a character that no HTTP"
+                f" header can hold, as a line break; log in again: docker login {self.key}"
+            )
         token = text.get("identitytoken", "")
-        login = Login(username, password.rstrip("\0"), token, text.get("registrytoken", ""))
+        login = Login(username, password.rstrip("\0"), token, shown)
         return None if login == Login() else login
 
     def _asked(self, helper: str) -> Login | None:
@@ -239,4 +245,4 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _first_line(text: str) -> str:
     """What a program said of its failure; not what looks like its answer."""
     line = next((line for line in text.splitlines() if line.strip()), "it said nothing")
-    return "(its output is not shown)" if "{" in line else line[:200]
+    return "(its output is not shown)" if "{" in line else redacted(line[:200])

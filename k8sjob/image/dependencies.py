@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, redacted
 from k8sjob.image.append import install
 from k8sjob.image.delivery import Delivery
+from k8sjob.image.requirements import logical_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -172,10 +173,16 @@ def _requirements(path: Path) -> str:
         raise ImageError(
             f"image.requirements: {path}: cannot be read: {reason}; name a file inside the context"
         ) from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if _OUTSIDE.match(line.strip()):
+    for number, line in logical_lines(text):
+        shown = f"{path}:{number}: {redacted(line)!r}"
+        if _OUTSIDE.match(line):
             raise ImageError(
-                f"{path}:{number}: {line.strip()!r} leads to another file, which is not there where"
-                " packages are installed; put what that says into this one"
+                f"{shown} leads to another file, which is not there where packages are installed;"
+                " put what that says into this one"
+            )
+        if "$" in line:
+            raise ImageError(
+                f"{shown} has a '$', by which variables of the environment, passwords too, would be"
+                " sent to the host of an address; take it out"
             )
     return text

@@ -37,6 +37,10 @@ _VENV_VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", re.MUL
 _SYSTEM_SITES: Final = re.compile(
     r"^include-system-site-packages\s*=\s*true", re.MULTILINE | re.IGNORECASE
 )
+_NAME: Final = re.compile(
+    r"^Name: *([A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?)\s*$", re.MULTILINE | re.IGNORECASE | re.ASCII
+)
+"""Of a distribution; files here are named by it, so it must not be a path."""
 _LIBC: Final = re.compile(r"/libc(?:\.so\.6|-2\.\d+\.so)$")
 _MUSL: Final = re.compile(r"/ld-musl-[^/]+$")
 _MOST_LINKS: Final = 40
@@ -282,6 +286,6 @@ def _distributions(tree: _Tree, folders: Iterable[str]) -> Iterator[tuple[str, s
         folder, _, info = path.rpartition("/")
         if info in {"METADATA", "PKG-INFO"}:
             folder = folder.rpartition("/")[0]
-        name = re.search(r"^Name: *(\S+)", text, re.MULTILINE | re.IGNORECASE)
+        name = _NAME.search(text)
         if name and folder in places:
             yield re.sub(r"[-_.]+", "-", name[1]).lower(), text

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, redacted
 from k8sjob.image.access import Access
 from k8sjob.image.wire import Broken
 
@@ -189,4 +189,4 @@ def _words(body: bytes) -> str:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
-    return ", ".join(said)[:300]
+    return redacted(", ".join(said)[:300])

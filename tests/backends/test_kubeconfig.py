@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from k8sjob.backends.kubeconfig import access, configured, contexts, redacted
+from k8sjob.backends.kubeconfig import access, configured, contexts
 from k8sjob.errors import BackendError
 
 
@@ -124,22 +124,6 @@ def test_the_users_own_file(write, tmp_path):
     (tmp_path / ".kube/config").write_text(yaml.safe_dump(config("home")))
     assert configured()
     assert access().context == "home"
-
-
-def test_a_token_is_never_told():
-    token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
-    for text in (
-        f"exec: got {token} instead",
-        f"Authorization: Bearer {token}",
-        "Authorization: Bearer abcdef0123456789",
-        '{"access_token": "abcdef0123456789"}',
-        "password=abcdef0123456789",
-    ):
-        assert "[hidden]" in redacted(text)
-        assert token not in redacted(text)
-        assert "abcdef0123456789" not in redacted(text)
-    assert redacted("Connection refused") == "Connection refused"
-    assert redacted("the token expired") == "the token expired"
 
 
 @pytest.fixture

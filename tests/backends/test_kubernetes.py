@@ -113,6 +113,19 @@ def test_a_plugin_that_is_missing_is_told_with_how_to_install_it(python, apiserv
         python({"exec": {**user["exec"], **missing}})
 
 
+@pytest.mark.parametrize("where", ["kubeconfig", "plugin"])
+@pytest.mark.parametrize("token", ["s3cr3t\n", "s3cr3t\r\nX-Other: y", "s3cr3t\u0101"])
+def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token):
+    user, file, _ = plugin
+    file.write_bytes(token.encode())
+    there = python(user if where == "plugin" else {"token": token})
+    with pytest.raises(ApiError, match="no HTTP header") as told:
+        there.request("GET", NODES)
+    assert told.value.reason == "Unusable"
+    assert "s3cr3t" not in str(told.value)
+    assert not apiserver.asked
+
+
 def test_to_act_as_somebody_else(python, apiserver):
     there = python({"token": "t", "as": "bob", "as-groups": ["a", "b"]})
     apiserver.on(GOOD)

@@ -77,6 +77,14 @@ def test_forms_of_an_entry(keep, entry, expected):
     assert login("reg.example/team/x") is None
 
 
+@pytest.mark.parametrize("token", ["s3cr3t\n", "s3cr3t\u0101", "s3cr3t\0"])
+def test_a_token_that_no_header_can_hold(keep, token):
+    keep({"auths": {"reg.example": {"registrytoken": token}}})
+    with pytest.raises(ImageError, match="registrytoken has a character") as bad:
+        login("reg.example/x")
+    assert "s3cr3t" not in str(bad.value)
+
+
 @pytest.mark.parametrize(
     "key", ["reg.example", "https://reg.example", "https://reg.example/v1/", "reg.example/v2/"]
 )

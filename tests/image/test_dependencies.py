@@ -84,6 +84,12 @@ def test_a_requirements_file_stands_alone(wanted, line):
         wanted(text=f"einops\n{line}\n")
 
 
+@pytest.mark.parametrize("line", ["x @ https://${TOKEN}@host/x.whl", "-i https://\\\n${A_B}/"])
+def test_variables_are_not_sent_to_a_host(wanted, line):
+    with pytest.raises(ImageError, match=r"requirements\.txt:2: .* has a '\$', by which variables"):
+        wanted(text=f"# $1\n{line}\n")
+
+
 def test_what_the_network_has_may_be_named(wanted):
     lines = (
         "-r  https://packages.internal/r.txt",

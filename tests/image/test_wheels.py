@@ -11,6 +11,7 @@ import wheelhouse
 from wheelhouse import wheel
 
 from k8sjob.errors import ImageError
+from k8sjob.image.builders import uv
 from k8sjob.image.builders.wheels import find_uv, unpack
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.inventory import Inventory
@@ -67,10 +68,11 @@ def test_the_python_is_that_of_the_base(tmp_path, links):
     assert (tmp_path / "deps/fast/__init__.py").read_text() == TAGS["amd64, older"]
 
 
-def test_a_requirements_file_may_name_its_own_links(tmp_path, monkeypatch, links):
-    monkeypatch.delenv("UV_CONFIG_FILE")
-    text = f"--no-index\n--find-links {links}\n# a comment\npure==1.0\n"
-    assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
+def test_a_requirements_file_may_name_an_index(tmp_path, set_up_for_pip, links):
+    set_up_for_pip()
+    with indexes.serving(links) as address:
+        text = f"--index-url {address}\n# a comment\npure \\\n  ==1.0 # another\n"
+        assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
 
 
 def test_an_index_of_its_own_is_asked(tmp_path, monkeypatch):
@@ -163,14 +165,9 @@ def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, link
     (tmp_path / "uv.toml").write_text('[pip]\nno-binary = [":all:"]\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = f"--no-index\n--find-links {links}\npure\n"
-    assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
-
-
-def test_an_address_is_not_repeated(tmp_path, links):
-    path = wheel(links, "here", "1.0")
-    assert unpacked(tmp_path / "deps", f"here @ file://{path}", "fast")[-1] == "fast==1.0, here"
-    assert (tmp_path / "deps/here/__init__.py").is_file()
+    monkeypatch.setenv("UV_FIND_LINKS", str(links))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
 
 
 @pytest.mark.parametrize(
@@ -186,9 +183,67 @@ def test_a_base_that_nothing_is_made_for(tmp_path, change, message):
         unpacked(tmp_path / "deps", "fast", base=replace(BASE, **change))
 
 
-@pytest.mark.parametrize(
-    "line", ["fast ==", "fast @ git+https://127.0.0.1:9/x", "--no-such-option"]
-)
-def test_what_is_no_requirement(tmp_path, line):
+def test_what_is_no_requirement(tmp_path):
     with pytest.raises(ImageError, match=r"what is to be installed cannot be had for reg.example/"):
-        unpacked(tmp_path / "deps", requirements=line)
+        unpacked(tmp_path / "deps", requirements="fast ==")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "--no-binary :all:",
+        "--no-binary=evil",
+        "--only-binary :none:",
+        "--config-settings=x=y",
+        "--no-such-option",
+        "-e {evil}",
+        "--editable={evil}",
+        "-r https://127.0.0.1:9/r.txt",
+        "-c https://127.0.0.1:9/c.txt",
+        "--find-links {evil}",
+        "--index-url=file://{evil}",
+        "{evil}",
+        "./evil",
+        "evil/",
+        "evil @ file://{evil}",
+        "evil[x]@git+https://127.0.0.1:9/x",
+        "evil @ https://127.0.0.1:9/evil-1.tar.gz",
+        "evil @ https://127.0.0.1:9/evil-1.tar.gz#x.whl",
+        "evil @ https://127.0.0.1:9/x.whl @ file://{evil}",
+        "https://127.0.0.1:9/evil-1.tar.gz",
+        "evil --config-settings x=y",
+        "evil --no-binary :all:",
+        "evil ; python_version > '3' --global-option=x",
+        "--no-bin\\\nary evil",
+        "evil\u2028-e {evil}",
+    ],
+)
+def test_a_line_that_could_run_code_here_is_refused(tmp_path, lines):
+    mark, evil = tmp_path / "was-run", tmp_path / "evil"
+    evil.mkdir()
+    (evil / "setup.py").write_text(f"open({str(mark)!r}, 'w')")
+    text = f"fast\n{lines.format(evil=evil)}\n"
+    with pytest.raises(ImageError, match=r"image\.requirements:[23]: .* take --builder buildah"):
+        unpacked(tmp_path / "deps", requirements=text)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fast>=1,<2 ; python_version > '3'",
+        "fast [x, y] (~=1.0)",
+        "fast==1.0 --hash=sha256:00ff --hash sha256:11ee",
+        "fast @ https://127.0.0.1:9/fast-1.0-py3-none-any.whl#sha256=00 ; sys_platform == 'linux'",
+        "--extra-index-url https://127.0.0.1:9/simple",
+        "-i https://127.0.0.1:9/simple",
+        "--pre",
+    ],
+)
+def test_lines_that_only_name_wheels(line):
+    assert uv.missing(Dependencies(requirements=line)) is None
+
+
+def test_a_requirement_of_the_spec_is_checked_too():
+    why = uv.missing(Dependencies(pip=("fast", "evil @ file:///evil")))
+    assert "image.pip[1]: 'evil @ file:///evil'" in why

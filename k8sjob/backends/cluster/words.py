@@ -10,9 +10,9 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.kubeconfig import redacted
 from k8sjob.backends.paths import JOBS, Target
 from k8sjob.backends.transport import ApiError
+from k8sjob.errors import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -10,7 +10,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def run(
     with _terminable(), _started(argv, variables or {}) as process:
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
         for line in process.stdout:
-            if words := line.rstrip():
+            if words := redacted(line.rstrip()):  # an index's address may hold a password
                 last.append(words)
                 say(words)
         code = process.wait()

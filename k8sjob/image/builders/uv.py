@@ -15,6 +15,7 @@ from k8sjob.image.builders.wheels import find_uv, unpack
 from k8sjob.image.context import shown_size
 from k8sjob.image.inventory import DEFAULT_PATH, environment, read_inventory
 from k8sjob.image.packages import BIN, pack_packages
+from k8sjob.image.requirements import refused_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def missing(wanted: Dependencies) -> str | None:
         )
     if find_uv() is None:
         return "uv is not here; pip install 'k8sjob[deps]'"
-    return None
+    return refused_line(wanted)
 
 
 def make(order: Order) -> None:

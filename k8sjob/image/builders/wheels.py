@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import child
 from k8sjob.image.builders.indexes import as_uv_settings
+from k8sjob.image.requirements import checked_lines, refused_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,8 @@ _CHOICE: Final = (
     *("--no-header", "--no-annotate", "--generate-hashes", "--emit-index-url", "--emit-find-links"),
 )
 """How uv writes down what it has chosen, so that nothing else can come when it is installed."""
+_WHEELS_ALONE: Final = ("--only-binary", ":all:", "--no-binary", ":none:")
+"""The second one overrules a `no-binary` of any other source."""
 _DECORATION: Final = re.compile(r"^\W*(?:error:|cause:|hint:)?\s*")
 _FULL: Final = "No space left on device"
 
@@ -74,9 +77,11 @@ def unpack(
     Raises:
         ImageError: something cannot be had as a wheel for that Python, or does not fit the base.
     """
+    if refused := refused_line(wanted):
+        raise ImageError(refused)
     platform = _platform(inventory)
     common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
-    common += [inventory.version, "--python-platform", platform, "--only-binary", ":all:"]
+    common += [inventory.version, "--python-platform", platform, *_WHEELS_ALONE]
     common += ["--default-index", wanted.index_url] if wanted.index_url else []
     common += [] if cached else ["--refresh"]
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
@@ -103,7 +108,7 @@ def _prepare(desk: Path, inventory: Inventory, wanted: Dependencies, settings: s
     try:
         pinned, unknown = _write_stubs(inventory, desk)
         for name, text in (
-            ("wanted.txt", "\n".join([*wanted.pip, wanted.requirements or "", ""])),
+            ("wanted.txt", "\n".join([*checked_lines(wanted), ""])),
             ("unknown.txt", "\n".join(unknown)),
             ("uv.toml", settings),  # in any case, or one in a folder above would have a say
         ):
@@ -162,7 +167,8 @@ def _write_stub(desk: Path, name: str, version: str, headers: str) -> Path:
 def _of_extras(headers: str) -> Iterator[str]:
     for line in headers.splitlines():
         field, _, value = line.partition(":")
-        if field.lower() != "requires-dist" or re.search(r"\bextra\s*==", value):
+        of_extra = re.search(r"\bextra\s*==", value) and "@" not in value  # no address of theirs
+        if field.lower() != "requires-dist" or of_extra:
             yield line
 
 

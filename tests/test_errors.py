@@ -1,0 +1,76 @@
+"""What errors show of texts that others wrote."""
+
+import pytest
+
+from k8sjob.errors import redacted
+
+SECRET = "s3cr3tValue"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # URLs
+        "http://user:{}@host/x",
+        "https://{}@github.com/a",
+        "https://user:p@{}@host:80/",
+        "https://host/?access_token={}&y=1",
+        "https://host/?a=b&key={}",
+        "https://host/?X-Amz-Signature={}",
+        # variables and options
+        "api_key={}",
+        "AWS_SECRET_ACCESS_KEY={}",
+        "DB_PASS={}",
+        "secret_key = {}",
+        "passwd: {}",
+        "password='a {} b'",
+        "password=,;'{}",
+        "kubectl --token {}",
+        "--registry-password={}",
+        # headers
+        "Authorization: Bearer {}",
+        "Proxy-Authorization: Basic {}",
+        "x-api-key: {}",
+        "Invalid header value b'Bearer {}\\n'",
+        '"Authorization": ["Bearer {}"]',
+        # JSON and YAML
+        '{{"access_token": "{}"}}',
+        "{{'password': '{}'}}",
+        r"{{\"token\":\"{}\"}}",
+        r'{{"password": "a\"{}"}}',
+        '{{"auth":"{}"}}',
+        "client-key-data: {}",
+        "password: |\n  {}",
+        # by their form
+        "exec: got eyJhbGciOiJSUzI1NiJ9.{}.c2ln instead",
+        "pushed with ghp_abcdefgh{}",
+        "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_is_never_shown(text):
+    shown = redacted(text.format(SECRET))
+    assert "[hidden]" in shown
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Connection refused",
+        "the token expired",
+        "failed to fetch token: no such file",
+        'secrets "login" is forbidden: User "x" cannot get resource "secrets"',
+        "secretName: login",
+        "https://registry.example/v2/app@sha256:0123",
+        'Bearer realm="https://auth.example"',
+    ],
+)
+def test_other_texts_stay_as_they_are(text):
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "part", ["token ", "token:[", "token:  ", "://", "--a-", "bearer ", "-", '"']
+)
+def test_a_long_text_takes_linear_time(part):
+    redacted(part * 50_000)  # quadratic patterns would take minutes
