@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
+    "AGENT",
     "CHECKPOINT_DIR_ENV",
     "CONFIG_ENV",
     "CONTAINER_NAME",
@@ -33,8 +37,12 @@ __all__ = [
     "Reason",
     "Role",
     "RuntimeConfig",
+    "after_agent",
     "decode_object",
 ]
+
+AGENT: Final = ("python", "-P", "-m", "k8sjob.runtime")
+"""Starts the agent; -P: a k8sjob.py in the working directory is not taken for it."""
 
 RUNTIME_HOME: Final = "/opt/k8sjob"
 """Where the runtime lies in an image; first on PYTHONPATH."""
@@ -64,6 +72,14 @@ ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
 """Where a rank's process writes its Reason for the agent of its node."""
 LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
 """A file descriptor at whose end of file the agent stops its group: its parent is gone."""
+
+
+def after_agent(argv: Sequence[str]) -> list[str] | None:
+    """What follows the agent's command, with -P or without; None: it starts something else."""
+    for agent in (AGENT, ("python", "-m", "k8sjob.runtime")):
+        if tuple(argv[: len(agent)]) == agent:
+            return list(argv[len(agent) :])
+    return None
 
 
 class Role(StrEnum):

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.fields import AGENT, NO_COMMAND, fields, trainer
+from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.adopt.meaning import SAME, combined, difference, same_meaning
 from k8sjob.adopt.normal import Json, config_of, normal, pods
 from k8sjob.adopt.reading import read
+from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
@@ -162,7 +163,7 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
             "the command is a launcher's; run.script with replicas.nproc_per_node starts the same "
             "processes and adds restarts in place, reasons and a watchdog"
         )
-    elif spec.run.command is not None and command[:3] != AGENT:
+    elif spec.run.command is not None and after_agent(command) is None:
         yield "the command runs as it is, without k8sjob's agent; run.script would start it by that"
     if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.adopt.meaning import same
 from k8sjob.adopt.normal import Json, config_of, default_pull_policy, mappings, pods
 from k8sjob.adopt.resources import resources, shm_volume
-from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, decode_object
+from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decode_object
 from k8sjob.labels import ISTIO, MANAGED_BY, QUEUE
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
@@ -20,9 +20,8 @@ from k8sjob.rendering.overlay import merge
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["AGENT", "NO_COMMAND", "fields", "trainer"]
+__all__ = ["NO_COMMAND", "fields", "trainer"]
 
-AGENT: Final = ["python", "-m", "k8sjob.runtime"]
 NO_COMMAND: Final = [
     "sh",
     "-c",
@@ -120,10 +119,11 @@ def _run(all_pods: list[Json], lead: Json) -> Json:
     container = trainer(lead)
     command = [_plain(word) for word in container.get("command", [])]
     args = [_plain(word) for word in container.get("args", [])]
+    is_agent = after_agent(command) == []
     made: Json
-    if command == AGENT and args[:1] == ["-m"] and len(args) > 1:
+    if is_agent and args[:1] == ["-m"] and len(args) > 1:
         made = {"module": args[1], "args": args[2:]}
-    elif command == AGENT and args:
+    elif is_agent and args:
         made = {"script": args[0], "args": args[1:]}
     else:
         made = {"command": command or NO_COMMAND, "args": args}

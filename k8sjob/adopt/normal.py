@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.contract import (
+    AGENT,
+    CONFIG_ENV,
+    CONTAINER_NAME,
+    DEFAULT_PORT,
+    PORT_NAME,
+    Role,
+    after_agent,
+)
 from k8sjob.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.spec.quantity import parse
 
@@ -166,6 +174,8 @@ def _pod(pod: Json, *, config: bool) -> None:
         _container(container, config=config)
         if container.get("name") == CONTAINER_NAME:
             _default_port(container)
+            if after_agent(container.get("command") or []) == []:  # with -P or without
+                container["command"] = list(AGENT)
     for container in mappings(pod.get("initContainers")):
         _container(container, config=config)
     for volume in mappings(pod.get("volumes")):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import document
 from k8sjob.contract import (
+    AGENT,
     CONFIG_ENV,
     CONTAINER_NAME,
     DEFAULT_PORT,
@@ -111,7 +112,7 @@ def container_argv(spec: JobSpec) -> tuple[list[str], list[str]]:
     if run.command is not None:
         return list(run.command), list(run.args)
     target = ["-m", run.module] if run.module is not None else [run.script or ""]
-    return ["python", "-m", "k8sjob.runtime"], [*target, *run.args]
+    return list(AGENT), [*target, *run.args]
 
 
 def container_env(spec: JobSpec) -> dict[str, str]:

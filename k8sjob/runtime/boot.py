@@ -1,8 +1,8 @@
 """The first and the last code in a rank's process: around the user's program, not in its way.
 
-`python -m k8sjob.runtime.boot SCRIPT | -m MODULE | --exec PROGRAM [ARGS...]`, started by the agent
-alone. The program runs as Python would run it. Afterwards the process leaves by os._exit: a gloo
-thread may drop its last tensor while the interpreter is being torn down, and the process would
+`python -P -m k8sjob.runtime.boot SCRIPT | -m MODULE | --exec PROGRAM [ARGS...]`, started by the
+agent alone. The program runs as Python would run it. Afterwards the process leaves by os._exit: a
+gloo thread may drop its last tensor while the interpreter is being torn down, and the process would
 then abort, exit code 134, after all work was done (pytorch#190489).
 """
 
@@ -51,8 +51,6 @@ def main(argv: Sequence[str]) -> NoReturn:
     if argv[0] == "--exec":
         _replace(argv[1:])
     keep_stacks(config.error_file())
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the working directory, put there for -m k8sjob.runtime.boot
     code = 0
     try:
         run_as_main(argv)

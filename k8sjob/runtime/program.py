@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ranks", "Single"]
 
-_BOOT = (sys.executable, "-m", "k8sjob.runtime.boot")
+_BOOT = (sys.executable, "-P", "-m", "k8sjob.runtime.boot")
 
 
 @dataclass(frozen=True, slots=True)

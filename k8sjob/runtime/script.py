@@ -64,8 +64,11 @@ def _absolute(path: str) -> str:
 
 
 def _set_path(first: str) -> None:
-    """Put the program's folder in front, as Python does unless it was told not to."""
-    if not sys.flags.safe_path:
+    """Put the program's folder in front, as Python does without PYTHONSAFEPATH.
+
+    The flag -P says nothing here: it is how this process itself was started.
+    """
+    if not os.environ.get("PYTHONSAFEPATH"):
         sys.path[:0] = [first]
 
 

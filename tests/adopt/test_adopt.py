@@ -6,6 +6,7 @@ import pytest
 
 from k8sjob import document
 from k8sjob.adopt import adopt, same_meaning
+from k8sjob.contract import AGENT
 from k8sjob.document import dump
 from k8sjob.errors import SpecError
 from k8sjob.labels import IMAGE_ORIGIN
@@ -170,13 +171,15 @@ def test_an_entrypoint_that_only_the_image_knows():
     assert any("entrypoint" in note for note in made.notes)
 
 
-def test_k8sjobs_own_commands_become_scripts_and_modules_again():
-    agent = ["python", "-m", "k8sjob.runtime"]
+@pytest.mark.parametrize("flags", [["-P"], []], ids=["now", "before"])
+def test_k8sjobs_own_commands_become_scripts_and_modules_again(flags):
+    agent = ["python", *flags, "-m", "k8sjob.runtime"]
     made = adopted(job({"command": agent, "args": ["main.py", "-v"]}))
     assert (made.run.script, made.run.args) == ("main.py", ("-v",))
+    assert "command" not in str(made.overlay)
     made = adopted(job({"command": agent, "args": ["-m", "pkg.train", "-v"]}))
     assert (made.run.module, made.run.args) == ("pkg.train", ("-v",))
-    assert adopted(job({"command": agent})).run.command == tuple(agent)
+    assert adopted(job({"command": agent})).run.command == AGENT
 
 
 def test_variables_keep_their_meaning_and_their_order():

@@ -45,7 +45,7 @@ def test_what_k8sjob_renders_is_found_sound(spec):
         (["bash", "-c", "for i in 0 1; do python main.py & done; wait"], "2", []),
         (["bash", "-c", "torchrun main.py"], "2", []),
         (["python", "-m", "torch.distributed.run", "main.py"], "2", []),
-        (["python", "-m", "k8sjob.runtime"], "2", []),
+        (["python", "-P", "-m", "k8sjob.runtime"], "2", []),
         (["accelerate", "launch", "main.py"], "2", []),
         (["./start.sh"], "2", []),
         (["python", "main.py"], "auto", []),

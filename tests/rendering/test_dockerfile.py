@@ -42,7 +42,7 @@ def test_the_command_is_in_exec_form(built):
     last = lines(dockerfile(built(run={"script": "main.py", "args": args})))[-1]
     assert last.isascii()
     assert json.loads(last.removeprefix("CMD ")) == [
-        *("python", "-m", "k8sjob.runtime", "main.py"),
+        *("python", "-P", "-m", "k8sjob.runtime", "main.py"),
         *args,
     ]
 

@@ -46,7 +46,7 @@ def test_a_small_job(job, crd_problems):
         assert annotations == {"sidecar.istio.io/inject": "false"}
         assert replica(rendered, role)["restartPolicy"] == "ExitCode"
         assert container(rendered, role)["name"] == "pytorch"
-        assert container(rendered, role)["command"] == ["python", "-m", "k8sjob.runtime"]
+        assert container(rendered, role)["command"] == ["python", "-P", "-m", "k8sjob.runtime"]
         assert container(rendered, role)["args"] == ["main.py"]
         assert pod(rendered, role)["automountServiceAccountToken"] is False
         assert pod(rendered, role)["terminationGracePeriodSeconds"] == 60
@@ -228,10 +228,10 @@ def test_the_runtime_reads_its_settings_from_one_variable(job):
     [
         (
             {"script": "a b.py", "args": ["-x"]},
-            ["python", "-m", "k8sjob.runtime"],
+            ["python", "-P", "-m", "k8sjob.runtime"],
             ["a b.py", "-x"],
         ),
-        ({"module": "pkg.train"}, ["python", "-m", "k8sjob.runtime"], ["-m", "pkg.train"]),
+        ({"module": "pkg.train"}, ["python", "-P", "-m", "k8sjob.runtime"], ["-m", "pkg.train"]),
         ({"command": ["torchrun", "x.py"], "args": ["1"]}, ["torchrun", "x.py"], ["1"]),
         ({"command": ["sh", "-c", "echo $(date)"]}, ["sh", "-c", "echo $(date)"], []),
     ],

@@ -95,8 +95,7 @@ def start(tmp_path):
             [
                 *before,
                 sys.executable,
-                "-m",
-                "k8sjob.runtime",
+                *contract.AGENT[1:],
                 *(argv or ["main.py"]),
                 *arguments,
             ],

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+import k8sjob.runtime
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
 from k8sjob.runtime.boot import exit_code, reason_of
 from k8sjob.runtime.env import EnvError
@@ -102,6 +103,20 @@ class TestAsPython:
         result = run("", argv=argv)
         assert result.code == 0, result.err
         assert json.loads(result.out) == json.loads(expected.stdout)
+
+    @pytest.mark.parametrize("other", ["k8sjob.py", "k8sjob/__init__.py"])
+    def test_a_file_of_the_runtimes_name_does_not_hide_it(self, run, tmp_path, other):
+        (tmp_path / "k8sjob").mkdir()
+        (tmp_path / other).write_text("raise SystemExit('another k8sjob')")
+        (tmp_path / "beside.py").write_text("value = 3")
+        result = run("import beside, k8sjob.runtime; print(beside.value, k8sjob.runtime.__file__)")
+        assert result.code == 0, result.err
+        assert result.out.split() == ["3", k8sjob.runtime.__file__]
+
+    def test_a_safe_path_is_kept_where_it_was_asked_for(self, run, tmp_path):
+        (tmp_path / "beside.py").touch()
+        result = run("import beside", environ={"PYTHONSAFEPATH": "1"})
+        assert "ModuleNotFoundError: No module named 'beside'" in result.err
 
     @pytest.mark.parametrize(
         "script", [FAIL, "x = (\n", "raise SystemExit('no data')", "import pkg_that_is_not_there"]

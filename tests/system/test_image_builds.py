@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.contract import CHECKPOINT_DIR_ENV, TERMINATION_LOG_ENV, Event
+from k8sjob.contract import AGENT, CHECKPOINT_DIR_ENV, TERMINATION_LOG_ENV, Event
 from k8sjob.rendering import container_env, replica_env, write_context
 from k8sjob.spec import load
 
@@ -65,7 +65,7 @@ def test_what_the_image_says(buildah, digits):
     config = buildah.config(image)
     assert config["User"] == "1000:1000"
     assert config["WorkingDir"] == "/app"
-    assert config["Cmd"] == ["python", "-m", "k8sjob.runtime", spec.run.script, *spec.run.args]
+    assert config["Cmd"] == [*AGENT, spec.run.script, *spec.run.args]
     env = dict(item.split("=", 1) for item in config["Env"])
     assert env["PYTHONPATH"] == "/opt/k8sjob:/app"
     assert not {"PIP_CERT", "PIP_CONFIG_FILE"} & set(env)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k8sjob.contract import WORKDIR
+from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Places:
             BackendError: a volume has no counterpart on this machine.
         """
         home = self.job / "replicas" / replica
-        found = {WORKDIR: home / "work"}
+        found = {WORKDIR: home / "work", RUNTIME_HOME: self.job / "runtime"}
         for index, volume in enumerate(self.spec.volumes):
             found[volume.mount] = self._folder(index, volume, home)
         if self.spec.checkpoint and not self.checkpoints_are_the_users:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import k8sjob
 from k8sjob import document
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local.container import Launch
@@ -22,13 +23,16 @@ from k8sjob.backends.local.devices import share, visible_gpus
 from k8sjob.backends.local.packages import check_packages
 from k8sjob.backends.local.paths import Places, mapped
 from k8sjob.contract import (
+    AGENT,
     CHECKPOINT_DIR_ENV,
     CONFIG_ENV,
     CONTAINER_NAME,
     PATHS_ENV,
+    RUNTIME_HOME,
     SOURCE_ENV,
     WORKDIR,
     Role,
+    after_agent,
 )
 from k8sjob.errors import BackendError
 from k8sjob.rendering import operator_env
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepared", "prepare"]
 
-_AGENT: Final = ["python", "-m", "k8sjob.runtime"]
+_PACKAGE: Final = Path(k8sjob.__file__).parent
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
 
@@ -176,7 +180,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     env |= _loopback(operator_env(prepared.job, role, index))
     return Launch(
         argv=_started(argv),
-        has_agent=argv[: len(_AGENT)] == _AGENT,
+        has_agent=after_agent(argv) is not None,
         env=env,
         cwd=str(places.job / "replicas" / f"{role.lower()}-{index}" / "work"),
         grace=float(template.get("terminationGracePeriodSeconds", 30)),
@@ -186,10 +190,9 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
 
 def _started(argv: list[str]) -> list[str]:
     """The agent by this very Python; it keeps a command of the user's own too, as a mere keeper."""
-    agent = [sys.executable, "-m", "k8sjob.runtime"]
-    if argv[: len(_AGENT)] == _AGENT:
-        return [*agent, *argv[len(_AGENT) :]]
-    return [*agent, "--exec", *argv]
+    agent = [sys.executable, *AGENT[1:]]
+    own = after_agent(argv)
+    return [*agent, "--exec", *argv] if own is None else [*agent, *own]
 
 
 def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dict[str, str]:
@@ -253,7 +256,7 @@ def _local_env(
         SOURCE_ENV: str(_context(spec, places.source).absolute()),
     }
     if "PYTHONPATH" not in spec.run.env:  # as the image's own
-        path = (folders[WORKDIR], os.environ.get("PYTHONPATH", ""))
+        path = (folders[RUNTIME_HOME], folders[WORKDIR], os.environ.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if spec.checkpoint:
         env[CHECKPOINT_DIR_ENV] = mapped(spec.checkpoint.dir, folders) or ""
@@ -302,3 +305,6 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
                 path = draft / path.relative_to(places.job)
             if not path.exists():  # a single file may be mounted too
                 path.mkdir(parents=True)
+    # In front of the user's code, as in an image: a k8sjob.py there must not hide the runtime.
+    runtime = draft / Path(places.of(replicas[0])[RUNTIME_HOME]).relative_to(places.job)
+    (runtime / _PACKAGE.name).symlink_to(_PACKAGE)

@@ -110,12 +110,21 @@ def test_a_job_without_gpus_sees_none(prepared, monkeypatch):
 
 def test_the_agent_is_started_by_this_python(prepared):
     launches, _ = prepared(spec(run={"script": "main.py", "args": ["--x", "$(HOME) $$"]}))
-    agent = [sys.executable, "-m", "k8sjob.runtime"]
+    agent = [sys.executable, "-P", "-m", "k8sjob.runtime"]
     assert launches["master-0"].argv == [*agent, "main.py", "--x", "$(HOME) $$"]
     assert launches["master-0"].has_agent
     launches, _ = prepared(spec(run={"command": ["torchrun", "main.py"]}))
     assert launches["master-0"].argv == [*agent, "--exec", "torchrun", "main.py"]
     assert not launches["master-0"].has_agent
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONPATH": "/opt/k8sjob:/app/src"}])
+def test_a_file_of_the_runtimes_name_does_not_hide_it(prepared, env):
+    launches, _ = prepared(spec(run={"script": "main.py", "env": env}))
+    launch = launches["master-0"]
+    runtime, code = launch.env["PYTHONPATH"].split(":")[:2]
+    assert runtime == json.loads(launch.env["K8SJOB_PATHS"])["/opt/k8sjob"]
+    assert code.startswith(launch.cwd)
 
 
 @given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
