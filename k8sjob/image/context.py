@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.context import COPY_MARK, MADE_HERE, OWN_IGNORE
-from k8sjob.rendering.dockerfile import PRIVATE_FILES, dockerignore
+from k8sjob.rendering.dockerfile import HISTORY, PRIVATE_FILES, dockerignore
 from k8sjob.rendering.ignore import Ignore
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ LARGEST: Final = 10 << 30
 """Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
 _MUCH: Final = 500_000_000
 """Bytes from which on a context is remarked upon: code alone is never as large."""
-_HISTORY: Final = "**/.git\n"
-"""Left out like a private file: what was committed once and taken out again is in it."""
 _SHOWN: Final = 5
 
 
@@ -144,7 +142,7 @@ class _Walk:
 
     def __init__(self, folder: Path) -> None:
         own = _own_patterns(folder / OWN_IGNORE)
-        named = f"{_HISTORY}{PRIVATE_FILES}"
+        named = f"{HISTORY}{PRIVATE_FILES}"
         self._ignored = Ignore(dockerignore() if own is None else own)
         self._private = Ignore(named)
         # The user's own patterns come last, so that a `!` of theirs takes back.

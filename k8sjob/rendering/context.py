@@ -6,12 +6,20 @@ part of k8sjob that runs in the containers (standard library and torch alone).
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.rendering.dockerfile import RUNTIME_SOURCE, dockerfile, dockerignore
+from k8sjob.rendering.dockerfile import (
+    HISTORY,
+    PRIVATE_FILES,
+    RUNTIME_SOURCE,
+    dockerfile,
+    dockerignore,
+)
 from k8sjob.rendering.ignore import Ignore
 from k8sjob.rendering.manifest import render
 
@@ -38,8 +46,8 @@ def write_context(
     """Write the manifest, and what the image is built from, into a folder.
 
     A target other than the context itself becomes a copy of it, without what its .dockerignore
-    leaves out; it is emptied first where an earlier call has made it. For an image that is used as
-    it is there is the manifest alone.
+    leaves out and what often holds credentials; it is emptied first where an earlier call has made
+    it. For an image that is used as it is there is the manifest alone. No link is followed.
 
     Args:
         spec: the job.
@@ -60,13 +68,16 @@ def write_context(
     if not source.is_dir():
         raise ImageError(f"image.context: {source} is not a folder; name the one with your code")
     own = source / OWN_IGNORE
-    patterns = own.read_text(encoding="utf-8") if own.is_file() else dockerignore()
+    theirs = own.read_text(encoding="utf-8") if own.is_file() else None
+    kept = Ignore(theirs or "")  # here, so that an error names the line of their file
+    patterns = dockerignore() if theirs is None else f"{HISTORY}{PRIVATE_FILES}\n{theirs}"
     if target.resolve() == source.resolve():
         _refuse_foreign(rendered, target)
-        if own.is_file():
-            _refuse_hidden_runtime(own, Ignore(patterns))
-        else:
+        if theirs is None:
             rendered[OWN_IGNORE] = patterns
+        else:
+            _refuse_hidden_runtime(own, kept)
+            _refuse_private(own, kept, Ignore(patterns))
         _copy_runtime(target / RUNTIME_SOURCE)
     else:
         _copy(source, target, Ignore(patterns))
@@ -81,14 +92,23 @@ def _write(files: dict[str, str], target: Path) -> list[Path]:
     _refuse_foreign(files, target)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (target / name).write_text(text, encoding="utf-8")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(target / name, flags, 0o666), "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+            file.write(text)
     return [target / name for name in files]
 
 
 def _refuse_foreign(names: dict[str, str], target: Path) -> None:
-    """A Dockerfile of the user's own is not k8sjob's to replace."""
-    for name in names:
+    """A Dockerfile of the user's own is not k8sjob's to replace, nor what a link leads to."""
+    for name in (*names, RUNTIME_SOURCE):
         path = target / name
+        if path.is_symlink():
+            raise ImageError(
+                f"{path} is a symbolic link, and what it leads to would be changed; remove it, or"
+                " render into another folder"
+            )
+        if name == RUNTIME_SOURCE:
+            continue
         if name != OWN_IGNORE and path.exists() and not _is_ours(path):
             raise ImageError(
                 f"{path} was not written by k8sjob and would be lost; move it away, or render into"
@@ -109,8 +129,20 @@ def _refuse_hidden_runtime(path: Path, ignore: Ignore) -> None:
         )
 
 
+def _refuse_private(path: Path, theirs: Ignore, all_patterns: Ignore) -> None:
+    """A build in the user's own folder follows their .dockerignore alone."""
+    shown = (name for name in theirs.walk(path.parent) if all_patterns(name))
+    if names := list(itertools.islice(shown, 3)):
+        raise ImageError(
+            f"{path} lets files into the image that often hold credentials: {', '.join(names)};"
+            " name them there, or with '!' in front if the image needs them"
+        )
+
+
 def _copy(source: Path, target: Path, ignore: Ignore) -> None:
     """Copy the context; links stay links, as docker takes them."""
+    if target.is_symlink():
+        raise ImageError(f"{target} is a symbolic link; name the folder itself")
     if target.exists() and any(target.iterdir()):
         if not (target / COPY_MARK).is_file():
             raise ImageError(
@@ -131,7 +163,8 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _copy_runtime(target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
+    if target.is_dir():
+        shutil.rmtree(target)
     for name, file in runtime_files():
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)

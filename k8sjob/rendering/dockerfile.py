@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import Image, JobSpec
 
 __all__ = [
+    "HISTORY",
     "HOME",
     "PRIVATE_FILES",
     "RUNTIME_SOURCE",
@@ -157,6 +158,9 @@ PRIVATE_FILES: Final = """\
 **/kubeconfig
 """
 """Patterns, as in a .dockerignore, of files that often hold credentials."""
+
+HISTORY: Final = "**/.git\n"
+"""Left out like a private file: what was committed once and taken out again is in it."""
 
 _OWN: Final = """\
 # What the build itself is made of

@@ -107,13 +107,54 @@ def test_the_users_dockerignore_is_honoured(built, code, tmp_path):
     target = tmp_path / "build"
     write_context(built(), code, target)
     assert names(target) == {"main.py", *RENDERED}
-    assert (target / ".dockerignore").read_text() == "pkg\n.*\n\n!.k8sjob\n"
+    assert (target / ".dockerignore").read_text().endswith("\npkg\n.*\n\n!.k8sjob\n")
+
+
+@pytest.mark.parametrize("name", [".env", "deep/id_rsa", ".git/config", "deep/.kube/config"])
+def test_what_often_holds_credentials_stays_here(built, code, tmp_path, name):
+    (code / ".env").unlink()
+    (code / name).parent.mkdir(parents=True, exist_ok=True)
+    (code / name).write_text("secret")
+    (code / ".dockerignore").write_text("pkg\n")
+    write_context(built(), code, tmp_path / "build")
+    assert names(tmp_path / "build") == {"main.py", *RENDERED}
+    with pytest.raises(ImageError, match=rf"credentials: {name}; name them there, or with '!'"):
+        write_context(built(), code, code)
+    assert names(code) == {"main.py", "pkg/__init__.py", ".dockerignore", name}
+    (code / ".dockerignore").write_text(f"pkg\n!{name}\n")
+    write_context(built(), code, tmp_path / "build")
+    assert names(tmp_path / "build") == {"main.py", name, *RENDERED}
+    write_context(built(), code, code)
+
+
+@pytest.mark.parametrize(
+    ("name", "dangling"),
+    [
+        *((name, False) for name in ("pytorchjob.yaml", "Dockerfile", ".k8sjob")),
+        *((name, True) for name in ("pytorchjob.yaml", "Dockerfile", ".k8sjob", ".dockerignore")),
+    ],
+)
+def test_no_link_in_the_target_is_followed(built, code, tmp_path, name, dangling):
+    victim = tmp_path / "victim"
+    if name == ".k8sjob" and not dangling:
+        victim.mkdir(mode=0o700)
+        (victim / "mine").write_text("# Rendered by k8sjob")
+    elif not dangling:
+        victim.write_text("# Rendered by k8sjob, once")
+    before = {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()}
+    (code / name).symlink_to(victim)
+    with pytest.raises(ImageError, match="is a symbolic link, and what it leads to"):
+        write_context(built(), code, code)
+    assert {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()} == before
+    (tmp_path / "link").symlink_to(victim)
+    with pytest.raises(ImageError, match="link is a symbolic link; name the folder itself"):
+        write_context(built(), code, tmp_path / "link")
 
 
 def test_in_place_a_dockerignore_is_not_changed(built, code):
-    (code / ".dockerignore").write_text("pkg\n")
+    (code / ".dockerignore").write_text("pkg\n.env\n")
     write_context(built(), code, code)
-    assert (code / ".dockerignore").read_text() == "pkg\n"
+    assert (code / ".dockerignore").read_text() == "pkg\n.env\n"
 
 
 def test_in_place_a_dockerignore_must_let_the_runtime_pass(built, code):
