@@ -1,7 +1,9 @@
 """How builders are called, and what of this machine they are given."""
 
 import os
+import platform
 import stat
+import subprocess
 from contextlib import contextmanager
 
 import pytest
@@ -10,10 +12,11 @@ from registries import CONFIG, job
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
 from k8sjob.image.append import Base
-from k8sjob.image.builders import buildah, buildx
+from k8sjob.image.builders import buildah, buildx, isolation
 from k8sjob.image.builders.child import Failed, run
 from k8sjob.image.builders.recipe import written
 from k8sjob.image.builders.settings import write_secrets
+from k8sjob.image.builders.table import BUILDERS
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies, Order
 from k8sjob.image.reference import DEFAULT_REGISTRY, Reference
@@ -110,6 +113,51 @@ def test_how_buildah_is_called(order, bare, monkeypatch, home):
         assert {"--no-cache", "--tls-verify=false"} <= set(argv)
         assert argv[argv.index("--isolation") + 1] == "chroot"
         assert argv[argv.index("--authfile") + 1] == str(home / "config.json")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """program(script): a buildah on PATH; the arguments of its calls, a line each."""
+
+    def write(script):
+        file = tmp_path / "bin/buildah"
+        file.parent.mkdir()
+        file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
+        file.chmod(0o755)
+        monkeypatch.setenv("PATH", str(file.parent), prepend=os.pathsep)
+        monkeypatch.delenv("BUILDAH_ISOLATION", raising=False)
+        return tmp_path / "calls"
+
+    return write
+
+
+def test_a_step_that_fails_does_not_lower_the_isolation(order, bare, program):
+    calls = program("case $* in *k8sjob-deps*) echo 'crun: cgroup: denied'; exit 1; esac")
+    with pytest.raises(ImageError, match="crun: cgroup"):
+        BUILDERS["buildah"].make(order())
+    assert "chroot" not in calls.read_text()
+    assert [line.split()[0] for line in calls.read_text().splitlines()] == ["bud", "rmi", "bud"]
+
+
+def test_where_no_containers_run_the_isolation_is_by_chroot(order, bare, program, monkeypatch):
+    calls = program("exit 1")
+    with pytest.raises(ImageError, match="buildah failed"):
+        BUILDERS["buildah"].make(order())
+    probe, build = calls.read_text().splitlines()
+    assert "k8sjob-probe" in probe
+    assert "--isolation chroot" in build
+    calls.unlink()
+    monkeypatch.setenv("BUILDAH_ISOLATION", "oci")
+    with pytest.raises(ImageError, match="buildah failed"):
+        BUILDERS["buildah"].make(order())
+    assert "chroot" not in calls.read_text()
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="no probe for it")
+def test_the_probe_runs(tmp_path):
+    (tmp_path / "probe").write_bytes(isolation._program(platform.machine()))
+    (tmp_path / "probe").chmod(0o755)
+    assert subprocess.run([tmp_path / "probe"], check=False).returncode == 0
 
 
 def test_how_buildx_is_called(order, bare):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image.archive import Layer
-from k8sjob.image.builders.child import Failed, run
+from k8sjob.image.builders.child import run
+from k8sjob.image.builders.isolation import runs_containers
 from k8sjob.image.builders.recipe import written
 from k8sjob.image.content import FileContent
 from k8sjob.image.manifest import Manifest, read, read_object
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["build_argv", "make", "missing"]
 
 _ISOLATION: Final = "BUILDAH_ISOLATION"
-"""By which the user decides how commands are kept apart; then nothing else is tried."""
-_NO_CONTAINERS: Final = re.compile(
-    r"cgroup|creating container for|error running container|OCI runtime|user namespace|newuidmap"
-    r"|\bunshare\b|\b(?:crun|runc)\b",
-    re.IGNORECASE,
-)
-"""What is said where the machine runs no containers, as most containers do not."""
+"""The variable by which the user decides how commands are isolated; then nothing is probed."""
 
 
 def missing(program: str) -> Callable[[Dependencies], str | None]:
@@ -94,13 +88,10 @@ def build_argv(
 
 
 def _build(program: str, order: Order, recipe: Recipe, name: str) -> None:
-    try:
-        run(build_argv(program, order, recipe, name), order.say)
-    except Failed as failed:
-        if _ISOLATION in os.environ or not _NO_CONTAINERS.search("\n".join(failed.words)):
-            raise
-        order.say(f"{program}: this machine runs no containers; once more with --isolation chroot")
-        run(build_argv(program, order, recipe, name, chroot=True), order.say)
+    chroot = _ISOLATION not in os.environ and not runs_containers(program)
+    if chroot:
+        order.say(f"{program}: this machine runs no containers; building with --isolation chroot")
+    run(build_argv(program, order, recipe, name, chroot=chroot), order.say)
 
 
 def _exported(
