@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -23,6 +24,10 @@ __all__ = ["BLOCK", "Content", "FileContent", "RemoteContent", "SmallContent"]
 
 BLOCK: Final = 256 << 10
 """Bytes that are in memory at once, of each blob that is on its way."""
+
+
+_SLOWEST: Final = 10_000
+"""Bytes a second that a registry must give on average; mobile networks give more."""
 
 
 class Content(Protocol):
@@ -117,13 +122,14 @@ class RemoteContent:
             )
 
     def _received(self, start: int) -> Iterator[bytes]:
-        at, failures = start, 0
+        at, failures, started = start, 0, time.monotonic()
         patience = self._session.patience
         while at < self.size:
             before = at
             try:
                 for block in self._opened(at):
                     at += len(block)
+                    self._check_pace(at, time.monotonic() - started)
                     yield block
             except HTTPError:
                 failures = 1 if at > before else failures + 1
@@ -135,6 +141,19 @@ class RemoteContent:
                 patience.wait(failures)
             else:
                 return
+
+    def _check_pace(self, end: int, seconds: float) -> None:
+        """Refuse what would fill the memory, or never end."""
+        if end > self.size:
+            raise ImageError(
+                f"{self._what}: more came than its {self.size} bytes: the registry, or a proxy on"
+                " the way, is broken; try again"
+            )
+        if seconds > self._session.patience.answer + self.size / _SLOWEST:
+            raise ImageError(
+                f"{self._what}: {end} of {self.size} bytes came in {seconds:.0f} s, which is too"
+                " slow; try again, or use a registry that is nearer"
+            )
 
     def _opened(self, start: int) -> Iterator[bytes]:
         answer = self._session.request(
@@ -148,7 +167,7 @@ class RemoteContent:
         assert answer.stream is not None  # noqa: S101 - what `stream=True` with these statuses means
         skipped = start if answer.status == 200 else 0
         with answer.stream as response:
-            for block in response.stream(BLOCK, decode_content=False):
+            while block := response.read1(BLOCK, decode_content=False):
                 if skipped < len(block):
                     yield block[skipped:]
                 skipped = max(0, skipped - len(block))

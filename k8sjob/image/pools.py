@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import ssl
 import threading
 import urllib.request
@@ -14,15 +16,17 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import HTTPError, ProxySchemeUnknown
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = ["Pools", "is_loopback"]
+__all__ = ["Pools", "host_of", "is_loopback"]
 
 _CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
 _HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
+HEADERS_LIMIT: Final = 300.0
+"""Seconds until the headers of an answer are there; the read timeout is for each of its bytes."""
 _SIZE: Final = 16
 """Idle connections to one host that are kept."""
 
@@ -56,16 +60,16 @@ class Pools:
         Raises:
             ImageError: it is none, or is to be asked without TLS.
         """
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-        if parts.scheme not in {"http", "https"} or not host:
-            raise ImageError(f"{url!r} is no URL of a registry")
-        if parts.scheme == "http" and not (is_loopback(host) or host in self.plain_http):
+        host = host_of(url)
+        scheme = url.partition(":")[0].lower()
+        if scheme not in {"http", "https"} or not host:
+            raise ImageError(f"{redacted(url)!r} is no URL of a registry")
+        if scheme == "http" and not (is_loopback(host) or host in self.plain_http):
             raise ImageError(
                 f"{host} is to be asked without TLS, by which anybody could read and change what is"
                 f" sent; if you trust the way to it: --plain-http {host}"
             )
-        key = (_proxy(parts.scheme, host), host if parts.scheme == "https" else "")
+        key = (_proxy(scheme, host), host if scheme == "https" else "")
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = self._new_pool(*key)
@@ -73,32 +77,85 @@ class Pools:
 
     def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
         context = _context(host) if host else None
-        if not proxy:
-            return urllib3.PoolManager(timeout=self.timeout, maxsize=_SIZE, ssl_context=context)
         try:
-            user = urlsplit(proxy)
-            login = f"{user.username}:{user.password or ''}" if user.username else None
-            return urllib3.ProxyManager(
-                proxy,
-                proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
-                timeout=self.timeout,
-                maxsize=_SIZE,
-                ssl_context=context,
-            )
+            manager = self._manager(proxy, context)
         except (ValueError, HTTPError, ProxySchemeUnknown):
             raise ImageError(
                 f"the proxy that the environment names is no http://[USER:PASSWORD@]HOST:PORT:"
                 f" {proxy.rpartition('@')[2]!r}; correct http_proxy and https_proxy, or name the"
                 " registry in no_proxy"
             ) from None
+        manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+        return manager
+
+    def _manager(self, proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
+        if not proxy:
+            return urllib3.PoolManager(timeout=self.timeout, maxsize=_SIZE, ssl_context=context)
+        user = urlsplit(proxy)
+        login = f"{user.username}:{user.password or ''}" if user.username else None
+        return urllib3.ProxyManager(
+            proxy,
+            proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+            timeout=self.timeout,
+            maxsize=_SIZE,
+            ssl_context=context,
+        )
+
+
+class _Deadline:
+    """A connection whose answer must begin in time, however slowly its headers come."""
+
+    sock: socket.socket | None
+
+    def getresponse(self) -> urllib3.HTTPResponse:
+        """The answer's status and headers."""
+        timer = threading.Timer(HEADERS_LIMIT, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().getresponse()  # type: ignore[misc,no-any-return]  # of the connection
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        with suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]  # see suppress
+
+
+class _HTTP(_Deadline, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form
+    pass
+
+
+class _HTTPS(_Deadline, urllib3.connection.HTTPSConnection):  # type: ignore[misc]  # see above
+    pass
+
+
+class _HTTPPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HTTP
+
+
+class _HTTPSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HTTPS
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host[:port] is this machine, without asking anybody for its address."""
     name = host.rpartition(":")[0] if ":" in host else host
-    parts = name.split(".")
-    numbers = len(parts) == 4 and all(part.isdecimal() for part in parts)
-    return name == "localhost" or (numbers and parts[0] == "127")
+    try:
+        return name == "localhost" or ipaddress.IPv4Address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(url: str) -> str:
+    r"""The host[:port] that a request to the URL goes to, as the HTTP library reads it.
+
+    Other parsers read `http://one\@two/` in another way. Empty where the URL has none.
+    """
+    try:
+        return urllib3.util.parse_url(url).netloc or ""
+    except (HTTPError, ValueError):
+        return ""
 
 
 def _proxy(scheme: str, host: str) -> str:

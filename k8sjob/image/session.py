@@ -8,6 +8,7 @@ from urllib.parse import urljoin, urlsplit
 
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.access import Access
+from k8sjob.image.pools import host_of
 from k8sjob.image.wire import Broken
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Session:
         )
 
     def _is_own(self, url: str) -> bool:
-        return urlsplit(url).netloc == urlsplit(self._base).netloc
+        return host_of(url) == host_of(self._base)
 
     def _authorised(
         self,

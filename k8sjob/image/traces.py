@@ -45,12 +45,28 @@ _LIBC_SAYS: Final = re.compile(rb"GNU C Library [^\n]*release version (\d+\.\d+)
 _SITE: Final = re.compile(r"(.*/(?:site|dist)-packages)(?:/|$)")
 _LARGEST: Final = 16 << 20
 """Bytes that are read of one file."""
+_LARGEST_HEADER: Final = 1 << 20
+"""Bytes of an extended header, which is a name and a few numbers."""
+_MOST_KEPT: Final = 64 << 20
+"""Bytes of names and texts that are kept of one layer: those of large bases are a few MB."""
+_MOST_GLOBAL: Final = 1000
+"""Keys of pax headers that are for all members."""
+_HEADERS: Final = frozenset(
+    (
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    )
+)
 _BROKEN: Final[tuple[type[Exception], ...]] = (
     tarfile.TarError,
     EOFError,
     zlib.error,
     OSError,
     ValueError,
+    RecursionError,  # headers of headers of headers
     *zstd.BROKEN,
 )
 
@@ -144,14 +160,28 @@ def _traces(stream: io.RawIOBase, what: str) -> Traces:
         opened = cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
     elif start == zstd.MAGIC:
         opened = zstd.reader(raw, what)
-    with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK) as archive:
+    kept = 0
+    with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_Info) as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            _note_member(archive, member, found)
+            kept += _note_member(archive, member, found)
+            if kept > _MOST_KEPT or len(archive.pax_headers) > _MOST_GLOBAL:
+                raise tarfile.ReadError("it has more names and metadata than any Python needs")
     return found
 
 
-def _note_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Traces) -> None:
+class _Info(tarfile.TarInfo):
+    """A member whose extended headers, which are read at once, have a limit."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
+
+
+def _note_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Traces) -> int:
+    """Keep what the member tells; how many bytes were kept."""
+    text: str | None = ""
     path = posixpath.normpath(member.name).lstrip("/")
     folder, _, name = path.rpartition("/")
     if name == _OPAQUE:
@@ -168,6 +198,8 @@ def _note_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Trace
         found.marks[path] = text
     if site := _SITE.match(f"/{path}"):
         found.marks.setdefault(site[1].lstrip("/"), "")
+    is_kept = path in found.links or path in found.marks or name.startswith(_WHITEOUT)
+    return len(path) + len(member.linkname) + len(text or "") if is_kept else 0
 
 
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:

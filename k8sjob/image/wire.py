@@ -13,10 +13,10 @@ import urllib3
 from urllib3 import exceptions
 
 from k8sjob.errors import ImageError
-from k8sjob.image.pools import Pools, is_loopback
+from k8sjob.image.pools import Pools, host_of, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from urllib3 import BaseHTTPResponse
 
@@ -26,6 +26,7 @@ MAX_ANSWER: Final = 8 << 20
 """Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that may be another one a moment later."""
+_PIECE: Final = 64 << 10
 _LONGEST_PAUSE: Final = 60.0
 
 
@@ -42,12 +43,14 @@ class Patience:
         pause: seconds before the second try; each further pause is twice as long, and as random.
         connect: seconds for a connection.
         read: seconds without a byte from the other side.
+        answer: seconds for a whole answer, however slowly it comes; a blob has more by its size.
     """
 
     tries: int = 5
     pause: float = 0.2
     connect: float = 10.0
     read: float = 120.0
+    answer: float = 300.0
 
     def wait(self, failures: int, asked: str | None = None) -> None:
         """Pause before the next try.
@@ -196,25 +199,34 @@ class Wire:
             )
             if stream and response.status in {200, 206}:
                 return Answer(url, response.status, response.headers, stream=response)
-            content = response.read(MAX_ANSWER + 1)
+            content = b"".join(_pieces(response, url, self.patience.answer))
         except exceptions.HTTPError as error:
             raise _in_words(error, url) from None
-        if len(content) > MAX_ANSWER:
-            response.close()
-            raise ImageError(f"{_place(url)}: answers with more than {MAX_ANSWER} bytes")
         response.release_conn()
         return Answer(url, response.status, response.headers, content)
+
+
+def _pieces(response: BaseHTTPResponse, url: str, limit: float) -> Iterator[bytes]:
+    """A small answer as it comes, up to a size and a time."""
+    end, size = time.monotonic() + limit, 0
+    while piece := response.read1(_PIECE):
+        yield piece
+        size += len(piece)
+        if size > MAX_ANSWER or time.monotonic() > end:
+            response.close()
+            much = f"with more than {MAX_ANSWER} bytes" if size > MAX_ANSWER else "too slowly"
+            raise ImageError(f"{_place(url)}: answers {much}; is it the address of a registry?")
 
 
 def _place(url: str) -> str:
     """A URL without what may be secret in it."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{parts.scheme}://{host_of(url)}{parts.path}"
 
 
 def _in_words(error: exceptions.HTTPError, url: str) -> Exception:
     """What a failure of the connection means: Broken, where another try may help."""
-    host = urlsplit(url).netloc.rpartition("@")[2]
+    host = host_of(url)
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:
         why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0]

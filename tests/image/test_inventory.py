@@ -17,6 +17,7 @@ from k8sjob.image.content import SmallContent
 from k8sjob.image.inventory import take_inventory
 from k8sjob.image.manifest import Descriptor, Manifest
 from k8sjob.image.reference import Reference
+from k8sjob.image.tar import _record
 from k8sjob.image.traces import read_traces
 
 DIGEST = "sha256:" + "a" * 64
@@ -227,3 +228,39 @@ def test_a_layer_that_is_no_archive(data, cache):
     with pytest.raises(ImageError, match=r"base, layer sha256:\w{12}: not an archive \(.+\); the"):
         read_traces(content(data), "base", lambda _size: None)
     assert not cache.exists()
+
+
+def pax(records, kind=tarfile.XHDTYPE):
+    """An extended header of that content."""
+    info = tarfile.TarInfo("PaxHeader")
+    info.type, info.size = kind, len(records)
+    return info.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % tarfile.BLOCKSIZE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pax(b"1" * (2 << 20)),
+        pax(b"1" * (2 << 20), tarfile.XGLTYPE),
+        pax(b"x" * (2 << 20), tarfile.GNUTYPE_LONGNAME),
+        pax(b"9 a=bcde\n") * 2000,
+        b"".join(pax(_record(f"key{n}", "x" * 99), tarfile.XGLTYPE) for n in range(1500)),
+        tar_of({f"p{n}.dist-info/METADATA": f"Name: {'x' * 999_999}" for n in range(70)}),
+    ],
+    ids=["pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"],
+)
+def test_a_layer_that_would_fill_the_memory(data, cache):
+    compressed = gzip.compress(data + tar_of({"a": ""}), 1)
+    with pytest.raises(ImageError, match="not an archive"):
+        read_traces(content(compressed), "base", lambda _size: None)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "-e", "a b", "a/b"])
+def test_a_name_that_no_distribution_has(name):
+    below = wheelhouse.base()
+    site = next(path for layer in below for path in layer if path.endswith(".dist-info/METADATA"))
+    folder = site.rpartition("/")[0].rpartition("/")[0]
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    found = inventory(*below, {f"{folder}/evil-1.0.dist-info/METADATA": text})
+    assert found.distributions == inventory(*below).distributions

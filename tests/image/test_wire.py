@@ -1,14 +1,20 @@
 import email.utils
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from registries import free_port
 
 from k8sjob.errors import ImageError
+from k8sjob.image import pools
 from k8sjob.image.access import Access, _challenges
+from k8sjob.image.content import RemoteContent
+from k8sjob.image.manifest import Descriptor
 from k8sjob.image.parallel import at_once, begin
-from k8sjob.image.pools import is_loopback
+from k8sjob.image.pools import host_of, is_loopback
+from k8sjob.image.reference import Reference
 from k8sjob.image.session import Session
 from k8sjob.image.wire import Answer, Broken, Patience, Wire, _seconds
 
@@ -34,6 +40,70 @@ def test_this_machine_is_known_by_its_address_alone(host, expected):
 def test_what_is_no_registry(url):
     with pytest.raises(ImageError, match="is no URL of a registry"):
         Wire().send("GET", url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [r"http://evil.example\@localhost/", "http://localhost\t@evil.example/", "http://127.999.1.1/"],
+)
+def test_the_host_is_the_one_that_the_request_goes_to(url):
+    with pytest.raises(ImageError, match=r"(evil.example|127.999.1.1) is to be asked without TLS"):
+        Wire().send("GET", url)
+    assert not is_loopback(host_of(url))
+
+
+@pytest.fixture
+def trickling():
+    """trickling(start): the address of a server that sends this, and then a byte now and then."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def serve(start):
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(start)
+            while not ended.wait(0.02):
+                connection.sendall(b"x")
+
+    def begin_serving(start):
+        threading.Thread(target=serve, args=(start,), daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield begin_serving
+    ended.set()
+    listener.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_an_answer_that_comes_byte_by_byte(trickling):
+    wire = Wire(patience=Patience(answer=0.1))
+    with pytest.raises(ImageError, match="answers too slowly"):
+        wire.send("GET", trickling(OK + b"Content-Length: 999999\r\n\r\n"))
+
+
+def test_headers_that_come_byte_by_byte(trickling, monkeypatch):
+    monkeypatch.setattr(pools, "HEADERS_LIMIT", 0.1)
+    with pytest.raises(Broken, match="the connection broke"):
+        Wire().send("GET", trickling(OK))
+
+
+@pytest.mark.parametrize(
+    ("size", "patience", "message"),
+    [
+        (10, Patience(), "more came than its 10 bytes"),
+        (999, Patience(answer=0.1), r"of 999 bytes came in 0 s, which is too slow"),
+    ],
+)
+def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, message):
+    base = trickling(OK + b"\r\n")
+    session = Session(Wire(patience=patience), "reg", "reg", lambda: None)
+    session._base = base
+    blob = Descriptor("sha256:" + "0" * 64, size)
+    with pytest.raises(ImageError, match=message):
+        list(RemoteContent(session, Reference.parse("reg.example/x:1"), blob).blocks(0))
 
 
 def test_nobody_else_is_asked_in_plain():
