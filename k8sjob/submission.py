@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from k8sjob import document
 from k8sjob.backends.api import LOCAL, JobRef, Plan
 from k8sjob.backends.connect import connect
+from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import render
 from k8sjob.sending import send
@@ -198,4 +199,10 @@ def remarks(made: Plan) -> list[str]:
             f"the image {made.image} has no digest, so a pod that is made later may run another one"
             " of that name; best name it as REPOSITORY@sha256:..."
         )
+        if made.spec.uses_agent and not made.spec.builds_image:
+            said.append(
+                f"the image {made.image} is used as it is, and must contain k8sjob's runtime, which"
+                f" starts the script, at {RUNTIME_HOME}; with"
+                " `image: {repository: ..., base: ...}` k8sjob puts it in"
+            )
     return said

@@ -294,8 +294,11 @@ def test_a_name_that_may_move_is_worth_a_remark():
     built = SPEC.with_(image=BUILT)
     assert remarks(plan_submission(built)) == [], "it gets its digest when it is made"
     assert len(remarks(plan_submission(built, image="team/tiny:1"))) == 1
-    (remark,) = remarks(plan_submission(SPEC.with_(image="team/tiny:1")))
-    assert remark.startswith("the image team/tiny:1 has no digest")
+    moves, lacks = remarks(plan_submission(SPEC.with_(image="team/tiny:1")))
+    assert moves.startswith("the image team/tiny:1 has no digest")
+    assert "must contain k8sjob's runtime" in lacks
+    command = SPEC.with_(image="team/tiny:1", run={"script": None, "command": ["torchrun"]})
+    assert len(remarks(plan_submission(command))) == 1
 
 
 def test_the_difference_to_what_is_there(api, backend):

@@ -164,7 +164,10 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
             "processes and adds restarts in place, reasons and a watchdog"
         )
     elif spec.run.command is not None and after_agent(command) is None:
-        yield "the command runs as it is, without k8sjob's agent; run.script would start it by that"
+        yield (
+            "the command runs as it is, without k8sjob's agent; run.script would start it by that,"
+            " in an image with k8sjob's runtime"
+        )
     if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (
             "service_account_token is true, as Kubernetes has it by default; leave it out if the "

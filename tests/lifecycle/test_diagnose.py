@@ -90,6 +90,30 @@ def test_the_job_itself(snapshot, condition, cause, step):
         ),
         (
             ended(1),
+            ["/usr/bin/python: ... (ModuleNotFoundError: No module named 'k8sjob')"],
+            "missing-module",
+            "its image does not contain k8sjob's runtime$",
+        ),
+        (
+            ended(255),
+            ["exec /usr/local/bin/python: exec format error"],
+            "image",
+            "not made for its node's kind of processor",
+        ),
+        (
+            ended(128, "runc: unable to start: exec: x: exec format error: unknown", "StartError"),
+            [],
+            "image",
+            "not made for its node's kind of processor",
+        ),
+        (
+            ended(1, Reason(1, 0, "OSError", "x: exec format error: unknown").encode()),
+            [],
+            "crash",
+            "OSError: x: exec format error",
+        ),
+        (
+            ended(1),
             ["torch.OutOfMemoryError: CUDA out of memory. Tried"],
             "gpu-memory",
             "out of GPU memory",

@@ -55,6 +55,14 @@ _SHARED_MEMORY: Final = (
 )
 _KINDS: Final = (
     _kind(
+        r"No module named '?k8sjob\b",
+        Cause.MISSING_MODULE,
+        "its image does not contain k8sjob's runtime",
+        "let k8sjob add it: `image: {{repository: ..., base: THIS IMAGE}}`, and submit again; or"
+        " start the script by run.command",
+        raised=True,
+    ),
+    _kind(
         r"No module named '?(?P<name>(?P<package>\w+)[\w.]*)'?",
         Cause.MISSING_MODULE,
         "no module named {name!r}",

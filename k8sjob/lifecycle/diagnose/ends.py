@@ -27,6 +27,8 @@ _IN_VAIN: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 
 _SAME_MOMENT: Final = 1.0
 """Seconds by which the kubelet's and a container's own clock may differ: it rounds."""
+_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
+"""As the kernel's refusal reads in a container's output, and in the runtime's message."""
 
 
 def how_it_ended(case: Case, end: End) -> Finding:
@@ -90,6 +92,19 @@ def _misconfigured(case: Case, end: End) -> Finding | None:
         Cause.CONFIGURATION,
         f"{end.told}: {end.reason.message}",
         f"correct the job's settings; the same start would fail again ({case.called})",
+        end.replica,
+    )
+
+
+def _wrong_processor(case: Case, end: End) -> Finding | None:
+    lines = [*end.message.splitlines(), *_account(case, end).context]
+    if end.reason or not any(_FORMAT.search(line) for line in lines):
+        return None
+    return Finding(
+        Cause.IMAGE,
+        f"{end.told}: its image is not made for its node's kind of processor (exec format error)",
+        "build it on a base for that platform (image.platform in job.yaml), or select other nodes"
+        " (node_selector: {kubernetes.io/arch: ...})",
         end.replica,
     )
 
@@ -277,6 +292,7 @@ _ENDS: tuple[Callable[[Case, End], Finding | None], ...] = (
     _not_met,
     _misconfigured,
     _out_of_memory,
+    _wrong_processor,
     _cannot_start,
     _not_found,
     _explained,
