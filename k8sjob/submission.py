@@ -13,7 +13,7 @@ from k8sjob import document
 from k8sjob.backends.api import LOCAL, JobRef, Plan
 from k8sjob.backends.connect import connect
 from k8sjob.contract import RUNTIME_HOME
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.rendering import render
 from k8sjob.sending import send
 from k8sjob.spec import JobSpec, load
@@ -178,7 +178,7 @@ def push_code(
         The plan with the image, and what was pushed.
 
     Raises:
-        BackendError: the cluster refuses the job, or cannot be reached.
+        BackendError: the cluster refuses the job or cannot be reached, or no node runs the image.
         ImageError: the image cannot be made of the code alone, or a registry refuses.
     """
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
@@ -187,7 +187,20 @@ def push_code(
     if build is not None and not dry_run:
         build(spec, made.folder)
     pushed = push(spec, made.folder, dry_run=dry_run, **options)
+    _check_processors(spec, pushed.platform, backend)
     return plan(made.spec, made.folder, image=pushed.reference, origin=pushed.origin), pushed
+
+
+def _check_processors(spec: JobSpec, platform: str, backend: ClusterBackend) -> None:
+    """Refuse an image that no node can run: its pods would end with "exec format error"."""
+    there = backend.architectures(spec.node_selector)
+    own = platform.split("/")[1]
+    if there and own not in there:
+        raise BackendError(
+            f"image.base: it is for {platform}, and the nodes of the job are for"
+            f" {', '.join(sorted(there))}; set image.platform to linux/{min(there)} and a base for"
+            " that, or select other nodes by node_selector"
+        )
 
 
 def remarks(made: Plan) -> list[str]:

@@ -6,12 +6,13 @@ import pytest
 from apiserver import Apiserver, InMemory, status
 
 from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.backends.transport import refusal
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
 from k8sjob.labels import MANIFEST_DIGEST
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan_submission, push_code, remarks, submit
+from k8sjob.submission import _check_processors, plan_submission, push_code, remarks, submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
@@ -287,6 +288,37 @@ def test_nothing_is_built_before_the_cluster_would_take_the_job(backend, api, tm
     with pytest.raises(ImageError, match=r"127\.0\.0\.1:9"):
         push()
     assert built == [(spec, tmp_path)]
+
+
+class WithNodes(InMemory):
+    """A cluster with nodes of these kinds; None: they may not be read."""
+
+    kinds = ()
+
+    def request(self, method, path, *, query=None, **options):
+        if path != "/api/v1/nodes":
+            return super().request(method, path, query=query, **options)
+        if self.kinds is None:
+            raise refusal(*status(403, "Forbidden", "no"))
+        self.asked = (query or {}).get("labelSelector", "")
+        nodes = [{"metadata": {"labels": {"kubernetes.io/arch": kind}}} for kind in self.kinds]
+        return {"metadata": {}, "items": nodes}
+
+
+@pytest.mark.parametrize("kinds", [None, (), ("arm64",), ("amd64", "arm64")])
+def test_an_image_that_some_node_runs(api, kinds):
+    cluster = WithNodes(api)
+    cluster.kinds = kinds
+    _check_processors(SPEC, "linux/arm64/v8", ClusterBackend(cluster))
+
+
+def test_an_image_that_no_node_runs_is_refused(api):
+    cluster = WithNodes(api)
+    cluster.kinds = ("amd64", "amd64")
+    spec = SPEC.with_(node_selector={"pool": "train", "zone": "a"})
+    with pytest.raises(BackendError, match=r"is for linux/arm64, and the nodes .* are for amd64;"):
+        _check_processors(spec, "linux/arm64", ClusterBackend(cluster))
+    assert cluster.asked == "pool=train,zone=a"
 
 
 def test_a_name_that_may_move_is_worth_a_remark():

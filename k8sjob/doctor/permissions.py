@@ -120,7 +120,7 @@ RULES: Final = (
     Rule(Grant.VIEWER, "", "namespaces", ("get",), "why, doctor"),
     Rule(Grant.VIEWER, "kueue.x-k8s.io", "workloads", ("list",), "why"),
     Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "submit, why, doctor job.yaml"),
-    Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "why, doctor"),
+    Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "submit, why, doctor"),
     Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
     Rule(Grant.CLUSTER_VIEWER, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
     Rule(Grant.CLUSTER_VIEWER, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),

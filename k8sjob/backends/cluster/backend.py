@@ -21,7 +21,7 @@ from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.labels import JOB_NAME, same_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
     from threading import Event
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterBackend"]
 
+_ARCH: Final = "kubernetes.io/arch"
+"""The label of every node that names its kind of processor."""
 STRICT: Final = {"fieldValidation": "Strict"}
 MERGE: Final = "application/merge-patch+json"
 SUBMIT_SECONDS: Final = 60.0
@@ -175,6 +177,19 @@ class ClusterBackend:
         except ApiError as error:
             if is_absent(error):
                 raise
+
+    def architectures(self, node_selector: Mapping[str, str]) -> set[str]:
+        """The kinds of processor, as "amd64", of the nodes that carry these labels.
+
+        Empty where there are none, or nodes may not be read.
+        """
+        query = {"labelSelector": ",".join(f"{k}={v}" for k, v in node_selector.items())}
+        try:
+            nodes = listing(self.transport, path("nodes"), query if node_selector else None).items
+        except ApiError:
+            return set()
+        found = {str(node["metadata"].get("labels", {}).get(_ARCH) or "") for node in nodes}
+        return set() if "" in found else found
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
