@@ -89,17 +89,21 @@ def _decoded(data: bytes, source: str) -> str:
 
 def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
     if source.endswith((".py", ".pyw")):
-        return lint_script(text, source)
+        return lint_script(text, source, roots=[folder])
     try:
         documents = parse_all(text, source)
     except SpecError as error:
         looks_like_python = not source.endswith((".yaml", ".yml", ".json"))
-        return lint_script(text, source) if looks_like_python else invalid(error, source)
+        return (
+            lint_script(text, source, roots=[folder])
+            if looks_like_python
+            else invalid(error, source)
+        )
     first: Any = documents[0].data if documents else None
     if isinstance(first, dict) and "kind" not in first and {"run", "image"} & first.keys():
         return _lint_job(text, source, folder)
     if not isinstance(first, dict) and not source.endswith((".yaml", ".yml", ".json")):
-        return lint_script(text, source)
+        return lint_script(text, source, roots=[folder])
     return lint_manifest(text, source)
 
 
@@ -119,10 +123,20 @@ def _lint_job(text: str, source: str, folder: Path) -> list[Finding]:
     script = _script(spec, folder)
     missing = [] if script else [Hit(*document.place(("run",), key=True), _missing(spec))]
     rules = (*RULES, Rule(_MISSING, lambda _: missing))
-    found = findings(rules, job, text, source, MANIFEST_CHECKS.keys() | CHECKS.keys())
+    found = findings(rules, job, {source: text}, MANIFEST_CHECKS.keys() | CHECKS.keys())
     if isinstance(script, Path):
-        found += lint_script(_read(script), str(script), _setting(spec, job))
+        found += _lint_of(script, spec, job, folder)
     return found
+
+
+def _lint_of(script: Path, spec: JobSpec, job: Job, folder: Path) -> list[Finding]:
+    """Lint of a job's script, with the modules that Python would find beside it."""
+    context = folder / getattr(spec.image, "context", ".")
+    name = spec.run.module or "__main__"
+    if script.name == "__main__.py":
+        name += ".__main__"
+    roots = [context] if spec.run.module else [script.parent, context]
+    return lint_script(_read(script), str(script), _setting(spec, job), roots=roots, name=name)
 
 
 def _place(document: Document, path: _Path) -> tuple[int, int]:

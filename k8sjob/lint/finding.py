@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "UNKNOWN_IGNORE",
@@ -91,11 +91,12 @@ UNKNOWN_IGNORE: Final = Check(
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where a rule struck: line and column from 1, and the finding's message."""
+    """Where a rule struck: line and column from 1, the message, and the file if it is another."""
 
     line: int
     column: int
     message: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +119,29 @@ def rule(
 
 
 def findings(
-    rules: Sequence[Rule[T]], read: T, text: str, source: str, known: Iterable[str]
+    rules: Sequence[Rule[T]], read: T, texts: Mapping[str, str], known: Iterable[str]
 ) -> list[Finding]:
-    """What the rules find, in the order of the file, without what its comments silence.
+    """What the rules find, in the order of the files, without what comments silence.
 
     Args:
         rules: the rules to run.
         read: what they run over.
-        text: the file's text, for its comments.
-        source: the file's name.
+        texts: each file's text by its name, for the comments; a hit without a file is in the first.
         known: the ids of all checks; a comment that names another one silences nothing and is told.
     """
-    silenced = dict(_silenced(text))
+    silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
+    first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}
     found = [
         Finding(rule.check.id, rule.check.severity, hit.message, source, hit.line, hit.column)
         for rule in rules
         for hit in rule.hits(read)
-        if rule.check.id not in silenced.get(hit.line, ())
+        for source in [hit.source or first]
+        if rule.check.id not in silenced[source].get(hit.line, ())
     ]
-    found += _unknown_silences(silenced, frozenset(known) | {UNKNOWN_IGNORE.id}, source)
+    for source, names in silenced.items():
+        found += _unknown_silences(names, frozenset(known) | {UNKNOWN_IGNORE.id}, source)
     return sorted(
-        dict.fromkeys(found), key=lambda finding: (finding.line, finding.column, finding.id)
+        dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)
     )
 
 

@@ -44,7 +44,7 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     if not jobs:
         message = f"there is no {KIND} in it; name a file with one, a job.yaml or a script"
         return [Finding(INVALID.id, INVALID.severity, message, source)]
-    found = [finding for job in jobs for finding in findings(RULES, job, text, source, CHECKS)]
+    found = [finding for job in jobs for finding in findings(RULES, job, {source: text}, CHECKS)]
     return sorted(dict.fromkeys(found), key=lambda finding: (finding.line, finding.column))
 
 

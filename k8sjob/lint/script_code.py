@@ -1,4 +1,4 @@
-"""A parsed script: what a name means, and on which ranks a line runs.
+"""A parsed program, a script with its local modules: what a name means, and where a line stands.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), and
 "only some ranks come here" is decided generously: whatever looks like a test of the rank counts as
@@ -13,12 +13,12 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.lint.modules import Definition, Function, Module
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Code", "Function", "is_main_guard"]
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+__all__ = ["Code", "is_main_guard"]
 
 _RANKISH: Final = re.compile(
     r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
@@ -41,23 +41,59 @@ _PLAIN_CALLS: Final = frozenset(
     }
 )
 """Calls through which a value still is the rank, or a yes or no about it."""
+_MAX_HOPS: Final = 20
+"""Imports from one local module into another that a name is followed through."""
 _LEAVES: Final = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 
 class Code:
-    """A module, its names and its ways.
+    """The modules of a program, their names and their ways.
 
     Attributes:
-        tree: the module.
-        aliases: what each imported name stands for.
+        files: its modules, the script first.
+        nodes: everything in them; of local modules no function that nothing uses.
     """
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
-        self.aliases = dict(_imports(tree))
-        self._parents = {
-            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
-        }
+    def __init__(self, files: Sequence[Module]) -> None:
+        self.files = files
+        self._by_name = {module.name: module for module in files}
+        used = self._used_names()
+        self.nodes: list[ast.AST] = []
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._home: dict[ast.AST, Module] = {}
+        for module in files:
+            self._add(module, used)
+
+    def _used_names(self) -> set[str]:
+        """Names that the program reads, calls or has as text (for getattr)."""
+        used: set[str] = set()
+        for node in (node for module in self.files for node in ast.walk(module.tree)):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                    used.add(name)
+                case ast.Constant(value=str(name)) if name.isidentifier():
+                    used.add(name)
+                case _:
+                    pass
+        return used
+
+    def _add(self, module: Module, used: set[str]) -> None:
+        unused = [
+            node
+            for node in module.tree.body
+            if module is not self.files[0]
+            and isinstance(node, Function)
+            and not node.decorator_list
+            and node.name not in used
+        ]
+        queue: list[ast.AST] = [module.tree]
+        for node in queue:
+            for child in ast.iter_child_nodes(node):
+                if child not in unused:
+                    self._parents[child] = node
+                    self._home[child] = module
+                    queue.append(child)
+        self.nodes += queue
 
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
@@ -65,10 +101,52 @@ class Code:
         What is no name gives "", and an attribute of such a thing `.attribute`.
         """
         if isinstance(node, ast.Name):
-            return self.aliases.get(node.id, node.id)
+            target = self._imported(self._home.get(node, self.files[0]), node.id)
+            return self._follow(target) if target else node.id
         if isinstance(node, ast.Attribute):
-            return f"{self.name(node.value)}.{node.attr}"
+            return self._follow(f"{self.name(node.value)}.{node.attr}")
         return ""
+
+    def _imported(self, module: Module, name: str) -> str | None:
+        """What a module imports a name as."""
+        if name in module.aliases or name in module.tops:
+            return module.aliases.get(name)
+        for star in module.stars:
+            other = self._by_name.get(star)
+            if other and (name in other.tops or name in other.aliases):
+                return f"{star}.{name}"
+        return None
+
+    def _follow(self, dotted: str) -> str:
+        """What a dotted name stands for, the imports of local modules followed."""
+        for _ in range(_MAX_HOPS):
+            module, rest = self._split(dotted)
+            head, dot, tail = rest.partition(".")
+            target = self._imported(module, head) if module else None
+            if not target or f"{target}{dot}{tail}" == dotted:
+                break
+            dotted = f"{target}{dot}{tail}"
+        return dotted
+
+    def _split(self, dotted: str) -> tuple[Module | None, str]:
+        """The local module that a dotted name begins with, and the rest of it."""
+        end = dotted.rfind(".")
+        while end > 0:
+            if module := self._by_name.get(dotted[:end]):
+                return module, dotted[end + 1 :]
+            end = dotted.rfind(".", 0, end)
+        return None, dotted
+
+    def top_level(self, node: ast.AST) -> Definition | None:
+        """The function or class at a module's top level that an expression names."""
+        module, rest = self._split(self.name(node))
+        if module is None and isinstance(node, ast.Name):
+            module = self._home.get(node)
+        return module.tops.get(rest) if module else None
+
+    def module(self, node: ast.AST) -> Module:
+        """The module that a node stands in."""
+        return self._home.get(node, self.files[0])
 
     # --- where a node stands --------------------------------------------------------------------
 
@@ -114,7 +192,7 @@ class Code:
     def _uses(self) -> dict[str, list[ast.AST]]:
         """Where each name is used, by its last part."""
         uses: dict[str, list[ast.AST]] = defaultdict(list)
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 uses[self.name(node).rpartition(".")[2]].append(node)
         return uses
@@ -135,7 +213,7 @@ class Code:
     def _rank_names(self) -> frozenset[str]:
         """Variables and functions whose value is the rank or says something about it."""
         values = defaultdict(list)
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
@@ -227,14 +305,3 @@ def is_main_guard(node: ast.AST) -> bool:
 def _is_condition(node: ast.AST) -> bool:
     kinds = (ast.If, ast.IfExp, ast.ExceptHandler, ast.BoolOp, ast.Match)
     return isinstance(node, kinds) and not is_main_guard(node)
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                yield (alias.asname, alias.name) if alias.asname else (top, top)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                yield alias.asname or alias.name, f"{node.module}.{alias.name}"

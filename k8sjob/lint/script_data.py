@@ -66,7 +66,7 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
 
 def _has_epochs(script: Script) -> bool:
     """Whether the file trains in a loop over epochs."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
             return script.trains
     return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
@@ -98,7 +98,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 )
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
-    divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.aliases.values())
+    divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel") or _slices_by_rank(script):
         return
@@ -114,7 +114,7 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
 
 
 def _slices_by_rank(script: Script) -> bool:
-    slices = (node for node in ast.walk(script.tree) if isinstance(node, ast.Slice))
+    slices = (node for node in script.nodes if isinstance(node, ast.Slice))
     ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
     return any(script.says_rank(node) for node in (*slices, *ranges))
 
@@ -200,7 +200,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
     "Keras on torch knows no process group: fit never averages gradients or weights.",
 )
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
-    keras = any(name.partition(".")[0] == "keras" for name in script.aliases.values())
+    keras = any(name.partition(".")[0] == "keras" for name in script.targets)
     others = script.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
     grouped = script.torch_calls("init_process_group") or script.has_runtime
     if not keras or others or not grouped or _averages_by_itself(script):

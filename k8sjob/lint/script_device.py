@@ -24,7 +24,7 @@ __all__ = ["RULES"]
 def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
     if script.setting.launcher != "none":
         return
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         if script.name(node.value) == "os.environ" and constant(node.slice) == "LOCAL_RANK":
@@ -44,7 +44,7 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
     "every process, and torch.distributed.launch spells it --local-rank since torch 2.0.",
 )
 def _local_rank_argument(script: Script) -> Iterator[Hit]:
-    strings = [n for n in ast.walk(script.tree) if isinstance(n, ast.Constant)]
+    strings = [n for n in script.nodes if isinstance(n, ast.Constant)]
     if script.modules & MANAGED or any(n.value == "LOCAL_RANK" for n in strings):
         return
     for call in script.method_calls("add_argument"):
@@ -128,7 +128,11 @@ def _assigned(script: Script, use: ast.Name) -> list[ast.expr]:
     """All values of a variable in the scope that binds it; none if one of them is not plain."""
     scope: ast.AST | None = script.function(use)
     while True:
-        inside = [node for node in ast.walk(scope or script.tree) if script.function(node) is scope]
+        inside = [
+            node
+            for node in ast.walk(scope or script.module(use).tree)
+            if script.function(node) is scope
+        ]
         if any(isinstance(node, ast.arg) and node.arg == use.id for node in inside):
             return []
         stores = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]

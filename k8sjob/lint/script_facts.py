@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -15,7 +14,9 @@ from k8sjob.lint.script_code import Code, is_main_guard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MANAGED", "Script", "Setting", "constant", "keyword", "parse"]
+    from k8sjob.lint.modules import Module
+
+__all__ = ["MANAGED", "Script", "Setting", "constant", "keyword"]
 
 MANAGED: Final = frozenset(
     {
@@ -96,22 +97,6 @@ class Setting:
     local_rank_arg: str | None = None
 
 
-def parse(text: str, setting: Setting) -> Script:
-    """The script in a text.
-
-    Raises:
-        SyntaxError: Python cannot parse it.
-        ValueError: the same: null bytes, half surrogate pairs, very deep nesting.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
-        try:
-            tree = ast.parse(text.removeprefix("\ufeff"))
-        except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
-            raise ValueError("it is nested too deeply") from None
-    return Script(tree, setting)
-
-
 def constant(node: ast.AST | None) -> object:
     """The value of a literal; None where it is anything else."""
     return node.value if isinstance(node, ast.Constant) else None
@@ -134,23 +119,25 @@ class Script(Code):
         setting: how it is started.
     """
 
-    def __init__(self, tree: ast.Module, setting: Setting) -> None:
-        super().__init__(tree)
+    def __init__(self, files: Sequence[Module], setting: Setting) -> None:
+        super().__init__(files)
         self.setting = setting
 
     def at(self, node: ast.expr | ast.stmt, message: str) -> Hit:
         """A hit at the beginning of a node."""
-        return Hit(node.lineno, node.col_offset + 1, message)
+        return Hit(node.lineno, node.col_offset + 1, message, self.module(node).source)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
-        """Every call with the dotted name of what is called, in the order of the file."""
-        calls = [
-            (self.name(node.func), node)
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call)
-        ]
-        return sorted(calls, key=lambda item: (item[1].lineno, item[1].col_offset))
+        """Every call with the dotted name of what is called, in the order of the files."""
+        calls = [(self.name(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
+        places = {module.source: at for at, module in enumerate(self.files)}
+
+        def place(item: tuple[str, ast.Call]) -> tuple[int, int, int]:
+            node = item[1]
+            return places[self.module(node).source], node.lineno, node.col_offset
+
+        return sorted(calls, key=place)
 
     def torch_calls(self, *last: str) -> list[ast.Call]:
         """Calls of torch's functions or classes with one of these last names."""
@@ -166,14 +153,15 @@ class Script(Code):
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """Top-level names of the imported modules; "." for relative imports."""
-        names = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names.add("." if node.level else (node.module or "").partition(".")[0])
-        return frozenset(names)
+        """Top-level names of the libraries that are imported: what is no local module."""
+        local = {module.name.partition(".")[0] for module in self.files[1:]}
+        tops = {name.partition(".")[0] for module in self.files for name in module.libraries()}
+        return frozenset(tops - local)
+
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """What all imported names stand for."""
+        return frozenset(name for module in self.files for name in module.aliases.values())
 
     @cached_property
     def makes_group(self) -> bool:
@@ -184,7 +172,7 @@ class Script(Code):
     @cached_property
     def has_runtime(self) -> bool:
         """Whether k8sjob's runtime is imported: its session makes the group."""
-        return any(name.startswith("k8sjob.runtime") for name in self.aliases.values())
+        return any(name.startswith("k8sjob.runtime") for name in self.targets)
 
     def is_session(self, receiver: ast.expr) -> bool:
         """Whether this is k8sjob's session, by its name: functions are handed it, too."""
@@ -192,7 +180,7 @@ class Script(Code):
             return False
         targets = {
             ast.unparse(item.optional_vars)
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.With)
             for item in node.items
             if item.optional_vars is not None and "session" in ast.unparse(item.context_expr)
@@ -211,7 +199,7 @@ class Script(Code):
             is_main_guard(stmt)
             or isinstance(stmt, ast.For | ast.While | ast.With)
             or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call))
-            for stmt in self.tree.body
+            for stmt in self.files[0].tree.body
         )
 
     @cached_property

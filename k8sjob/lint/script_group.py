@@ -15,38 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["RULES"]
 
 _LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
-_COLLECTIVES: Final = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
-_OF_A_JOB: Final = (
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "fit",
-    "gather",
-    "load",
-    "main_first",
-    "reduce",
-    "save",
-    "save_model",
-    "should_stop",
-)
-"""What all ranks call of k8sjob's session."""
 _NODE_NAMES: Final = re.compile(
     r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
 )
@@ -54,7 +22,7 @@ _NODE_NAMES: Final = re.compile(
 
 def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
     """Variables that the script sets for itself, with their values."""
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
             if script.name(target.value) == "os.environ":
                 yield str(constant(target.slice)), node.value
@@ -77,12 +45,12 @@ def _spawns(script: Script) -> list[ast.Call]:
         return []
     written = {
         target.slice
-        for node in ast.walk(script.tree)
+        for node in script.nodes
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Subscript)
     }
-    said = (constant(node) for node in ast.walk(script.tree) if node not in written)
+    said = (constant(node) for node in script.nodes if node not in written)
     if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in said):
         return []
     if not script.torch_calls("init_process_group"):
@@ -224,7 +192,7 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
 )
 def _training_not_distributed(script: Script) -> Iterator[Hit]:
     processes = script.setting.processes or 1
-    strings = (constant(node) for node in ast.walk(script.tree))
+    strings = (constant(node) for node in script.nodes)
     aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
     if processes == 1 or aware or not script.self_contained or not script.trains:
         return
@@ -235,59 +203,6 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
         "trains the whole model by itself; use k8sjob.runtime.session() or "
         "DistributedDataParallel, or set replicas.workers: 0",
     )
-
-
-@rule(
-    "collective-on-one-rank",
-    Severity.ERROR,
-    "script",
-    "A collective returns when every rank has called it; one that only rank 0 calls never returns.",
-)
-def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
-    branches: dict[str, dict[tuple[ast.If, bool], list[ast.Call]]] = {}
-    for name, call in _collectives(script):
-        for child, parent in script.ancestors(call):
-            if isinstance(parent, ast.If) and script.says_rank(parent.test):
-                branch = (parent, child in parent.body)
-                branches.setdefault(name, {}).setdefault(branch, []).append(call)
-                break
-    for name, places in branches.items():
-        ((test, _), calls), *others = places.items()
-        if others or not _is_one_rank(test.test):
-            continue
-        yield script.at(
-            calls[0],
-            f"{name.rpartition('.')[2]} stands under `if {ast.unparse(test.test)}` and the other "
-            "ranks never call it: it waits for them until the group's timeout; let all ranks call "
-            "it, outside of the condition",
-        )
-
-
-def _collectives(script: Script) -> Iterator[tuple[str, ast.Call]]:
-    """What all ranks of the job must call, torch's functions and those of k8sjob's session."""
-    for call in script.torch_calls(*_COLLECTIVES):
-        name = script.name(call.func)
-        if name.startswith("torch.distributed.") and not _in_subgroup(name, call):
-            yield name, call
-    for call in script.method_calls(*_OF_A_JOB):
-        if isinstance(call.func, ast.Attribute) and script.is_session(call.func.value):
-            yield script.name(call.func), call
-
-
-def _in_subgroup(name: str, call: ast.Call) -> bool:
-    """Whether a group of its own is given to a collective."""
-    most = 0 if name.endswith("barrier") else 2
-    return keyword(call, "group") is not None or len(call.args) > most
-
-
-def _is_one_rank(test: ast.expr) -> bool:
-    match test:
-        case ast.Compare(ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=int())]):
-            return True
-        case ast.Attribute(attr="is_main") | ast.UnaryOp(operand=ast.Attribute(attr="is_main")):
-            return True
-        case _:
-            return False
 
 
 @rule(
@@ -318,6 +233,5 @@ RULES: Final[tuple[Rule[Script], ...]] = (
     _nccl_without_gpu,
     _process_group_missing,
     _training_not_distributed,
-    _collective_on_one_rank,
     _group_not_destroyed,
 )
