@@ -22,6 +22,7 @@ __all__ = [
     "plain_http_option",
     "render_command",
     "schema_command",
+    "show_lint_errors",
     "validate_command",
 ]
 
@@ -52,6 +53,24 @@ def folder_of(file: Path) -> Path:
     if str(file) == "-":
         return Path.cwd()
     return file if file.is_dir() else file.parent
+
+
+def show_lint_errors(file: Path) -> None:
+    """Show what lint knows to hang or crash in a job.yaml or its script, before the job starts.
+
+    The job starts all the same: lint reads the script and cannot see every way through it.
+    """
+    from k8sjob.lint import Severity, lint  # noqa: PLC0415 - only commands that start a job need it
+
+    if str(file) == "-":
+        return  # standard input was read by the command itself
+    try:
+        found = lint(file)
+    except SpecError:
+        return  # a script in an encoding of its own: Python may read what lint does not
+    for finding in found:
+        if finding.severity is Severity.ERROR:
+            warn(f"lint: {finding}")
 
 
 @click.command("validate")

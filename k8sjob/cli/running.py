@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.cli.documents import FILE, folder_of
+from k8sjob.cli.documents import FILE, folder_of, show_lint_errors
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.place import Place, place_options
@@ -59,6 +59,7 @@ def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
     at once. The exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
     spec = load(file)
+    show_lint_errors(file)
     backend = LocalBackend(fresh=fresh)
     ref = backend.create(plan(spec, folder_of(file)))
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
+from k8sjob.cli.documents import (
+    FILE,
+    build_option,
+    folder_of,
+    onto_option,
+    plain_http_option,
+    show_lint_errors,
+)
 from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document, line
 from k8sjob.cli.place import Place, place_options
@@ -112,6 +119,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     )
     for remark in remarks(made):
         warn(remark)
+    show_lint_errors(file)
     if dry_run == "client":
         _show_plan(made, place, output)
         return 0

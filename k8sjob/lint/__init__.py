@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lint import files, manifest, script
+from k8sjob.lint import job_yaml, manifest, script
 from k8sjob.lint.files import lint
 from k8sjob.lint.finding import UNKNOWN_IGNORE, Check, Finding, Severity
 from k8sjob.lint.manifest import lint_manifest
@@ -31,7 +31,7 @@ __all__ = [
 
 CHECKS: Final[Mapping[str, Check]] = {
     **manifest.CHECKS,
-    **files.CHECKS,
+    **job_yaml.CHECKS,
     **script.CHECKS,
     UNKNOWN_IGNORE.id: UNKNOWN_IGNORE,
 }

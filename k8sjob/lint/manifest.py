@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import Document, parse_all
 from k8sjob.errors import SpecError
-from k8sjob.lint import manifest_launch, manifest_pods, manifest_policy
+from k8sjob.lint import manifest_images, manifest_launch, manifest_pods, manifest_policy
 from k8sjob.lint.finding import Check, Finding, Severity, findings
 from k8sjob.lint.manifest_facts import Job, Path
 from k8sjob.rendering.webhook import KIND
@@ -22,7 +22,12 @@ INVALID: Final = Check(
     "manifest",
     "A file that is not YAML, has no PyTorchJob, or is a job.yaml with errors cannot be submitted.",
 )
-RULES: Final = (*manifest_policy.RULES, *manifest_launch.RULES, *manifest_pods.RULES)
+RULES: Final = (
+    *manifest_policy.RULES,
+    *manifest_launch.RULES,
+    *manifest_pods.RULES,
+    *manifest_images.RULES,
+)
 
 CHECKS: Final = {check.id: check for check in (INVALID, *(rule.check for rule in RULES))}
 

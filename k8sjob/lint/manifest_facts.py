@@ -133,7 +133,10 @@ class Job:
         data: the object, without fields of a wrong type.
         wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
+        rendered: whether that file is a job.yaml, which this is rendered from.
     """
+
+    rendered = False
 
     def __init__(self, data: Json, place: Callable[[Path], tuple[int, int]]) -> None:
         self.data, self.wrong = shaped(data)
@@ -143,6 +146,10 @@ class Job:
     def at(self, path: Path, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
         return Hit(*self.place(path), message)
+
+    def step(self, manifest: str, spec: str) -> str:
+        """The next step in the words of the file that the user edits."""
+        return spec if self.rendered else manifest
 
     def get(self, *path: str | int) -> Any:
         """What stands at a path, or None."""

@@ -61,7 +61,7 @@ def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
                 f"nprocPerNode {nproc} makes WORLD_SIZE {processes}, but the {replica.role} starts "
                 f"one process, {' '.join(container.argv)[:60]!r}: of {processes} ranks only "
                 f"{job.nodes} can come, and they wait for the rest; start it by torchrun, or take "
-                "nprocPerNode out",
+                f"{job.step('nprocPerNode', 'replicas.nproc_per_node')} out",
             )
 
 

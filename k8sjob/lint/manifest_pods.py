@@ -114,8 +114,11 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
             yield job.at(
                 (*container.path, "volumeMounts"),
                 f"the {replica.role} has a GPU and 64Mi of /dev/shm: DataLoader(num_workers > 0) "
-                "ends in a bus error as soon as batches outgrow it; mount an emptyDir with medium "
-                "Memory at /dev/shm",
+                "ends in a bus error as soon as batches outgrow it; "
+                + job.step(
+                    "mount an emptyDir with medium Memory at /dev/shm",
+                    "set resources.shm, as 8Gi",
+                ),
             )
 
 
@@ -158,25 +161,6 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
                 f"{_ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
                 "runs on after the training and the job never ends; move it to template.metadata "
                 "of each replica",
-            )
-
-
-@rule(
-    "latest-image-kept",
-    Severity.WARNING,
-    "manifest",
-    "A node that has some image of that tag does not look for a newer one.",
-)
-def _latest_image_kept(job: Job) -> Iterator[Hit]:
-    for _, container in job.trainers():
-        image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
-        name = image.rpartition("/")[2]
-        latest = "@" not in name and (":" not in name or name.endswith(":latest"))
-        if latest and policy == "IfNotPresent":
-            yield job.at(
-                (*container.path, "imagePullPolicy"),
-                f"{image!r} with IfNotPresent: each node runs whichever `latest` it pulled first, "
-                "so replicas may run different code; use a tag of its own, or a digest",
             )
 
 
@@ -230,7 +214,6 @@ RULES: Final[tuple[Rule[Job], ...]] = (
     _no_shared_memory,
     _readiness_probe_on_master,
     _istio_annotation_misplaced,
-    _latest_image_kept,
     _variable_not_expanded,
     _sidecar_holds_the_job,
 )

@@ -221,7 +221,10 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
             ("spec", "runPolicy") if policy else ("spec",),
             f"restartPolicy {retried[0].restart_policy} and no runPolicy.backoffLimit: a script "
             "that fails at once is restarted for ever, the job stays Running and keeps its GPUs; "
-            f"set spec.runPolicy.backoffLimit, {3 * job.nodes + 1} for 3 restarts of all pods",
+            + job.step(
+                f"set spec.runPolicy.backoffLimit, {3 * job.nodes + 1} for 3 restarts of all pods",
+                "set policy.max_restarts, and no backoffLimit in the overlay",
+            ),
         )
 
 
@@ -265,7 +268,8 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
         yield job.at(
             ("spec", "runPolicy", "cleanPodPolicy"),
             f"cleanPodPolicy {said}: a Worker that hangs or is slow keeps its {gpus[0]} after the "
-            "job has ended; set it to Running",
+            "job has ended; "
+            + job.step("set it to Running", "set policy.clean_pod_policy: Running"),
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.document.source import MAX_BYTES, content
+from k8sjob.errors import Problem, SpecError
 from k8sjob.lint import script_collectives, script_data, script_device, script_group
 from k8sjob.lint.finding import Check, Finding, Severity, findings
 from k8sjob.lint.modules import parse_module, program
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["CHECKS", "lint_script"]
+__all__ = ["CHECKS", "SYNTAX", "decoded", "lint_script", "read"]
 
-_SYNTAX: Final = Check(
+SYNTAX: Final = Check(
     "script-syntax",
     Severity.ERROR,
     "script",
@@ -29,7 +31,33 @@ _RULES: Final = (
     *script_data.RULES,
 )
 
-CHECKS: Final = {check.id: check for check in (_SYNTAX, *(rule.check for rule in _RULES))}
+CHECKS: Final = {check.id: check for check in (SYNTAX, *(rule.check for rule in _RULES))}
+
+
+def read(file: Path) -> str:
+    """The text of a file that is to be looked at.
+
+    Raises:
+        SpecError: it cannot be read.
+    """
+    try:
+        return decoded(content(file), str(file))
+    except OSError as error:
+        step = "name a PyTorchJob manifest, a job.yaml or a script"
+        message = f"cannot be read: {error.strerror or error}; {step}"
+        raise SpecError([Problem("", message)], str(file)) from None
+
+
+def decoded(data: bytes, source: str) -> str:
+    """The text in bytes, or SpecError."""
+    if len(data) > MAX_BYTES:
+        message = f"longer than {MAX_BYTES} bytes; name a manifest, a job.yaml or a script"
+        raise SpecError([Problem("", message)], source)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise SpecError([Problem("", message)], source) from None
 
 
 def lint_script(
@@ -64,4 +92,4 @@ def lint_script(
             f"Python {version} cannot parse this: {getattr(error, 'msg', error)}; every replica "
             "ends at once; correct it"
         )
-        return [Finding(_SYNTAX.id, _SYNTAX.severity, message, source, line, max(column, 1))]
+        return [Finding(SYNTAX.id, SYNTAX.severity, message, source, line, max(column, 1))]

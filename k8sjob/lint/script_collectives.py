@@ -11,7 +11,6 @@ from k8sjob.lint.communication import FORWARD, MAKES_GROUP, Communication, Given
 from k8sjob.lint.finding import Hit, Rule, Severity, rule
 from k8sjob.lint.modules import Definition, Function
 from k8sjob.lint.rank_tests import RankTests, Who
-from k8sjob.lint.scopes import Scopes
 from k8sjob.lint.script_code import is_main_guard
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class _Reach:
     """Which collectives a piece of a program comes to."""
 
     def __init__(self, script: Script) -> None:
-        self.scopes = Scopes(script)
+        self.scopes = script.scopes
         self.tests = RankTests(script, self.scopes)
         self.calls = Communication(script, self.scopes)
         self._script = script

@@ -27,6 +27,7 @@ _DIVIDES: Final = frozenset(
         "ResumableDistributedSampler",
     }
 )
+_OPTIMIZER: Final = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(\w+\.)?[A-Z]\w*")
 _STREAM: Final = re.compile(r"buf|bytes|stream|\bio\b|file_?obj|^f$|^fh$|^fp$")
 
 
@@ -200,19 +201,16 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
     "Keras on torch knows no process group: fit never averages gradients or weights.",
 )
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
-    keras = any(name.partition(".")[0] == "keras" for name in script.targets)
-    others = script.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
     grouped = script.torch_calls("init_process_group") or script.has_runtime
-    if not keras or others or not grouped or _averages_by_itself(script):
+    if not grouped or _averages_by_itself(script):
         return
-    for call in script.method_calls("fit"):
-        if isinstance(call.func, ast.Attribute) and not script.is_session(call.func.value):
-            yield script.at(
-                call,
-                "Keras' fit under a process group: each rank trains a model of its own, the "
-                "weights drift apart and nothing says so; call fit of k8sjob's session (job.fit), "
-                "or average the gradients in an optimizer of your own",
-            )
+    for call in script.keras_fits:
+        yield script.at(
+            call,
+            "Keras' fit under a process group: each rank trains a model of its own, the weights "
+            "drift apart and nothing says so; call fit of k8sjob's session (job.fit), or average "
+            "the gradients in an optimizer of your own",
+        )
 
 
 def _averages_by_itself(script: Script) -> bool:
@@ -223,6 +221,73 @@ def _averages_by_itself(script: Script) -> bool:
     )
 
 
+_MODES: Final = frozenset(
+    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "BatchNormalization"}
+)
+"""Layers of Keras that do something else while the model is trained."""
+
+
+@rule(
+    "keras-not-training",
+    Severity.WARNING,
+    "script",
+    "Outside of fit, Keras calls a model for inference unless it is told training=True.",
+)
+def _keras_not_training(script: Script) -> Iterator[Hit]:
+    names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}
+    if not names & _MODES or script.has_runtime:
+        return
+    backward = [script.function(call) for call in script.method_calls("backward")]
+    for call in (
+        call for _, call in script.calls if isinstance(call.func, ast.Name | ast.Attribute)
+    ):
+        trained = script.function(call) in backward and script.loops(call)
+        if not trained or keyword(call, "training") or not script.is_keras_model(call.func):
+            continue
+        if not any(_without_gradients(parent) for _, parent in script.ancestors(call)):
+            yield script.at(
+                call,
+                f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
+                f"for inference, so {min(names & _MODES)} does not do what it does in training; "
+                "pass training=True",
+            )
+
+
+def _without_gradients(node: ast.AST) -> bool:
+    items = node.items if isinstance(node, ast.With) else []
+    texts = (ast.unparse(item.context_expr) for item in items)
+    return any("no_grad" in text or "inference_mode" in text for text in texts)
+
+
+@rule(
+    "gradients-not-cleared",
+    Severity.WARNING,
+    "script",
+    "backward() adds to the gradients that are there; only zero_grad() clears them.",
+)
+def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
+    clears = any(isinstance(node, ast.Attribute) and _is_cleared(node) for node in script.nodes)
+    if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
+        return
+    for call in script.method_calls("step"):
+        if not isinstance(call.func, ast.Attribute) or not script.loops(call):
+            continue
+        values = script.scopes.values(call.func.value)
+        made = [script.name(value.func) for value in values if isinstance(value, ast.Call)]
+        if script.trains and any(_OPTIMIZER.fullmatch(name) for name in made):
+            yield script.at(
+                call,
+                "no zero_grad() in this program: each step adds its gradients to those of all "
+                "earlier ones; call zero_grad() of the optimizer before backward(), once a step",
+            )
+
+
+def _is_cleared(node: ast.Attribute) -> bool:
+    """`optimizer.zero_grad`, `p.grad = None`, `p.grad.zero_()`."""
+    assigned = node.attr == "grad" and not isinstance(node.ctx, ast.Load)
+    return assigned or node.attr in ("zero_grad", "zero_")
+
+
 RULES: Final[tuple[Rule[Script], ...]] = (
     _sampler_without_set_epoch,
     _sampler_in_evaluation,
@@ -231,4 +296,6 @@ RULES: Final[tuple[Rule[Script], ...]] = (
     _save_on_every_rank,
     _download_on_every_rank,
     _keras_fit_diverges,
+    _keras_not_training,
+    _gradients_not_cleared,
 )

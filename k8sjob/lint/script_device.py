@@ -44,7 +44,10 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
     "every process, and torch.distributed.launch spells it --local-rank since torch 2.0.",
 )
 def _local_rank_argument(script: Script) -> Iterator[Hit]:
-    strings = [n for n in script.nodes if isinstance(n, ast.Constant)]
+    setting, strings = script.setting, [n for n in script.nodes if isinstance(n, ast.Constant)]
+    alone = setting.processes is not None and setting.processes == setting.nodes
+    if alone or setting.gpus == 0:
+        return  # a process has its pod, or the CPU, to itself
     if script.modules & MANAGED or any(n.value == "LOCAL_RANK" for n in strings):
         return
     for call in script.method_calls("add_argument"):
@@ -107,7 +110,7 @@ def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
 def _is_global_rank(script: Script, node: ast.expr) -> bool:
     """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
     if isinstance(node, ast.Name):
-        values = _assigned(script, node)
+        values = script.scopes.values(node)
         return bool(values) and all(_is_rank_call(script, value) for value in values)
     return _is_rank_call(script, node)
 
@@ -122,39 +125,6 @@ def _is_rank_call(script: Script, node: ast.expr) -> bool:
             )
         case _:
             return False
-
-
-def _assigned(script: Script, use: ast.Name) -> list[ast.expr]:
-    """All values of a variable in the scope that binds it; none if one of them is not plain."""
-    scope: ast.AST | None = script.function(use)
-    while True:
-        inside = [
-            node
-            for node in ast.walk(scope or script.module(use).tree)
-            if script.function(node) is scope
-        ]
-        if any(isinstance(node, ast.arg) and node.arg == use.id for node in inside):
-            return []
-        stores = [n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        bound = sum(store.id == use.id for store in stores)
-        if bound:
-            values = [value for node in inside for value in _values_for(node, use.id)]
-            return values if len(values) == bound else []
-        if scope is None:
-            return []
-        scope = script.function(scope)
-
-
-def _values_for(node: ast.AST, name: str) -> Iterator[ast.expr]:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
-            yield value
-        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=given)):
-            for one, value in zip(targets, given, strict=False):
-                if isinstance(one, ast.Name) and one.id == name:
-                    yield value
-        case _:
-            pass
 
 
 RULES: Final[tuple[Rule[Script], ...]] = (

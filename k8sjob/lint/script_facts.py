@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lint.finding import Hit
+from k8sjob.lint.scopes import Scopes
 from k8sjob.lint.script_code import Code, is_main_guard
 
 if TYPE_CHECKING:
@@ -72,6 +73,25 @@ _LIBRARIES: Final = frozenset(
         "safetensors",
         "keras",
         "k8sjob",
+        "dotenv",
+        "fire",
+        "h5py",
+        "huggingface_hub",
+        "joblib",
+        "loguru",
+        "nltk",
+        "omegaconf",
+        "polars",
+        "psutil",
+        "pyarrow",
+        "rich",
+        "seaborn",
+        "sentencepiece",
+        "skimage",
+        "tiktoken",
+        "torchinfo",
+        "typer",
+        "typing_extensions",
     }
 )
 """Known to make no process group behind the script's back."""
@@ -126,6 +146,11 @@ class Script(Code):
     def at(self, node: ast.expr | ast.stmt, message: str) -> Hit:
         """A hit at the beginning of a node."""
         return Hit(node.lineno, node.col_offset + 1, message, self.module(node).source)
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """What its variables hold and its calls call."""
+        return Scopes(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
@@ -204,5 +229,31 @@ class Script(Code):
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the training loop is in this very file."""
+        """Whether it has a training loop of its own."""
         return bool(self.method_calls("backward"))
+
+    @cached_property
+    def uses_keras(self) -> bool:
+        """Whether it imports Keras."""
+        return any(name.partition(".")[0] == "keras" for name in self.targets)
+
+    @cached_property
+    def keras_fits(self) -> Sequence[ast.Call]:
+        """Calls of `fit` of Keras models, the session's left out."""
+        alone = not self.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
+        return [
+            call
+            for call in (self.method_calls("fit") if self.uses_keras else ())
+            if isinstance(call.func, ast.Attribute) and not self.is_session(call.func.value)
+            if alone or self.is_keras_model(call.func.value)
+        ]
+
+    def is_keras_model(self, node: ast.expr) -> bool:
+        """Whether a variable holds nothing but what Keras, or a subclass of it, makes."""
+        values = [node] if isinstance(node, ast.Call) else self.scopes.values(node)
+        return bool(values) and all(map(self._makes_keras, values))
+
+    def _makes_keras(self, value: ast.expr) -> bool:
+        made = self.scopes.instance(value)
+        bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
+        return any(self.name(base).startswith("keras.") for base in bases)

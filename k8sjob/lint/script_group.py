@@ -40,7 +40,7 @@ def _items(call: ast.Call) -> Iterator[tuple[object, ast.expr]]:
 
 
 def _spawns(script: Script) -> list[ast.Call]:
-    """mp.spawn calls of a script that makes a world of its own in each pod."""
+    """mp.spawn calls of a script that never asks which pod this is."""
     if script.setting.nodes == 1 or script.has_runtime or script.modules & MANAGED:
         return []
     written = {
@@ -59,20 +59,38 @@ def _spawns(script: Script) -> list[ast.Call]:
     return [call for name, call in script.calls if name in spawners]
 
 
+def _makes_own_world(script: Script) -> bool:
+    """Whether ranks or the number of processes come from the script, not from the environment."""
+    made = script.torch_calls("init_process_group")
+    given = any(keyword(call, "rank") or keyword(call, "world_size") for call in made)
+    return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
+
+
 @rule(
     "spawn-in-every-pod",
     Severity.WARNING,
     "script",
-    "mp.spawn in each pod makes a world of that pod alone: N pods do the same training N times.",
+    "mp.spawn counts the processes of its own pod; the environment has one rank for each pod.",
 )
 def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
+    own = _makes_own_world(script)
     for call in _spawns(script):
+        if own:
+            seen = (
+                "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
+                " times: they train side by side, or collide where they meet"
+            )
+        elif constant(keyword(call, "nprocs", 2)) != 1:
+            seen = (
+                "the processes of mp.spawn make their group from the environment, where all of a "
+                "pod find the same RANK: the group cannot be made"
+            )
+        else:
+            continue
         yield script.at(
             call,
-            "mp.spawn makes its own ranks and never asks which pod this is: with several pods each "
-            "one runs a whole training of its own, side by side, and nobody notices; start the "
-            "script with replicas.nproc_per_node (or torchrun) and read RANK and WORLD_SIZE from "
-            "the environment",
+            f"{seen}; take mp.spawn out, set replicas.nproc_per_node (or use torchrun), and read "
+            "RANK, WORLD_SIZE and LOCAL_RANK from the environment",
         )
 
 
@@ -96,11 +114,27 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
                 'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
             )
             yield script.at(value, f"MASTER_ADDR is set to {address!r}: {told}{step}")
-    for call in script.torch_calls("init_process_group"):
-        method = constant(keyword(call, "init_method", 1))
+    for node, method in _init_methods(script):
         if isinstance(method, str) and _LOOPBACK.match(method):
-            step = 'use init_method="env://", the default'
-            yield script.at(call, f"init_method is {method!r}: {told}{step}")
+            step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
+            yield script.at(node, f"the address to meet at is {method!r}: {told}{step}")
+
+
+def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
+    """Where ranks are told to meet: init_method of groups and of RPC's options, and TCPStore."""
+    for name, call in script.calls:
+        if not name.startswith("torch.distributed."):
+            continue
+        position = {"init_process_group": 1, "TCPStore": 0}.get(name.rpartition(".")[2])
+        yield call, constant(keyword(call, "init_method", position))
+        if position == 0:
+            yield call, constant(keyword(call, "host_name"))
+    for node in script.nodes:
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr="init_method")], value=value):
+                yield value, constant(value)
+            case _:
+                pass
 
 
 @rule(
@@ -194,15 +228,17 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
     processes = script.setting.processes or 1
     strings = (constant(node) for node in script.nodes)
     aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
-    if processes == 1 or aware or not script.self_contained or not script.trains:
+    aware |= any(name.startswith("keras.distribution") for name, _ in script.calls)
+    if processes == 1 or aware or not script.self_contained:
         return
-    first = script.method_calls("backward")[0]
-    yield script.at(
-        first,
-        f"the job starts {processes} processes, and this script makes no process group: each one "
-        "trains the whole model by itself; use k8sjob.runtime.session() or "
-        "DistributedDataParallel, or set replicas.workers: 0",
-    )
+    for first in (*script.method_calls("backward"), *script.keras_fits)[:1]:
+        yield script.at(
+            first,
+            f"the job starts {processes} processes, and this script makes no process group: each "
+            "one trains the whole model by itself; use k8sjob.runtime.session() or "
+            "DistributedDataParallel, or set replicas.workers: 0 and leave out "
+            "replicas.nproc_per_node",
+        )
 
 
 @rule(

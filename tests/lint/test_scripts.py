@@ -146,6 +146,52 @@ def test_what_the_environment_says_is_not_overwritten(body, expected):
     assert ids(body) == expected
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://localhost:29501')", True),
+        ("o = dist.rpc.TensorPipeRpcBackendOptions()\no.init_method = 'tcp://127.0.0.1:1'", True),
+        ("s = dist.TCPStore('localhost', 29500, 2, False)", True),
+        ("s = dist.TCPStore(host_name='::1', port=29500)", True),
+        ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://master:29501')", False),
+        ("s = dist.TCPStore(os.environ['MASTER_ADDR'], 29500, 2, False)", False),
+        ("o = client.Options(init_method='tcp://localhost:1')", False),
+    ],
+)
+def test_an_address_of_rpc_or_of_a_store(body, found):
+    assert ids(body) == (["hard-coded-address"] if found else [])
+    assert ids(body, Setting(nodes=1)) == []
+
+
+SPAWN = """\
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(i, n):
+    {}
+    dist.destroy_process_group()
+
+mp.spawn(train, args=(2,), nprocs={})
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "nprocs", "expected"),
+    [
+        ("dist.init_process_group('gloo', rank=i, world_size=n)", "2", "every rank exists several"),
+        ("dist.init_process_group('gloo', rank=i, world_size=n)", "1", "every rank exists several"),
+        ("dist.init_process_group('gloo')", "2", "find the same RANK"),
+        ("dist.init_process_group('gloo')", "n", "find the same RANK"),
+        ("dist.init_process_group('gloo')", "1", None),
+        ("dist.init_process_group('gloo', rank=i + 2 * int(os.environ['RANK']))", "2", None),
+    ],
+)
+def test_spawned_processes_meet_those_of_other_pods(made, nprocs, expected):
+    found = lint_script("import os\n" + SPAWN.format(made, nprocs))
+    assert [f.id for f in found] == (["spawn-in-every-pod"] if expected else [])
+    assert all(expected in f.message for f in found)
+
+
 def test_an_init_method_that_never_leaves_the_pod():
     text = "import torch\ntorch.distributed.init_process_group('gloo', 'tcp://localhost:29500')\n"
     assert ids(text, group=False) == ["group-not-destroyed", "hard-coded-address"]
@@ -215,6 +261,71 @@ def test_a_spec_for_one_process_needs_no_group():
     assert ids(text, Setting(processes=4), group=False) == ["training-not-distributed"]
     assert ids(text, Setting(processes=1), group=False) == []
     assert ids(text, group=False) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [Setting(nodes=2, processes=2, gpus=1), Setting(nodes=2, processes=4, gpus=0)],
+    ids=["one process a pod", "no GPU"],
+)
+def test_a_local_rank_that_shares_no_gpu(setting):
+    text = "import argparse\nargparse.ArgumentParser().add_argument('--local_rank', type=int)\n"
+    assert ids(text, setting, group=False) == []
+
+
+KERAS = "import keras\nmodel = keras.Sequential([keras.layers.Dropout(0.5)])\n"
+LOOP = "optimizer = torch.optim.SGD(model.parameters())\nfor x, y in data:\n    "
+
+
+@pytest.mark.parametrize(
+    ("imports", "body", "found"),
+    [
+        ("", "model.fit(data)", True),
+        ("from sklearn.preprocessing import StandardScaler", "model.fit(data)", True),
+        ("from sklearn.svm import SVC", "svc = SVC()\nsvc.fit(x)", False),
+        ("import keras.distribution as kd", "kd.initialize()\nmodel.fit(data)", False),
+        ("import os", "print(os.environ['RANK'])\nmodel.fit(data)", False),
+        ("import lightning", "model.fit(data)", False),
+    ],
+)
+def test_fit_in_each_pod_trains_alone(imports, body, found):
+    text = f"{imports}\n{KERAS}{body}\n"
+    expected = ["training-not-distributed"] if found else []
+    assert ids(text, Setting(processes=2), group=False) == expected
+    assert ids(text, Setting(processes=1), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        ("model(x).sum().backward()", True),
+        ("model(x, training=True).sum().backward()", False),
+        ("other(x).sum().backward()", False),
+        ("with torch.no_grad():\n        model(x)\n    other(x).backward()", False),
+    ],
+)
+def test_a_keras_model_in_a_loop_of_ones_own(step, found):
+    text = f"import torch\n{KERAS}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    assert ids(text, group=False) == (["keras-not-training"] if found else [])
+    assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("clear", "found"),
+    [
+        ("", True),
+        ("optimizer.zero_grad()", False),
+        ("model.zero_grad(set_to_none=True)", False),
+        ("for p in model.parameters():\n        p.grad = None", False),
+        ("p.grad.zero_()", False),
+    ],
+)
+def test_gradients_that_are_never_cleared(clear, found):
+    model = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+    text = f"{model}{LOOP}model(x).sum().backward()\n    optimizer.step()\n    {clear}\n"
+    assert ids(text, group=False) == (["gradients-not-cleared"] if found else [])
+    once = text.replace("for x, y in data", "if x")
+    assert ids(once, group=False) == []
 
 
 def test_a_comment_silences_its_line_alone():
