@@ -1,7 +1,7 @@
 """Lint: what will hang, be rejected by the operator, or go wrong silently; said before it runs.
 
 `lint(path)` reads a PyTorchJob manifest, a job.yaml with the script that it names, or a script.
-Nothing is executed. docs/reference/lint.md has every check with an example.
+Nothing is executed. docs/reference/lint.md has every check with its reason.
 """
 
 from __future__ import annotations

@@ -99,6 +99,19 @@ def test_a_dry_run_of_the_client_asks_no_cluster(k8sjob, file):
     assert k8sjob("submit", file, "--dry-run=client", "-n", "red", "-o", "name").out == "red/tiny\n"
 
 
+def test_errors_of_lint_are_shown_and_the_job_is_made(k8sjob, api, file):
+    script = "from k8sjob import runtime\nwith runtime.session() as job:\n    if job.is_main:\n"
+    (file.parent / "main.py").write_text(script + "        job.barrier()\n")
+    file.write_text(file.read_text() + "replicas: {workers: 1}\n")
+    done = k8sjob("submit", file)
+    assert (done.code, done.out) == (0, "blue/tiny created\n")
+    assert f"warning: lint: {file.parent}/main.py:4:9: error[collective-on-one-rank]: " in done.err
+    (file.parent / "main.py").write_text("import torch.distributed as d\nd.init_process_group()\n")
+    assert "lint:" not in k8sjob("submit", file, "--replace").err
+    (file.parent / "main.py").write_bytes(b"# coding: latin-1\n# \xe9\n")
+    assert k8sjob("submit", file, "--replace").code == 0
+
+
 def test_a_dry_run_of_the_server_makes_nothing(k8sjob, api, file):
     done = k8sjob("submit", file, "--dry-run=server")
     assert done == (0, "blue/tiny created (server dry run)\n", "")
