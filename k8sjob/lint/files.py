@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lint"]
 
+_SHEBANG: Final = re.compile(r"#!.*python")
 _DOCKERFILE: Final = re.compile(r"^\s*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
 
 
@@ -40,7 +41,7 @@ def lint(path: str | Path) -> list[Finding]:
 
 
 def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
-    if source.endswith((".py", ".pyw")):
+    if source.endswith((".py", ".pyw")) or _SHEBANG.match(text):
         return lint_script(text, source, roots=[folder])
     is_yaml = source.endswith((".yaml", ".yml", ".json"))
     try:
@@ -58,8 +59,7 @@ def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
 def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     """A file whose name says nothing and that is no YAML: a script, if Python can parse it."""
     found = lint_script(text, source, roots=[folder])
-    is_script = text.startswith("#!") and "python" in text.partition("\n")[0]
-    if is_script or [one.id for one in found] != [SYNTAX.id]:
+    if [one.id for one in found] != [SYNTAX.id]:
         return found
     what = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
     step = "name a PyTorchJob manifest, a job.yaml or a script"

@@ -13,7 +13,7 @@ from k8sjob.lint.manifest import CHECKS as MANIFEST_CHECKS
 from k8sjob.lint.manifest import RULES, invalid, jobs_in
 from k8sjob.lint.manifest_facts import Job, launcher_of
 from k8sjob.lint.manifest_images import too_old, wrong_host
-from k8sjob.lint.script import lint_script
+from k8sjob.lint.script import lint_script, read
 from k8sjob.lint.script_facts import Setting
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _lint_of(script: Path, spec: JobSpec, job: Job, folder: Path) -> list[Findin
         name += ".__main__"
     roots = [context] if spec.run.module else [script.parent, context]
     return lint_script(
-        script.read_text(encoding="utf-8-sig"),
+        read(script),
         str(script),
         _setting(spec, job),
         roots=roots,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import sys
+import tokenize
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Definition", "Function", "Module", "parse_module", "program"]
+__all__ = ["Definition", "Function", "Module", "encoding", "parse_module", "program"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -109,6 +111,14 @@ def _top_level(body: Iterable[ast.stmt]) -> Iterator[Definition]:
             yield from _top_level([*stmt.body, *stmt.orelse])
 
 
+def encoding(data: bytes) -> str:
+    """What a source file is encoded in: what its first lines say, else UTF-8."""
+    try:
+        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError:
+        return "utf-8-sig"
+
+
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
     """The module in a text; SyntaxError, ValueError or RecursionError if it is not Python."""
     with warnings.catch_warnings():
@@ -149,7 +159,7 @@ def _local(name: str, roots: Sequence[Path]) -> Module | None:
             parent = name if file is package else name.rpartition(".")[0]
             try:
                 if file.is_file() and len(data := content(file)) <= MAX_BYTES:
-                    return parse_module(data.decode("utf-8-sig"), str(file), name, parent)
+                    return parse_module(data.decode(encoding(data)), str(file), name, parent)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 return None
     return None

@@ -9,7 +9,7 @@ from k8sjob.document.source import MAX_BYTES, content
 from k8sjob.errors import Problem, SpecError
 from k8sjob.lint import script_collectives, script_data, script_device, script_group
 from k8sjob.lint.finding import Check, Finding, Severity, findings
-from k8sjob.lint.modules import parse_module, program
+from k8sjob.lint.modules import encoding, parse_module, program
 from k8sjob.lint.script_facts import Script, Setting
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def decoded(data: bytes, source: str) -> str:
         message = f"longer than {MAX_BYTES} bytes; name a manifest, a job.yaml or a script"
         raise SpecError([Problem("", message)], source)
     try:
-        return data.decode("utf-8-sig")
+        is_python = source.endswith((".py", ".pyw"))
+        return data.decode(encoding(data) if is_python else "utf-8-sig")
     except UnicodeDecodeError as error:
         message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise SpecError([Problem("", message)], source) from None
