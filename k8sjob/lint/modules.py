@@ -104,11 +104,12 @@ def _base(node: ast.ImportFrom, package: str) -> str:
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[Definition]:
-    for stmt in body:
+    queue = list(body)
+    for stmt in queue:
         if isinstance(stmt, Definition):
             yield stmt
         elif isinstance(stmt, ast.If | ast.Try):
-            yield from _top_level([*stmt.body, *stmt.orelse])
+            queue += [*stmt.body, *stmt.orelse]
 
 
 def encoding(data: bytes) -> str:

@@ -269,8 +269,11 @@ def _given(script: Script, reach: _Reach, node: ast.AST) -> set[Given]:
     function = script.function(node)
     if function is None:
         return {frozenset()}
-    calls = (call for name, call in script.calls if name.rpartition(".")[2] == function.name)
-    own = [call for call in calls if reach.scopes.definition(call.func) is function]
+    own = [
+        call
+        for call in script.calls_by_name.get(function.name, ())
+        if reach.scopes.definition(call.func) is function
+    ]
     return {reach.calls.arguments(call, function, frozenset()) for call in own} or {frozenset()}
 
 

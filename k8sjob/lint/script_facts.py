@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -13,7 +14,7 @@ from k8sjob.lint.scopes import Scopes
 from k8sjob.lint.script_code import Code, is_main_guard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from k8sjob.lint.modules import Module
 
@@ -175,6 +176,14 @@ class Script(Code):
     def method_calls(self, *last: str) -> list[ast.Call]:
         """Calls of anything with one of these last names."""
         return [call for name, call in self.calls if name.rpartition(".")[2] in last]
+
+    @cached_property
+    def calls_by_name(self) -> Mapping[str, list[ast.Call]]:
+        """Calls by the last part of the name of what is called."""
+        found: dict[str, list[ast.Call]] = defaultdict(list)
+        for name, call in self.calls:
+            found[name.rpartition(".")[2]].append(call)
+        return found
 
     @cached_property
     def modules(self) -> frozenset[str]:

@@ -355,6 +355,11 @@ def test_what_is_no_python_is_said_and_not_raised(text):
     assert [f.id for f in lint_script(text)] == ["script-syntax"]
 
 
+def test_a_long_chain_of_branches_is_followed():
+    chain = "".join(f"elif rank == {n}:\n    f({n})\n" for n in range(1, 500))
+    assert ids(f"def f(n):\n    dist.barrier()\n\nif rank == 0:\n    f(0)\n{chain}") == []
+
+
 @pytest.mark.parametrize("text", ["\ufeffprint(1)\n", "x = '\\d'\n", "x = 1\r\ny = 2\r\n", ""])
 def test_what_python_takes_is_taken(text):
     assert lint_script(text) == []

@@ -11,6 +11,7 @@ loader = DataLoader(TensorDataset(torch.rand(64, 8)), batch_size=8, shuffle=True
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 for _epoch in range(3):
     for (x,) in loader:
+        optimizer.zero_grad()
         accelerator.backward(model(x).sum())
         optimizer.step()
 accelerator.wait_for_everyone()

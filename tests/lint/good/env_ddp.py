@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everyone writes it
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 
@@ -49,7 +49,7 @@ def main():
             optimizer.step()
         accuracy = evaluate(model, test, device)
         if is_main():
-            print(f"{epoch} {accuracy:.3f}")  # noqa: T201 - a training script
+            print(f"{epoch} {accuracy:.3f}")
             save(model, "model.pt")
         dist.barrier()
     dist.destroy_process_group()

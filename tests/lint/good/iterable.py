@@ -25,7 +25,7 @@ def main():
             if step % 100 == 0:
                 dist.all_reduce(loss.detach(), op=dist.ReduceOp.AVG)
                 if dist.get_rank() == 0:
-                    print(step, loss.item())  # noqa: T201 - a training script
+                    print(step, loss.item())
                     torch.save(model.module.state_dict(), f"step-{step}.pt")
     finally:
         dist.destroy_process_group()
