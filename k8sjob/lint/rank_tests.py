@@ -59,8 +59,6 @@ class RankTests:
                 pass
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 body, orelse = self.sides(inner, depth + 1)
-                if body is None and orelse is None and self._is_rank(inner, depth):
-                    return "one", "others"
                 return orelse, body
             case ast.BoolOp():
                 return self._of_several(test, depth)
@@ -87,7 +85,7 @@ class RankTests:
         if isinstance(left, ast.Constant) and not isinstance(op, ast.In | ast.NotIn):
             left, right = right, left
             op = {ast.Lt: ast.Gt(), ast.Gt: ast.Lt(), ast.LtE: ast.GtE()}.get(type(op), op)
-        if not self._is_rank(left, depth):
+        if not self.is_rank(left, depth):
             return None
         numbers = [one for one in _numbers(right) if one >= 0]
         match op, numbers:
@@ -102,13 +100,13 @@ class RankTests:
             case _:
                 return None
 
-    def _is_rank(self, node: ast.expr, depth: int) -> bool:
+    def is_rank(self, node: ast.expr, depth: int = 0) -> bool:
         """Whether a value is the rank: by its name, by the call, or by the environment."""
         match node:
             case ast.Name() | ast.Attribute():
                 return self._holds_rank(node, depth)
             case ast.Call(func=ast.Name(id="int"), args=[inner]) | ast.IfExp(body=inner):
-                return self._is_rank(inner, depth + 1)
+                return self.is_rank(inner, depth + 1)
             case ast.Call(func=function, args=args):
                 name = self._code.name(function)
                 if name in ("os.environ.get", "os.getenv"):
@@ -128,10 +126,12 @@ class RankTests:
         return named and not (found and found.unknown)
 
     def _all_ranks(self, values: list[ast.expr], depth: int) -> bool:
-        return depth < _MAX_DEPTH and all(self._is_rank(value, depth + 1) for value in values)
+        return depth < _MAX_DEPTH and all(self.is_rank(value, depth + 1) for value in values)
 
     def _named(self, node: ast.expr, depth: int) -> tuple[Who | None, Who | None]:
         """A variable or a function that says whether this is the one."""
+        if self.is_rank(node, depth):
+            return "others", "one"
         function = node.func if isinstance(node, ast.Call) else node
         values = self._scopes.values(node)
         if isinstance(node, ast.Call):
@@ -155,7 +155,7 @@ class RankTests:
                 case ast.Constant(value=str(name)) if name == "WORLD_SIZE":
                     return True
                 case ast.Compare(left=left, comparators=[ast.UnaryOp(op=ast.USub())]):
-                    if self._is_rank(left, 0):
+                    if self.is_rank(left, 0):
                         return True
                 case _:
                     pass

@@ -228,8 +228,21 @@ def _splits(
             body, orelse = reach.tests.sides(test)
             if not is_main_guard(node) and (body or orelse or script.says_rank(test)):
                 yield from _sides(script, node, body, orelse)
+        case ast.Match(subject=subject, cases=cases) if reach.tests.is_rank(subject):
+            yield from _cases(subject, cases)
         case _:
             pass
+
+
+def _cases(
+    subject: ast.expr, cases: list[ast.match_case]
+) -> Iterator[tuple[Who | None, str, _Parts, _Parts]]:
+    """`match rank:`, each case with all others."""
+    for case in cases:
+        there: _Parts = [stmt for other in cases if other is not case for stmt in other.body]
+        number = ast.unparse(case.pattern)
+        who: Who = "one" if number == "0" else "another" if number.isdecimal() else "others"
+        yield who, f"under `case {number}` of `match {ast.unparse(subject)}`", [*case.body], there
 
 
 def _sides(
@@ -304,7 +317,7 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
         if one.reached.name == FORWARD:
             continue
         name, via = one.reached.name, one.reached.via
-        what = f"{via[0]} calls {name}, a collective," if via else f"{name} is a collective and"
+        what = f"{via[0]} calls {name}, a collective, and" if via else f"{name} is a collective and"
         yield script.at(
             one.reached.call,
             f"{what} runs only {one.where}: it waits until the group's timeout for the ranks that "

@@ -30,10 +30,11 @@ CONDITIONS = [
     "rank == 0", "0 == rank", "not rank", "rank < 1", "dist.get_rank() == 0", "rank in (-1, 0)",
     "rank in [0]", "int(os.environ['RANK']) == 0", "os.environ['RANK'] == '0'",
     "os.environ.get('RANK', '0') == '0'", "int(os.getenv('RANK', 0)) == 0", "args.rank == 0",
+    "dist.get_rank()",
     "self.is_main", "is_main_process()", "accelerator.is_main_process", "trainer.is_global_zero",
     "rank == 0 and step % 10 == 0", "step % 10 == 0 and rank == 0", "master_process",
     "args.local_rank == 0", "not args.distributed or rank == 0", "is_primary", "rank == 1",
-    "rank != 0", "rank > 0", "not is_main_process()", "trainer.is_world_process_zero()",
+    "rank != 0", "rank", "rank > 0", "not is_main_process()", "trainer.is_world_process_zero()",
     "utils.is_main_process()", "(r := dist.get_rank()) == 0 and r == 0", "is_rank_0()",
 ]  # fmt: skip
 NOT_CONDITIONS = [
@@ -77,6 +78,10 @@ def test_every_collective_of_torch(collective):
 
 
 WAYS = """\
+match rank:
+    case 0:
+        dist.barrier()
+---
 def a():
     b()
 
@@ -236,6 +241,16 @@ def test_the_ways_to_a_collective(body):
 
 
 IN_ORDER = """\
+match rank:
+    case 0:
+        dist.barrier()
+    case _:
+        dist.barrier()
+---
+match kind:
+    case 0:
+        dist.barrier()
+---
 def f(x):
     dist.all_reduce(x)
 
