@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import ImageError
-from k8sjob.image.reference import DEFAULT_REGISTRY, Reference
 from k8sjob.lint.finding import Hit, Rule, Severity, rule
+from k8sjob.spec.names import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "too_old", "wrong_host"]
 
+_HUB: Final = "docker.io"
 _REGISTRIES: Final = (
-    DEFAULT_REGISTRY,
+    _HUB,
     "gcr.io",
     "ghcr.io",
     "icr.io",
@@ -35,32 +35,39 @@ _MIN_LABEL: Final = 5
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
 _OLDEST: Final = (
-    (re.compile(r"library/python:(\d+)\.(\d+)"), (3, 11), "Python"),
-    (re.compile(r"pytorch/pytorch:(\d+)\.(\d+)\b"), (2, 6), "torch"),
-    (re.compile(r"nvidia/pytorch:(\d\d)\.(\d\d)\b"), (25, 1), "NVIDIA's PyTorch release"),
+    (re.compile(r"docker\.io/(?:library/)?python:(\d+)\.(\d+)"), (3, 11), "Python"),
+    (re.compile(r"[^/]+/pytorch/pytorch:(\d+)\.(\d+)\b"), (2, 6), "torch"),
+    (re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d)\.(\d\d)\b"), (25, 1), "NVIDIA's PyTorch release"),
 )
 """Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
 
 
 def wrong_host(image: str) -> str:
     """Why no registry can have an image of this name, and what to write; else empty."""
-    try:
-        reference = Reference.parse(image)
-    except ImageError:
-        return ""  # told by the spec's own rules
-    if reference.registry == DEFAULT_REGISTRY:
-        parts = reference.repository.split("/")
+    if not is_image_reference(image):
+        return ""  # other checks say so
+    registry, path = _split(image)
+    if registry == _HUB:
+        parts = path.partition(":")[0].split("/")
         if len(parts) > _HUB_PARTS:
             return (
                 f"{parts[0]!r} is not a registry's host (it has neither a dot nor a port), and "
-                f"{DEFAULT_REGISTRY} has no names of {len(parts)} parts; write the registry's "
-                "whole host in front"
+                f"{_HUB} has no names of {len(parts)} parts; write the registry's whole host in "
+                "front"
             )
         return ""
-    meant = [known for known in _REGISTRIES if _is_slip(reference.registry, known)]
-    if not meant or reference.registry in _REGISTRIES:
+    meant = [known for known in _REGISTRIES if _is_slip(registry, known)]
+    if not meant or registry in _REGISTRIES:
         return ""
-    return f"there is no registry {reference.registry!r}; did you mean {meant[0]!r}?"
+    return f"there is no registry {registry!r}; did you mean {meant[0]!r}?"
+
+
+def _split(image: str) -> tuple[str, str]:
+    """The registry of a reference, and the rest of it; Docker Hub where none is written."""
+    first, slash, rest = image.partition("@")[0].partition("/")
+    if slash and (first == "localhost" or set(first) & set(".:")):
+        return first, rest
+    return _HUB, image.partition("@")[0]
 
 
 def _is_slip(seen: str, known: str) -> bool:
@@ -85,12 +92,9 @@ def _one_letter(seen: str, known: str) -> bool:
 
 def too_old(image: str) -> str:
     """What of an image is older than k8sjob's runtime needs, with the first one that is not."""
-    try:
-        reference = Reference.parse(image)
-    except ImageError:
-        return ""
+    name = "/".join(_split(image))
     for pattern, oldest, what in _OLDEST:
-        found = pattern.match(f"{reference.repository}:{reference.tag}")
+        found = pattern.match(name)
         if found and (int(found[1]), int(found[2])) < oldest:
             width = 2 if "NVIDIA" in what else 1
             needed = f"{oldest[0]}.{oldest[1]:0{width}}"

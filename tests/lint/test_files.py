@@ -190,6 +190,8 @@ def test_the_packages_of_a_module_are_read_from_the_context(job):
         ("pytorch/pytorch:2.10.0", []),
         ("nvcr.io/nvidia/pytorch:25.01-py3", []),
         ("team/python:3.8", []),
+        ("registry.example/python:3.8", []),
+        ("registry.example:5000/pytorch/pytorch:2.4", ["image-too-old"]),
     ],
 )
 def test_images(job, image, expected):
