@@ -121,10 +121,18 @@ def encoding(data: bytes) -> str:
 
 
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
-    """The module in a text; SyntaxError, ValueError or RecursionError if it is not Python."""
+    """The module in a text.
+
+    Raises:
+        SyntaxError: Python cannot parse it.
+        ValueError: the same: null bytes, half surrogate pairs, very deep nesting.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
-        tree = ast.parse(text.removeprefix("\ufeff"))
+        try:
+            tree = ast.parse(text.removeprefix("\ufeff"))
+        except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
+            raise ValueError("it is nested too deeply") from None
     return Module(name, source, text, tree, package)
 
 
