@@ -29,6 +29,7 @@ def run(
     view: Callable[[Event], object] | None = None,
     logs: bool = True,
     fresh: bool = False,
+    resume: str = "",
     check: bool = True,
     folder: str | Path | None = None,
     backend: LocalBackend | None = None,
@@ -47,7 +48,9 @@ def run(
         view: is called with each event, in this thread; None: a live screen in a terminal, plain
             lines elsewhere, a summary at the end.
         logs: follow the replicas' output; without it there is no progress either.
-        fresh: start anew, even where an earlier run of the same name left checkpoints.
+        fresh: start from scratch, ignoring the checkpoints of earlier runs.
+        resume: the id of the run whose checkpoints are resumed; empty: the last run of this name
+            and folder, unless that succeeded.
         check: raise JobFailed where the job does not succeed.
         folder: what relative paths of the spec start from; None: where its job.yaml lies, or the
             working folder.
@@ -66,7 +69,7 @@ def run(
         path = Path(spec)
         folder = folder or (path if path.is_dir() else path.parent)
         spec = load(path)
-    backend = backend or LocalBackend(fresh=fresh)
+    backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan(spec, folder or "."))
     try:
         code = follow(

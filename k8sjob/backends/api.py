@@ -66,6 +66,12 @@ class Plan:
     image: str
     folder: Path
 
+    @property
+    def context(self) -> Path:
+        """The folder with the job's code."""
+        image = self.spec.image
+        return self.folder / ("." if isinstance(image, str) else image.context)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

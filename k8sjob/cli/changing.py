@@ -89,7 +89,11 @@ def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:
     fits = selector(labels)
     if place.is_local:
         here = local_backend()
-        return [(here, JobRef.of(s.job)) for s in here.jobs() if fits(s.job["metadata"]["labels"])]
+        return [
+            (here, JobRef.of(s.job))
+            for s in here.jobs()
+            if fits(s.job["metadata"].get("labels") or {})
+        ]
     if not place.namespace:
         raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
     cluster = place.connect()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.backends.connect import configured
 from k8sjob.backends.references import pod_specs
 from k8sjob.cli.failure import fail, say
@@ -28,7 +30,7 @@ from k8sjob.view.lines import duration, last_words
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from k8sjob.backends.api import Backend, Json, Snapshot
+    from k8sjob.backends.api import Backend, JobRef, Json, Snapshot
     from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
 
 __all__ = ["list_command", "record", "status_command"]
@@ -44,16 +46,19 @@ _BEGINNING: Final = datetime.fromtimestamp(0, UTC)
 def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs of this machine and, where one is configured, of the cluster; newest first.
 
+    Where this machine has several runs of one name, each is listed as local/NAME@RUN.
+
     A cluster that cannot be reached does not hide the jobs of this machine: it is said, and the
     exit code is 1.
     """
     snapshots, failed, asked = _all(labels, place)
     found = [(job_status(snapshot), snapshot) for snapshot in snapshots]
     found.sort(key=lambda one: one[0].created or _BEGINNING, reverse=True)
+    runs = Counter(str(status.ref) for status, _ in found)
     match output:
         case "name":
             for status, _ in found:
-                line(status.ref)
+                line(_named(status.ref, runs))
         case "json" | "yaml":
             document([record(snapshot) for _, snapshot in found], output)
         case _ if not found:
@@ -62,7 +67,10 @@ def list_command(labels: str, output: str, place: Place) -> int:
         case _:
             wide = output == "wide"
             header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
-            rows = (_row(status, snapshot.job, wide=wide) for status, snapshot in found)
+            rows = (
+                [_named(status.ref, runs), *_row(status, snapshot.job, wide=wide)]
+                for status, snapshot in found
+            )
             table(header + ["RESTARTS", "IMAGE", "UID"] * wide, rows)
     return int(failed)
 
@@ -202,9 +210,14 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
     return [replica.name, replica.phase, *numbers, replica.node, replica.reason, said]
 
 
+def _named(ref: JobRef, runs: Counter[str]) -> str:
+    """A job as other commands take it, also where a name has several runs."""
+    return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
+
+
 def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
     counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
-    row: list[object] = [status.ref, status.state, counts, *_times(status)]
+    row: list[object] = [status.state, counts, *_times(status)]
     if wide:
         restarts = sum(replica.restarts for replica in status.replicas)
         row += [restarts, _image(job) or "", status.ref.uid]

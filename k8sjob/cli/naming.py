@@ -27,7 +27,7 @@ __all__ = ["complete_job", "find", "find_all", "job_argument", "local_backend"]
 
 _Seen = TypeVar("_Seen")
 
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine, or to complete a word."""
 
@@ -48,7 +48,8 @@ def job_argument(
 def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
-    A name alone is looked for on this machine and in the cluster, where one is configured.
+    A name alone is looked for on this machine and in the cluster, where one is configured. Runs of
+    one name on this machine are told apart as NAME@RUN.
 
     Raises:
         JobNotFound: there is none of that name.
@@ -57,8 +58,13 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     """
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
-        raise click.UsageError(f"{job!r} is no job: it is NAME, local/NAME or NAMESPACE/NAME")
-    here = namespace == LOCAL or (not namespace and place.is_local)
+        raise click.UsageError(
+            f"{job!r} is no job: it is NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
+        )
+    is_run = "@" in name
+    if is_run and namespace not in {"", LOCAL}:
+        raise click.UsageError(f"{job!r}: only jobs of this machine are named with @RUN")
+    here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (here and place.is_cluster):
         raise click.UsageError(f"{job!r} is in another place than the options say; say one only")

@@ -144,7 +144,8 @@ def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool
 def program() -> None:
     """Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
 
-    A job is NAME; local/NAME on this machine, NAMESPACE/NAME in the cluster.
+    A job is NAME; local/NAME on this machine, or local/NAME@RUN for an earlier run of that name;
+    NAMESPACE/NAME in the cluster.
     Begin with: k8sjob init my-job
     """
 

@@ -50,17 +50,26 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("run")
 @FILE
-@click.option("--fresh", is_flag=True, help="Begin anew, not at the last run's checkpoint.")
+@click.option("--fresh", is_flag=True, help="Start from scratch, ignoring checkpoints.")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    default="",
+    help="Resume the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
+)
 @view_options
-def run_command(file: Path, fresh: bool, output: str, no_logs: bool) -> int:
+def run_command(file: Path, fresh: bool, resume: str, output: str, no_logs: bool) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
-    Ctrl-C stops it after a checkpoint, from which the same command goes on; Ctrl-C again ends it
-    at once. The exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
+    Ctrl-C stops it after a checkpoint; Ctrl-C again ends it at once. The same command then resumes
+    from the newest checkpoint of the last run of this job and folder, unless that run succeeded.
+    The exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
+    if fresh and resume:
+        raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = load(file)
     show_lint_errors(file)
-    backend = LocalBackend(fresh=fresh)
+    backend = LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan(spec, folder_of(file)))
 
     try:

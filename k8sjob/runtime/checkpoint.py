@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "FROM_SCRATCH",
     "Checkpoints",
     "check_state",
     "decode",
@@ -38,6 +39,11 @@ __all__ = [
     "write",
 ]
 
+FROM_SCRATCH: Final = (
+    "start from scratch (`k8sjob run --fresh` on this machine; in a cluster,"
+    " an empty checkpoint.dir)"
+)
+"""How to ignore the checkpoints that are there."""
 _NAME: Final = re.compile(r"step-(\d+)(\.pt|\.old)?")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 

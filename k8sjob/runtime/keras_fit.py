@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from k8sjob.contract import EventKind
+from k8sjob.runtime.checkpoint import FROM_SCRATCH
 from k8sjob.runtime.feed import Feed
 from k8sjob.runtime.keras_checks import check, check_feed
 from k8sjob.runtime.keras_replicas import Replicas
@@ -130,7 +131,7 @@ def _resume(job: Job, saved: Any, epochs: int) -> int:
     if epoch >= epochs:
         job.reporter.warn(
             f"all {epochs} epochs were done before: nothing is left to train; raise the number, or"
-            f" empty {job.checkpoint_dir} to begin anew"
+            f" {FROM_SCRATCH}"
         )
     return epoch
 

@@ -14,6 +14,7 @@ import torch
 
 from k8sjob.contract import EventKind
 from k8sjob.runtime import full_state
+from k8sjob.runtime.checkpoint import FROM_SCRATCH
 from k8sjob.runtime.progress import Progress
 from k8sjob.runtime.training import Stopped
 
@@ -267,7 +268,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
                 raise ValueError(
                     f"{self._saved.path} does not fit this {kind}: {len(then)} variables there and"
                     f" {len(now)} here, or other shapes; resume with the code that saved it, or"
-                    " begin anew with an empty checkpoint.dir"
+                    f" {FROM_SCRATCH}"
                 )
             for variable, value in zip(variables, found, strict=True):
                 self._holding.write(variable, value)

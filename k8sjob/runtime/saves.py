@@ -12,7 +12,7 @@ import torch
 from k8sjob.contract import EventKind
 from k8sjob.runtime import rng, shards
 from k8sjob.runtime.background import Background
-from k8sjob.runtime.checkpoint import check_state, remove
+from k8sjob.runtime.checkpoint import FROM_SCRATCH, check_state, remove
 from k8sjob.runtime.resuming import newest_whole, sees_one_folder
 from k8sjob.runtime.tally import Tally
 
@@ -341,7 +341,7 @@ class Saves:
         if state.get("kind") != kind:
             raise ValueError(
                 f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
-                "resume it with the code that saved it, or choose another checkpoint.dir"
+                f"resume it with the code that saved it, or {FROM_SCRATCH}"
             )
         return Saved(str(path), state["step"], state, self)
 

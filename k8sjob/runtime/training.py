@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime.checkpoint import FROM_SCRATCH
 from k8sjob.runtime.data import check_dataset
 from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.feed import Feed, move
@@ -107,7 +108,7 @@ class Run:
         if self._position["epoch"] >= count:
             self._job.reporter.warn(
                 f"all {count} epochs were done before: nothing is left to train; raise the number, "
-                f"or empty {self._job.checkpoint_dir} to begin anew"
+                f"or {FROM_SCRATCH}"
             )
         try:
             for epoch in range(self._position["epoch"], count):
@@ -347,8 +348,8 @@ class Run:
                 self.scheduler.load_state_dict(state["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
-                f"{saved.path} does not fit this model and optimizer: {error}; resume with the "
-                "code that saved it, or begin anew with an empty checkpoint.dir"
+                f"{saved.path} does not fit this model and optimizer: resume with the code that "
+                f"saved it, or {FROM_SCRATCH}; {error}"
             ) from error
         self._position, self.steps, self.state = state["position"], saved.step, state["state"]
         self._saved_at = (self.steps, self._position["epoch"])

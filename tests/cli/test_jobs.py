@@ -117,6 +117,42 @@ def test_a_loss_that_is_no_number_is_told_though_the_job_succeeded(job, k8sjob, 
         assert "why: the loss has been nan since epoch 1, step 5" in done.out
 
 
+def test_two_folders_may_use_one_name(job, k8sjob, tmp_path, monkeypatch):
+    saves = (
+        "import os, pathlib\n"
+        "saves = pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'])\n"
+        "print('found', os.listdir(saves))\n"
+        "(saves / 'mine').touch()\n"
+        "raise SystemExit(3)\n"
+    )
+    first = job("end", "checkpoint: {dir: /checkpoints}", "policy: {restart_policy: Never}")
+    (tmp_path / "program.py").write_text(saves)
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in (first, tmp_path / "program.py"):
+        (other / file.name).write_text(file.read_text())
+    assert "found []" in k8sjob("run", first).out
+    assert "found ['mine']" in k8sjob("run", first).out
+    strange = k8sjob("run", other / first.name)
+    assert "found []" in strange.out
+    assert f"it ran in {tmp_path}" in strange.out
+    *_, again, oldest = names = k8sjob("list", "-o", "name").out.split()
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(r"local/tiny@[0-9a-f]{8}", name) for name in names)
+    monkeypatch.chdir("/")
+    assert "'tiny' is ambiguous; name one of local/tiny@" in k8sjob("status", "tiny").err
+    monkeypatch.chdir(tmp_path)
+    uids = [json.loads(k8sjob("status", n, "-o", "json").out)["uid"] for n in ("tiny", again)]
+    assert uids[0] == uids[1]
+    assert k8sjob("status", f"blue/{oldest.partition('/')[2]}").code == 2
+    assert "--resume" in k8sjob("run", first, "--fresh", "--resume", oldest).err
+    resumed = k8sjob("run", other / first.name, "--resume", oldest)
+    assert "found ['mine']" in resumed.out
+    assert k8sjob("run", first, "--resume", "99999999").code == 102
+    assert k8sjob("delete", oldest).code == 0
+    assert oldest not in k8sjob("list", "-o", "name").out
+
+
 def test_the_time_to_the_first_step_is_split(job, k8sjob):
     assert k8sjob("run", job("end", "replicas: {workers: 1}")).code == 0
     done = k8sjob("why", "--timing", "tiny")
@@ -171,7 +207,7 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     assert k8sjob("status", "tiny", "--exit-code").code == 101
     again = k8sjob("run", job("wait"))
     assert again.code == 1
-    assert "local/tiny is there already and has not ended" in again.err
+    assert f"local/tiny of {tmp_path} has not ended; see " in again.err
 
     watching = process("watch", "tiny")
     wait_for(lambda: "rank 0" in watching.stdout.readline())

@@ -22,6 +22,7 @@ from k8sjob.backends.conditions import finished, is_suspended
 from k8sjob.backends.local.conditions import stamp
 from k8sjob.backends.local.logfiles import attempts, follow, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
+from k8sjob.backends.local.runs import Resumption, named, resumption, source_of
 from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
 from k8sjob.backends.local.truth import Silence, has_keeper, not_found, read_state, version
 from k8sjob.errors import BackendError, JobExists, JobNotFound
@@ -56,14 +57,15 @@ class LocalBackend:
 
     Args:
         state: the state folder; None: $K8SJOB_STATE, or the user's state folder.
-        fresh: jobs made here do not go on from the checkpoints of an earlier run of their name.
+        fresh: jobs made here start from scratch, ignoring the checkpoints of earlier runs.
+        resume: the id of the run whose checkpoints they resume, whatever its folder and its end.
     """
 
     name = "local"
 
-    def __init__(self, state: Path | None = None, *, fresh: bool = False) -> None:
+    def __init__(self, state: Path | None = None, *, fresh: bool = False, resume: str = "") -> None:
         self._store = Store(state)
-        self._fresh = fresh
+        self._fresh, self._resume = fresh, resume
         self._kept: dict[str, _Kept] = {}
 
     # --- making -----------------------------------------------------------------------------------
@@ -80,12 +82,16 @@ class LocalBackend:
 
         ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
         self._refuse_taken(ref.name)
-        checkpoints = self._checkpoints(ref)
+        resumed = Resumption(ref.uid)
+        if plan.spec.checkpoint and not self._fresh:
+            resumed = resumption(self._store, plan, ref.uid, run=self._resume)
         with self._store.draft() as draft:
             home = self._store.folder(ref.name, ref.uid).path
-            kept = self._store.checkpoints(ref.name, checkpoints)
-            places = Places(plan.spec, plan.folder, home, kept, self._store)
-            prepared = prepare(plan, places, draft.path, fresh=self._fresh)
+            kept = self._store.checkpoints(ref.name, resumed.checkpoints)
+            places = Places(plan, home, kept, self._store)
+            prepared = prepare(places, draft.path, fresh=self._fresh)
+            if resumed.notice:
+                prepared.say("NotResumed", resumed.notice)
             now = datetime.now(UTC)
             prepared.job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
             notices = [_notice(prepared.job, *notice, now) for notice in prepared.notices]
@@ -94,7 +100,12 @@ class LocalBackend:
             restarts = plan.spec.policy.max_restarts
             write_json(
                 draft.launch,
-                {"checkpoints": checkpoints, "max_restarts": restarts, "replicas": launches},
+                {
+                    "checkpoints": resumed.checkpoints,
+                    "source": str(plan.folder.resolve()),
+                    "max_restarts": restarts,
+                    "replicas": launches,
+                },
             )
             draft.keep(os.getpid())  # until there is a supervisor
             with self._store.locked():
@@ -110,25 +121,11 @@ class LocalBackend:
             except JobNotFound:
                 continue
             if not finished(snapshot.job.get("status") or {}):
+                run, source = f"local/{name}@{folder.run}", source_of(folder)
                 raise JobExists(
-                    f"local/{name} is there already and has not ended; see `k8sjob status {name}`,"
-                    f" end it by `k8sjob delete {name}`, or choose another name"
+                    f"local/{name}{f' of {source}' if source else ''} has not ended; see `k8sjob"
+                    f" status {run}`, end it by `k8sjob delete {run}`, or choose another name"
                 )
-
-    def _checkpoints(self, ref: JobRef) -> str:
-        """Whose checkpoints a new job uses: those of its name's last run, unless that succeeded."""
-        for folder in () if self._fresh else self._store.folders(ref.name):
-            try:
-                status = read_state(folder).job.get("status") or {}
-                last = str(read_json(folder.launch)["checkpoints"])
-            except (BackendError, FileNotFoundError, KeyError):
-                continue
-            succeeded = any(
-                c["type"] == "Succeeded" and c["status"] == "True"
-                for c in status.get("conditions", [])
-            )
-            return ref.uid if succeeded else last
-        return ref.uid
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
         inner, lifeline = os.pipe()
@@ -151,17 +148,13 @@ class LocalBackend:
     # --- reading ----------------------------------------------------------------------------------
 
     def find(self, name: str) -> JobRef:
-        """The newest job of that name.
+        """The newest job of that name, or the one that NAME@RUN names.
 
         Raises:
             JobNotFound: there is none.
+            BackendError: several folders have jobs of that name, the working folder none.
         """
-        for folder in self._store.folders(name):
-            try:
-                return JobRef.of(read_state(folder).job)
-            except JobNotFound:
-                continue
-        raise JobNotFound(f"no job {name!r} on this machine; `k8sjob list` names those there are")
+        return JobRef.of(read_state(named(self._store, name)).job)
 
     def jobs(self) -> list[Snapshot]:
         """All jobs, the newest first; one whose time after its end is over is removed."""

@@ -12,8 +12,9 @@ from k8sjob.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from k8sjob.backends.api import Plan
     from k8sjob.backends.local.store import Store
-    from k8sjob.spec import JobSpec, Volume
+    from k8sjob.spec import Volume
 
 __all__ = ["Places", "mapped"]
 
@@ -23,15 +24,13 @@ class Places:
     """Where the folders of a job come from.
 
     Attributes:
-        spec: the job.
-        source: the folder that relative paths of the spec start from.
+        plan: the job, and the folder that relative paths of its spec start from.
         job: the job's folder in the state folder.
         checkpoints: the folder for checkpoint.dir, unless the user has named one.
         store: the state folder.
     """
 
-    spec: JobSpec
-    source: Path
+    plan: Plan
     job: Path
     checkpoints: Path
     store: Store
@@ -46,25 +45,25 @@ class Places:
         """
         home = self.job / "replicas" / replica
         found = {WORKDIR: home / "work", RUNTIME_HOME: self.job / "runtime"}
-        for index, volume in enumerate(self.spec.volumes):
+        for index, volume in enumerate(self.plan.spec.volumes):
             found[volume.mount] = self._folder(index, volume, home)
-        if self.spec.checkpoint and not self.checkpoints_are_the_users:
-            found[self.spec.checkpoint.dir] = self.checkpoints
+        if self.plan.spec.checkpoint and not self.checkpoints_are_the_users:
+            found[self.plan.spec.checkpoint.dir] = self.checkpoints
         return _text(dict(sorted(found.items(), key=lambda item: -len(item[0]))))
 
     @property
     def checkpoints_are_the_users(self) -> bool:
         """Whether checkpoint.dir lies on a volume for which the user has named a folder here."""
-        if self.spec.checkpoint is None:
+        if self.plan.spec.checkpoint is None:
             return False
-        path = self.spec.checkpoint.dir + "/"
-        covering = [v for v in self.spec.volumes if path.startswith(v.mount.rstrip("/") + "/")]
+        path = self.plan.spec.checkpoint.dir + "/"
+        covering = [v for v in self.plan.spec.volumes if path.startswith(v.mount.rstrip("/") + "/")]
         nearest = max(covering, key=lambda volume: len(volume.mount), default=None)
         return nearest is not None and nearest.local is not None
 
     def _folder(self, index: int, volume: Volume, home: Path) -> Path:
         if volume.local is not None:
-            folder = (self.source / Path(volume.local).expanduser()).absolute()
+            folder = (self.plan.folder / Path(volume.local).expanduser()).absolute()
             if not folder.exists():
                 raise BackendError(
                     f"volumes[{index}].local: {folder} is not there; make it, or correct the path"

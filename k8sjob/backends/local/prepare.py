@@ -36,13 +36,11 @@ from k8sjob.contract import (
 )
 from k8sjob.errors import BackendError
 from k8sjob.rendering import operator_env
-from k8sjob.spec import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from k8sjob.backends.api import Json, Plan
-    from k8sjob.spec import JobSpec
 
 __all__ = ["Prepared", "prepare"]
 
@@ -70,40 +68,33 @@ class Prepared:
             self.notices.append((reason, message))
 
 
-def prepare(plan: Plan, places: Places, draft: Path, *, fresh: bool = False) -> Prepared:
+def prepare(places: Places, draft: Path, *, fresh: bool = False) -> Prepared:
     """Everything but the start.
 
     Args:
-        plan: the job.
-        places: where its folders will be; `places.job` is the folder's final name.
+        places: the job, and where its folders will be; `places.job` has its final name.
         draft: the job's folder as it is called until then.
         fresh: the job must not find checkpoints.
 
     Raises:
         BackendError: a package, a variable, a folder or the space for it is missing.
     """
-    spec = plan.spec
+    plan = places.plan
     prepared = Prepared(document.parse(plan.manifest).data)
     prepared.job["metadata"]["namespace"] = LOCAL
     _start_at_once(plan, prepared)
-    context = _context(spec, plan.folder)
-    check_packages(spec, context)
+    check_packages(plan.spec, plan.context)
     _tell_checkpoints(places, prepared, fresh=fresh)
     replicas = dict(_replicas(prepared.job))
     devices = _devices(plan, list(replicas), prepared)
     for name, (role, index) in replicas.items():
         prepared.launches[name] = _launch(prepared, places, role, index, devices[name])
     works = [draft / "replicas" / name / "work" for name in replicas]
-    advice = copy_context(context.resolve(), works, beside=places.store.root)
+    advice = copy_context(plan.context.resolve(), works, beside=places.store.root)
     if advice:
         prepared.say("LargeContext", advice)
     _make_folders(places, list(replicas), draft)
     return prepared
-
-
-def _context(spec: JobSpec, folder: Path) -> Path:
-    """The folder that is copied for each replica: the build context, else that of the spec."""
-    return folder / (spec.image.context if isinstance(spec.image, Image) else ".")
 
 
 def _start_at_once(plan: Plan, prepared: Prepared) -> None:
@@ -117,9 +108,9 @@ def _start_at_once(plan: Plan, prepared: Prepared) -> None:
 
 def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool) -> None:
     """Whether the job goes on from earlier checkpoints; what is the user's is never emptied."""
-    if places.spec.checkpoint is None:
+    if places.plan.spec.checkpoint is None:
         return
-    folder = Path(mapped(places.spec.checkpoint.dir, places.of("master-0")) or "")
+    folder = Path(mapped(places.plan.spec.checkpoint.dir, places.of("master-0")) or "")
     if not (folder.is_dir() and any(folder.iterdir())):
         return
     if fresh:
@@ -248,12 +239,12 @@ def _local_env(
     prepared: Prepared, places: Places, folders: Mapping[str, str], gpus: str
 ) -> dict[str, str]:
     """What the back end adds: see contract.py, and docs/explanation/local-backend.md."""
-    spec = places.spec
+    spec = places.plan.spec
     env = {
         "CUDA_VISIBLE_DEVICES": gpus,
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         PATHS_ENV: json.dumps(folders),
-        SOURCE_ENV: str(_context(spec, places.source).absolute()),
+        SOURCE_ENV: str(places.plan.context.absolute()),
     }
     if "PYTHONPATH" not in spec.run.env:  # as the image's own
         path = (folders[RUNTIME_HOME], folders[WORKDIR], os.environ.get("PYTHONPATH", ""))

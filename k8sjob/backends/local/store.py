@@ -57,6 +57,16 @@ class JobFolder:
         self._keeper = path / "keeper.json"
         self._requests = path / "requests"
 
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.path.name.rpartition("-")[0]
+
+    @property
+    def run(self) -> str:
+        """The run's id, by which the runs of one name are told apart: part of the job's uid."""
+        return self.path.name.rpartition("-")[2]
+
     def replica(self, name: str) -> Path:
         """The folder of a replica."""
         return self.path / "replicas" / name
@@ -133,10 +143,12 @@ class Store:
         """The folders of all jobs, or of those of one name, the newest first."""
         found = []
         for path in self._jobs.glob("[!.]*"):
-            if name is not None and path.name.rpartition("-")[0] != name:
+            folder = JobFolder(path)
+            if (name is None and not folder.name) or name not in (None, folder.name):
                 continue
             with suppress(FileNotFoundError):  # removed meanwhile
-                found.append(((path / "launch.json").stat().st_mtime_ns, path))
+                written = folder.launch if folder.launch.exists() else path
+                found.append((written.stat().st_mtime_ns, path))
         return [JobFolder(path) for _, path in sorted(found, reverse=True)]
 
     def checkpoints(self, job: str, identity: str) -> Path:
@@ -178,10 +190,10 @@ class Store:
 
     def prune_checkpoints(self, name: str) -> None:
         """Remove the checkpoints of a job's name that no job uses any more."""
-        used = set()
-        for folder in self.folders(name):
-            with suppress(FileNotFoundError, BackendError):
-                used.add(read_json(folder.launch).get("checkpoints"))
+        try:
+            used = {read_json(f.launch).get("checkpoints") for f in self.folders(name)}
+        except (FileNotFoundError, BackendError):
+            return  # what a damaged job uses is not known
         for path in (self.root / "checkpoints" / name).glob("*"):
             if path.name not in used:
                 shutil.rmtree(path, ignore_errors=True)
@@ -225,23 +237,25 @@ def read_json(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise BackendError(trouble("read", path, error)) from error
-    except ValueError as error:
-        raise BackendError(f"{path} is damaged: {error}; remove the job's folder") from error
+    except (ValueError, RecursionError) as error:
+        raise BackendError(f"{path} is damaged: {error}") from error
     if not isinstance(body, dict):
-        raise BackendError(f"{path} is damaged: no JSON object; remove the job's folder")
+        raise BackendError(f"{path} is damaged: no JSON object")
     return body
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
-    """Put a JSON object into a file, whole or not at all; readers see the old or the new one.
+    """Put a JSON object into a file, whole or not at all, even if the machine loses power.
 
     Raises:
         BackendError: it cannot be written (the disk is full, the folder is gone).
     """
-    # No fsync: what must survive is the writer's death, not the machine's, which ends the job too.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(body, separators=(",", ":")))
+        with draft.open("w") as file:
+            file.write(json.dumps(body, separators=(",", ":")))
+            file.flush()
+            os.fsync(file.fileno())  # else a file system may keep the new name and lose the content
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):

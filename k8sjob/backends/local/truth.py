@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.backends.conditions import finished
 from k8sjob.backends.local import pods
-from k8sjob.backends.local.conditions import fail
+from k8sjob.backends.local.conditions import fail, stamp
 from k8sjob.backends.local.store import read_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.labels import replica_of
@@ -24,30 +24,64 @@ __all__ = ["LOOK_SECONDS", "Silence", "has_keeper", "not_found", "read_state", "
 LOOK_SECONDS: Final = 0.5
 """So often it is looked whether the supervisor still lives: its death changes no file."""
 _SUPERVISOR_GONE: Final = "PyTorchJobSupervisorGone"
+_STATE_DAMAGED: Final = "PyTorchJobStateDamaged"
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 
 
 def read_state(folder: JobFolder) -> Snapshot:
     """The state as it is, or as it must be if the supervisor is gone without a last word.
 
+    A damaged state becomes a failed job, so that it hides no other job and can be deleted.
+
     Raises:
         JobNotFound: there is no such job.
-        BackendError: the state cannot be read.
     """
     try:
-        state = read_json(folder.state)
+        state = _whole(folder)
         if not (_has_ended(state) or has_keeper(folder)):
-            state = read_json(folder.state)  # it may have ended well in between
+            state = _whole(folder)  # it may have ended well in between
             if not _has_ended(state):
                 state = _lost(state, folder)
-        return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
-    except FileNotFoundError:
-        name, _, uid = folder.path.name.rpartition("-")
-        raise not_found(JobRef(name, LOCAL, uid)) from None
+    except (BackendError, FileNotFoundError) as error:
+        if not folder.path.is_dir():
+            raise not_found(JobRef(folder.name, LOCAL, folder.run)) from None
+        state = _damaged(folder, error)
+    return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
+
+
+def _whole(folder: JobFolder) -> Json:
+    """The state as it was written.
+
+    Raises:
+        BackendError: it is not the state of this job.
+        FileNotFoundError: there is none.
+    """
+    state = read_json(folder.state)
+    try:
+        job, lists = state["job"], (state["pods"], state["events"])
+        meta = job["metadata"]
+        own = meta["name"] == folder.name and meta["uid"].startswith(folder.run)
+        replicas = job["spec"]["pytorchReplicaSpecs"]
+        parts = [replicas, job.get("status") or {}, *lists[0], *lists[1]]
+        if own and all(isinstance(part, dict) for part in parts):
+            return state
+        problem = "it is not the state of this job"
     except (KeyError, TypeError, AttributeError) as error:
-        raise BackendError(
-            f"{folder.state} is damaged ({error!r}); remove the folder {folder.path}"
-        ) from error
+        problem = repr(error)
+    raise BackendError(f"{folder.state} is damaged: {problem}")
+
+
+def _damaged(folder: JobFolder, error: Exception) -> Json:
+    """The state of a job of which nothing is known; it has failed, unless it has a supervisor."""
+    when, status = _last_sign(folder), {}
+    if not has_keeper(folder):
+        message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
+        status = fail({}, _STATE_DAMAGED, message, when)
+    meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
+    meta["creationTimestamp"] = stamp(when)
+    job = {"kind": "PyTorchJob", "metadata": meta, "spec": {"pytorchReplicaSpecs": {}}}
+    job["status"] = status
+    return {"job": job, "pods": [], "events": []}
 
 
 def has_keeper(folder: JobFolder) -> bool:

@@ -82,6 +82,19 @@ def wait(backend):
 
 
 @pytest.fixture
+def finished(backend, wait):
+    """Run a plan to its end; the job, whose supervisor has ended, too."""
+
+    def run(made):
+        ref = backend.create(made)
+        wait.end(ref)
+        backend.finish(ref)
+        return ref
+
+    return run
+
+
+@pytest.fixture
 def alive():
     """Whether a pid belongs to a process that runs (a zombie does not)."""
 

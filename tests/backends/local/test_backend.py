@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import PATHS_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
@@ -104,7 +105,7 @@ def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
 
 def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
     ref = backend.create(make_plan(FOR_EVER))
-    with pytest.raises(JobExists, match="local/job is there already"):
+    with pytest.raises(JobExists, match=r"local/job of .*context-job has not ended"):
         backend.create(make_plan(FOR_EVER))
     backend.stop(ref, now=True)
     wait.end(ref)
@@ -555,16 +556,30 @@ def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
     wait.until(lambda: not alive(int(wait.lines(ref)[0])), seconds=5)
 
 
-def test_a_damaged_state_is_one_clear_error(backend, wait, make_plan):
-    ref = backend.create(make_plan("pass", workers=0))
-    wait.end(ref)
-    backend.finish(ref)
-    file = backend.folder(ref).state
-    for damage in ("", "{", "[]", '{"job": 3}', '{"job": {}, "pods": 1, "events": []}'):
-        file.write_text(damage)
-        with pytest.raises(BackendError, match=r"state\.json is damaged"):
-            backend.snapshot(ref)
-    file.unlink()
+def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):
+    other, ref = (finished(make_plan("pass", name=name, workers=0)) for name in ("a", "b"))
+    folder = backend.folder(ref)
+    strangers = backend.folder(other).state.read_bytes()
+    incomplete = [b'{"job": 3}', b'{"job": {}, "pods": 1, "events": []}']
+    for damage in (b"", b"{", b"[]", b"\0" * 500, b"[" * 100_000, *incomplete, strangers, None):
+        folder.state.unlink() if damage is None else folder.state.write_bytes(damage)
+        seen = {status.ref.name: status for status in map(job_status, backend.jobs())}
+        assert seen["a"].state is JobState.SUCCEEDED
+        assert seen["b"].state is JobState.FAILED
+        assert "state.json" in seen["b"].message
+        assert f"`k8sjob delete local/b@{folder.run}`" in seen["b"].message
+    again = finished(make_plan("pass", name="b", workers=0))
+    backend.delete(seen["b"].ref)
+    backend.delete(again)
+    assert [JobRef.of(snapshot.job) for snapshot in backend.jobs()] == [other]
+
+
+def test_a_job_without_its_launch_file_is_seen_and_can_be_deleted(backend, finished, make_plan):
+    ref = finished(make_plan("pass", workers=0))
+    backend.folder(ref).launch.unlink()
+    assert backend.find("job") == ref
+    backend.delete(ref)
+    assert backend.jobs() == []
 
 
 def test_unknown_jobs(backend):

@@ -36,8 +36,8 @@ def prepared(tmp_path):
         store = Store(tmp_path / "state")
         with store.draft() as draft:
             home = store.folder("job", "00000000")
-            places = Places(made, folder, home.path, tmp_path / "kept", store)
-            result = prepare(plan(made, folder), places, draft.path)
+            places = Places(plan(made, folder), home.path, tmp_path / "kept", store)
+            result = prepare(places, draft.path)
         return result.launches, dict(result.notices)
 
     return go

@@ -1,0 +1,181 @@
+"""Which run a name means, and whose checkpoints a new run resumes."""
+
+import os
+import shutil
+from datetime import UTC, datetime
+
+import pytest
+
+from k8sjob.backends.local.conditions import fail, set_condition
+from k8sjob.backends.local.runs import named, resumption
+from k8sjob.backends.local.store import Store, write_json
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.spec import JobSpec
+from k8sjob.submission import plan
+
+NEW = "99999999-new"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "state")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A plan for the job `job` in a folder of that name."""
+
+    def make(name, code="pass", **run):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "main.py").write_text(code)
+        spec = JobSpec(
+            name="job",
+            image="example/image:1",
+            run=run or {"script": "main.py"},
+            checkpoint={"dir": "/checkpoints"},
+        )
+        return plan(spec, folder)
+
+    return make
+
+
+@pytest.fixture
+def ran(store):
+    """Leave a run that has ended, with a checkpoint."""
+    numbers = iter(range(10, 99))
+
+    def make(made, *, ended="Failed", saved=True, source=True, checkpoints=""):
+        number = next(numbers)
+        uid = f"{number}000000-old"
+        now = datetime.now(UTC)
+        status = fail({}, "PyTorchJobStopped", "", now) if ended == "Failed" else {}
+        if ended == "Succeeded":
+            set_condition(status, "Succeeded", "", "", value=True, now=now)
+        meta = {"name": "job", "namespace": "local", "uid": uid}
+        launch = {"checkpoints": checkpoints or uid, "replicas": {}, "max_restarts": 0}
+        if source:
+            launch["source"] = str(made.folder.resolve())
+        with store.draft() as draft:
+            write_json(draft.launch, launch)
+            job = {"metadata": meta, "spec": {"pytorchReplicaSpecs": {}}, "status": status}
+            write_json(draft.state, {"job": job, "pods": [], "events": []})
+            shutil.copytree(made.folder, draft.replica("master-0") / "work")
+            folder = store.publish(draft, "job", uid)
+        os.utime(folder.launch, ns=(number, number))
+        if saved:
+            kept = store.checkpoints("job", launch["checkpoints"])
+            kept.mkdir(parents=True, exist_ok=True)
+            (kept / "step-00000001.pt").touch()
+        return uid
+
+    return make
+
+
+def test_a_run_of_the_same_folder_is_resumed_whatever_its_code(store, project, ran):
+    uid = ran(project("mine", code="broken("))
+    assert resumption(store, project("mine", code="mended"), NEW).checkpoints == uid
+
+
+def test_a_run_of_another_folder_is_not_resumed_and_said(store, project, ran):
+    ran(project("theirs"))
+    found = resumption(store, project("mine"), NEW)
+    assert found.checkpoints == NEW
+    assert f"it ran in {project('theirs').folder}" in found.notice
+    assert "k8sjob run --resume 10000000" in found.notice
+
+
+def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ran):
+    uid = ran(project("mine"))
+    ran(project("theirs"))
+    assert resumption(store, project("mine"), NEW).checkpoints == uid
+    assert not resumption(store, project("mine"), NEW).notice
+
+
+@pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
+def test_a_stranger_that_left_nothing_to_resume_is_not_mentioned(store, project, ran, left):
+    ran(project("theirs"), **left)
+    assert resumption(store, project("mine"), NEW) == resumption(store, project("other"), NEW)
+    assert not resumption(store, project("mine"), NEW).notice
+
+
+def test_a_run_that_succeeded_is_not_resumed(store, project, ran):
+    ran(project("mine"))
+    ran(project("mine"), ended="Succeeded")
+    assert resumption(store, project("mine"), NEW).checkpoints == NEW
+
+
+def test_a_folder_by_another_path_is_the_same_folder(store, project, ran, tmp_path):
+    uid = ran(project("mine"))
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert resumption(store, plan(project("mine").spec, tmp_path / "link"), NEW).checkpoints == uid
+
+
+def test_a_run_with_a_damaged_state_is_resumed(store, project, ran):
+    uid = ran(project("mine"))
+    store.folder("job", uid).state.write_bytes(b"")
+    assert resumption(store, project("mine"), NEW).checkpoints == uid
+
+
+@pytest.mark.parametrize(
+    "run", [{"script": "main.py"}, {"module": "main"}, {"command": ["python", "main.py"]}]
+)
+def test_a_run_of_an_earlier_version_is_resumed_by_the_same_program(store, project, ran, run):
+    uid = ran(project("mine", **run), source=False)
+    assert resumption(store, project("moved", **run), NEW).checkpoints == uid
+
+
+def test_a_run_of_an_earlier_version_with_other_code_is_asked_about(store, project, ran):
+    uid = ran(project("theirs", code="other"), source=False)
+    with pytest.raises(BackendError, match=r"`k8sjob run --resume 10000000` .* --fresh`"):
+        resumption(store, project("mine"), NEW)
+    assert resumption(store, project("mine"), NEW, run="10000000").checkpoints == uid
+
+
+@pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
+def test_the_user_may_name_the_run_to_resume(store, project, ran, run):
+    uid = ran(project("theirs"), ended="Succeeded")
+    assert resumption(store, project("mine"), NEW, run=run).checkpoints == uid
+
+
+def test_the_checkpoints_of_a_deleted_run_may_be_resumed(store, project, ran):
+    uid = ran(project("mine"))
+    store.folder("job", uid).remove()
+    assert resumption(store, project("mine"), NEW).checkpoints == NEW
+    assert resumption(store, project("mine"), NEW, run=uid[:8]).checkpoints == uid
+
+
+@pytest.mark.parametrize("run", ["12345678", "", "job@", "..", "other@10000000"])
+def test_a_run_to_resume_that_is_not_there(store, project, ran, run):
+    ran(project("mine"), saved=False)
+    with pytest.raises(JobNotFound, match="no checkpoints of a run"):
+        resumption(store, project("mine"), NEW, run=run or "@")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_a_name_is_the_newest_run_and_each_run_has_a_name(store, project, ran):
+    older, newer = ran(project("mine")), ran(project("mine"))
+    assert named(store, "job").run == newer[:8]
+    assert named(store, f"job@{older[:8]}").run == older[:8]
+    assert named(store, f"job@{older}").run == older[:8]
+    for unknown in ("jo", "job@", "job@77777777"):
+        with pytest.raises(JobNotFound, match=f"no job {unknown!r} on this machine"):
+            named(store, unknown)
+
+
+def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, ran, monkeypatch):
+    mine, theirs = ran(project("mine")), ran(project("theirs"))
+    ran(project("old"), source=False)
+    monkeypatch.chdir(project("mine").folder)
+    assert named(store, "job").run == mine[:8]
+    monkeypatch.chdir("/")
+    with pytest.raises(BackendError, match="'job' is ambiguous") as error:
+        named(store, "job")
+    for run, folder in ((mine, "mine"), (theirs, "theirs")):
+        assert f"local/job@{run[:8]} of {project(folder).folder}" in str(error.value)
+
+
+def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):
+    """The same, by real jobs."""
