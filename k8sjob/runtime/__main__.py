@@ -256,8 +256,9 @@ def _refused(error: EnvError | PeerLost) -> _End:
 def _write_last_words(reason: Reason) -> None:
     file = config.termination_log()
     if file is not None:
-        with suppress(OSError):
-            file.write_text(reason.encode())
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with suppress(OSError), open(os.open(file, flags, 0o644), "w") as out:  # noqa: PTH123 - the job may have put a FIFO there, which would block
+            out.write(reason.encode())
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ writes in small pieces, and those of several ranks on one stderr would mix withi
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import hashlib
 import os
+import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from k8sjob.contract import Reason
 
@@ -27,6 +29,8 @@ __all__ = [
     "read_reason",
     "read_stacks",
 ]
+
+_MOST_BYTES: Final = 1 << 20
 
 
 def leave_reason(reason: Reason, file: Path | None) -> None:
@@ -50,7 +54,7 @@ def leave_reason(reason: Reason, file: Path | None) -> None:
 def read_reason(file: Path | None) -> Reason | None:
     """The reason in a file; None where there is none."""
     try:
-        return Reason.decode(file.read_text()) if file else None
+        return Reason.decode(_read(file).decode()) if file else None
     except (OSError, ValueError):
         return None
 
@@ -73,7 +77,7 @@ def keep_stacks(file: Path | None) -> None:
 def read_stacks(file: Path | None) -> str:
     """What keep_stacks's process wrote before it ended; empty: it met no fatal error."""
     with suppress(OSError):
-        return _stacks(file).read_text(errors="replace") if file else ""
+        return _read(_stacks(file)).decode(errors="replace") if file else ""
     return ""
 
 
@@ -94,6 +98,17 @@ def is_first(file: Path | None, text: str) -> bool:
     except OSError:
         return True
     return True
+
+
+def _read(file: Path) -> bytes:
+    """The beginning of a file; OSError where a rank put a FIFO, a device or a symlink there."""
+    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        return os.read(opened, _MOST_BYTES)
+    finally:
+        os.close(opened)
 
 
 def in_a_line(error: BaseException) -> str:

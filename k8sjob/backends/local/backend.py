@@ -285,7 +285,8 @@ class LocalBackend:
         """Wait until a job that has ended is cleaned up; one that has not ended is stopped.
 
         To be called by the process that made the job, when it has seen the job's end, or will not
-        wait for it. Replicas that outlive the job (cleanPodPolicy None) are stopped too.
+        wait for it. Replicas that outlive the job (cleanPodPolicy None) are stopped too. A
+        supervisor that does not answer is killed, and its replicas end with it.
         """
         kept = self._kept.pop(ref.uid, None)
         if kept is None:
@@ -297,7 +298,11 @@ class LocalBackend:
                     folder.ask("stop", message="its output was followed to the end")
                 kept.process.wait(self._grace(folder) + ANSWER_SECONDS)
         os.close(kept.lifeline)
-        kept.process.wait()
+        try:
+            kept.process.wait(CLEAN_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            kept.process.kill()
+            kept.process.wait()
 
     def close(self) -> None:
         """Finish all jobs that this process has made: see finish."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -83,13 +85,13 @@ class Container:
         self, launch: Launch, folder: Path, attempt: int, env: Mapping[str, str], lifeline: int
     ) -> None:
         self._launch, self._attempt, self._folder = launch, attempt, folder
-        self._last_words = folder / "termination-log"
-        self._last_words.write_bytes(b"")
+        self._termination_log = folder / "termination-log"
+        _make_anew(self._termination_log)
         self._log: LogWriter | None = LogWriter(folder / "logs" / f"{attempt}.log")
         self._started = datetime.now(UTC)
         self._stop: _Stop | None = None
         self._oom_kills = _oom_kills()
-        self._mark = f"{TERMINATION_LOG_ENV}={self._last_words}"
+        self._mark = f"{TERMINATION_LOG_ENV}={self._termination_log}"
         self.end: End | None = None
         self.output, inner = os.pipe()
         os.set_blocking(self.output, False)
@@ -99,7 +101,7 @@ class Container:
                 cwd=launch.cwd,
                 env={
                     **env,
-                    TERMINATION_LOG_ENV: str(self._last_words),
+                    TERMINATION_LOG_ENV: str(self._termination_log),
                     LIFELINE_ENV: str(lifeline),
                 },
                 stdin=subprocess.DEVNULL,
@@ -157,7 +159,7 @@ class Container:
 
     def _told(self, code: int) -> End:
         """The end with its termination message, and the reason that a kubelet would give."""
-        message = self._last_words.read_bytes()[:MAX_TERMINATION_BYTES].decode(errors="replace")
+        message = _termination_message(self._termination_log)
         if self._log:
             self._log.close()
         if not self._launch.has_agent and Reason.decode(message):
@@ -197,6 +199,29 @@ class Container:
             self._process.kill()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _make_anew(path: Path) -> None:
+    """Make an empty file, whatever the job has put there: a symlink, a FIFO, a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.touch(exist_ok=False)
+
+
+def _termination_message(path: Path) -> str:
+    """The beginning of a termination log; empty where the job made something else of the file.
+
+    A symlink is not followed: it could show any file, and a FIFO or a device has no end.
+    """
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                return os.read(file, MAX_TERMINATION_BYTES).decode(errors="replace")
+        finally:
+            os.close(file)
+    return ""
 
 
 def _kill_family(root: int | None, mark: str) -> None:

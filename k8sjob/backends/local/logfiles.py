@@ -6,6 +6,7 @@ the job wrote stays as it was, byte for byte: whoever shows it strips control se
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from contextlib import closing
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LogWriter", "attempts", "follow", "last_lines", "read"]
 
+_END: Final = 1 << 18
+"""Bytes at the end of a file in which its last lines are looked for."""
+_ROW: Final = re.compile(rb"([\w:.+-]+) stdout ([FP]) (.*)", re.DOTALL)
 LONGEST_LINE: Final = 16 * 1024
 """A longer line is written in parts, as container runtimes do it."""
 
@@ -109,16 +113,26 @@ def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: st
         size: of the whole, in bytes.
         without: lines that begin so are left out; empty: none.
     """
-    whole = (line.text for line in read(folder, "", attempt))
-    texts = deque((t for t in whole if not (without and t.startswith(without))), maxlen=lines)
+    with closing(_Reader(folder, "", attempt, last=_END)) as reader:
+        whole = (line.text for line in reader.lines())
+        texts = deque((t for t in whole if not (without and t.startswith(without))), maxlen=lines)
     return "\n".join(texts).encode()[-size:].decode(errors="ignore")
 
 
 class _Reader:
-    """Reads one file from where it stopped the last time, whole lines only."""
+    """Reads one file from where it stopped the last time, whole lines only.
 
-    def __init__(self, folder: Path, replica: str, attempt: int) -> None:
-        self.attempt = attempt
+    Rows that no LogWriter wrote, as after a loss of power, are left out.
+
+    Args:
+        folder: of the log files.
+        replica: named in the lines.
+        attempt: which start.
+        last: begin so many bytes before the file's end; 0: at its beginning.
+    """
+
+    def __init__(self, folder: Path, replica: str, attempt: int, *, last: int = 0) -> None:
+        self.attempt, self._last = attempt, last
         self._path, self._replica = folder / f"{attempt}.log", replica
         self._file: BinaryIO | None = None
         self._cut = b""
@@ -130,10 +144,15 @@ class _Reader:
                 self._file = self._path.open("rb")
             except FileNotFoundError:
                 return
+            if self._last:
+                self._file.seek(max(self._path.stat().st_size - self._last, 0))
         while data := self._file.read(1 << 16):
             *rows, self._cut = (self._cut + data).split(b"\n")
             for row in rows:
-                timestamp, _, tag, text = row.split(b" ", 3)
+                found = _ROW.fullmatch(row)
+                if not found:
+                    continue
+                timestamp, tag, text = found.groups()
                 self._line.add(text)
                 if tag != b"P":
                     whole = self._line.take() + b"\n"

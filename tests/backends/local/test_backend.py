@@ -15,7 +15,7 @@ import pytest
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
-from k8sjob.contract import PATHS_ENV
+from k8sjob.contract import PATHS_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.lifecycle.status import JobState, job_status
 
@@ -114,6 +114,35 @@ def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
     wait.end(again)
     assert backend.find("job") == again  # the newest
     assert len(backend.jobs()) == 2
+
+
+@pytest.mark.parametrize("made", ["os.mkfifo(log)", "log.symlink_to('/dev/zero')", "log.mkdir()"])
+def test_a_termination_log_that_is_no_file_is_ignored(backend, wait, make_plan, made):
+    script = f"""
+    import os, pathlib, sys
+    log = pathlib.Path(os.environ["{TERMINATION_LOG_ENV}"])
+    log.unlink()
+    {made}
+    os._exit(3)
+    """
+    policy = {"max_restarts": 1, "termination_grace": 2}
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0, policy=policy))
+    status = wait.end(ref)
+    assert "failed 2 times" in status.message
+    assert status.replicas[0].exit_code == 3
+
+
+def test_a_supervisor_that_does_not_answer_is_killed_in_the_end(backend, wait, make_plan, alive):
+    ref = backend.create(
+        make_plan("import os, time; print(os.getpid(), flush=True); time.sleep(99)")
+    )
+    wait.text(ref, "")
+    rank, keeper = int(wait.lines(ref)[0]), backend.folder(ref).keeper()
+    os.kill(keeper.pid, signal.SIGSTOP)
+    backend.stop(ref, now=True)
+    backend.finish(ref)
+    assert job_status(backend.snapshot(ref)).reason == "PyTorchJobSupervisorGone"
+    wait.until(lambda: not alive(rank), seconds=5)
 
 
 def test_a_failed_replica_is_started_again_in_its_pod(backend, wait, make_plan):

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.backends.local import logfiles
-from k8sjob.backends.local.logfiles import LONGEST_LINE, LogWriter, attempts, follow, read
+from k8sjob.backends.local.logfiles import (
+    LONGEST_LINE,
+    LogWriter,
+    attempts,
+    follow,
+    last_lines,
+    read,
+)
 
 PIECES = [b"\n", b"\r", b"a b\n", "é\n".encode(), b"x" * LONGEST_LINE]
 
@@ -27,6 +34,26 @@ def test_what_is_fed_in_pieces_comes_back_in_lines(tmp_path_factory, pieces):
     assert [line.text for line in lines] == [e.decode(errors="replace") for e in expected]
     stamps = [line.timestamp for line in lines]
     assert stamps == sorted(stamps)
+
+
+def test_rows_that_a_loss_of_power_left_are_passed_over(tmp_path):
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"before\nafter\n")
+    writer.close()
+    before, after = (tmp_path / "0.log").read_bytes().splitlines(keepends=True)
+    damaged = [b"\0" * 100 + b"\n", b"\n", before[:20] + b"\n", b"\xff \xff F x\n"]
+    (tmp_path / "0.log").write_bytes(before + b"".join(damaged) + after)
+    assert [line.text for line in read(tmp_path, "r", 0)] == ["before", "after"]
+
+
+def test_the_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path):
+    with (tmp_path / "0.log").open("wb") as file:
+        file.truncate(1 << 43)  # sparse, one row without an end: to read it would take an hour
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"\n" + b"early\n" * 100 + b"late\nk8sjob: mine\n")
+    writer.close()
+    found = last_lines(tmp_path, 0, lines=2, size=100, without="k8sjob: ")
+    assert found == "early\nlate"
 
 
 @pytest.mark.parametrize("size", [LONGEST_LINE - 1, LONGEST_LINE, 3 * LONGEST_LINE + 5])
