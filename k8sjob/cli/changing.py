@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.backends.api import JobRef
+from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.backends.conditions import is_suspended
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, local_backend
@@ -62,9 +62,14 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
 @job_argument("jobs", many=True, required=False)
 @selector_option
 @click.option("--all", "everything", is_flag=True, help="All jobs of the place that is named.")
+@click.option(
+    "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs of this machine, too."
+)
 @place_options()
-def delete_command(jobs: tuple[str, ...], labels: str, everything: bool, place: Place) -> None:
-    """Stop jobs and remove them with their logs; checkpoints on volumes stay.
+def delete_command(
+    jobs: tuple[str, ...], labels: str, everything: bool, checkpoints: bool, place: Place
+) -> None:
+    """Stop jobs and remove them with their logs; checkpoints stay, unless --checkpoints is given.
 
     With -l or --all in place of names the place must be said, by --local or by -n: nothing is
     deleted where nobody looked.
@@ -72,16 +77,38 @@ def delete_command(jobs: tuple[str, ...], labels: str, everything: bool, place: 
     if sum((bool(jobs), bool(labels), everything)) != 1:
         raise click.UsageError("name jobs, or say which by -l SELECTOR or --all; one of the three")
     chosen = find_all(jobs, place) if jobs else _chosen(labels, place)
+    if checkpoints and any(ref.namespace != LOCAL for _, ref in chosen):
+        raise click.UsageError(
+            "--checkpoints is for jobs of this machine; in a cluster checkpoints lie on volumes"
+        )
     for backend, ref in chosen:
         try:
-            backend.delete(ref)
+            _delete(backend, ref, checkpoints=checkpoints)
         except JobNotFound:
             if jobs:
                 raise
             continue  # it went by itself since it was chosen
-        line(f"{ref} deleted")
     if not chosen:
         say("nothing to delete")
+
+
+def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
+    """Delete a job, and say what stays of it."""
+    from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster's jobs
+
+    if not isinstance(backend, LocalBackend):
+        backend.delete(ref)
+        line(f"{ref} deleted")
+        return
+    saved = backend.checkpoints(ref)
+    backend.delete(ref, checkpoints=checkpoints)
+    line(f"{ref} deleted")
+    if saved and saved.exists():
+        from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use in a cluster
+
+        size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
+        why = "; another run uses them, or the folder is yours" if checkpoints else ""
+        say(f"its checkpoints stay in {saved} ({shown_size(size)}){why}")
 
 
 def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:

@@ -22,7 +22,14 @@ from k8sjob.backends.conditions import finished, is_suspended
 from k8sjob.backends.local.conditions import stamp
 from k8sjob.backends.local.logfiles import attempts, follow, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
-from k8sjob.backends.local.runs import Resumption, named, resumption, source_of
+from k8sjob.backends.local.runs import (
+    Resumption,
+    checkpoints_of,
+    identity_of,
+    named,
+    resumption,
+    source_of,
+)
 from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
 from k8sjob.backends.local.truth import Silence, has_keeper, not_found, read_state, version
 from k8sjob.errors import BackendError, JobExists, JobNotFound
@@ -82,6 +89,7 @@ class LocalBackend:
 
         ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
         self._refuse_taken(ref.name)
+        self._trim_abandoned()
         resumed = Resumption(ref.uid)
         if plan.spec.checkpoint and not self._fresh:
             resumed = resumption(self._store, plan, ref.uid, run=self._resume)
@@ -127,6 +135,12 @@ class LocalBackend:
                     f" status {run}`, end it by `k8sjob delete {run}`, or choose another name"
                 )
 
+    def _trim_abandoned(self) -> None:
+        """Give back the space of jobs whose supervisors could not: they were killed."""
+        for folder in self._store.folders():
+            if folder.has_ballast and not has_keeper(folder):
+                folder.trim()
+
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
         inner, lifeline = os.pipe()
         try:
@@ -166,7 +180,6 @@ class LocalBackend:
                 continue
             if self._expired(snapshot) and not has_keeper(folder):
                 folder.remove()
-                self._store.prune_checkpoints(snapshot.job["metadata"]["name"])
             else:
                 found.append(snapshot)
         return found
@@ -309,8 +322,21 @@ class LocalBackend:
         for kept in list(self._kept.values()):
             self.finish(kept.ref)
 
-    def delete(self, ref: JobRef) -> None:
-        """Stop the job and remove it, with its output and the checkpoints in the state folder.
+    def checkpoints(self, ref: JobRef) -> Path | None:
+        """The folder of a job's checkpoints; None where it has written none.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
+        return checkpoints_of(self.folder(ref))
+
+    def delete(self, ref: JobRef, *, checkpoints: bool = False) -> None:
+        """Stop the job and remove it with its output.
+
+        Args:
+            ref: the job.
+            checkpoints: remove its checkpoints too, unless another run uses them or they lie in a
+                folder of the user's own.
 
         Raises:
             JobNotFound: there is no such job.
@@ -327,8 +353,10 @@ class LocalBackend:
                     f"the supervisor of {ref}, process {keeper.pid} on {keeper.host}, does not"
                     " answer; end it there, and delete the job again"
                 )
+        identity = identity_of(folder)
         folder.remove()
-        self._store.prune_checkpoints(ref.name)
+        if checkpoints:
+            self._store.remove_checkpoints(ref.name, identity)
         self.finish(ref)
 
     # --- small things -----------------------------------------------------------------------------

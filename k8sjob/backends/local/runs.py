@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from k8sjob.backends.conditions import is_true
 from k8sjob.backends.local.store import read_json
 from k8sjob.backends.local.truth import read_state
+from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
     from k8sjob.backends.local.store import JobFolder, Store
 
-__all__ = ["Resumption", "named", "resumption", "source_of"]
+__all__ = [
+    "Resumption",
+    "checkpoints_of",
+    "identity_of",
+    "named",
+    "resumption",
+    "source_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,19 @@ def source_of(folder: JobFolder) -> str:
     return str(_launch(folder).get("source", ""))
 
 
+def identity_of(folder: JobFolder) -> str:
+    """The name of a run's checkpoints in checkpoints/NAME/; empty where that is not known."""
+    return str(_launch(folder).get("checkpoints", ""))
+
+
+def checkpoints_of(folder: JobFolder) -> Path | None:
+    """The folder of a run's checkpoints; None where it has written none."""
+    launches: dict[str, dict[str, Any]] = _launch(folder).get("replicas") or {}
+    env = next(iter(launches.values()), {}).get("env") or {}
+    found = Path(env.get(CHECKPOINT_DIR_ENV) or "/nothing/there")
+    return found if _has_some(found) else None
+
+
 def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumption:
     """Which checkpoints a new run uses: those of its folder's last run, unless that succeeded.
 
@@ -93,8 +114,7 @@ def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumpti
         return Resumption(_chosen(store, name, run))
     notice = ""
     for folder in store.folders(name):
-        launch = _launch(folder)
-        checkpoints = str(launch.get("checkpoints", ""))
+        launch, checkpoints = _launch(folder), identity_of(folder)
         if not checkpoints:
             continue  # damaged: its checkpoints are found by --resume alone
         resumable = not _succeeded(folder) and _has_some(store.checkpoints(name, checkpoints))
@@ -120,9 +140,7 @@ def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumpti
 def _chosen(store: Store, name: str, run: str) -> str:
     """The checkpoints of a run, or those that a deleted run left."""
     wanted = run.rpartition("@")[2][:8]
-    found = {
-        folder.run: str(_launch(folder).get("checkpoints", "")) for folder in store.folders(name)
-    }
+    found = {folder.run: identity_of(folder) for folder in store.folders(name)}
     kept = {path.name[:8]: path.name for path in store.checkpoints(name, "").glob("*")}
     checkpoints = found.get(wanted) or kept.get(wanted)
     if checkpoints is None or not _has_some(store.checkpoints(name, checkpoints)):
@@ -153,7 +171,7 @@ def _has_some(checkpoints: Path) -> bool:
 
 def _same_code(folder: JobFolder, plan: Plan) -> bool:
     """Whether the program of a run is that of a plan, byte for byte."""
-    run, copy = plan.spec.run, folder.replica("master-0") / "work"
+    run, copy = plan.spec.run, next(folder.path.glob("replicas/*/work"), Path("/nothing/there"))
     module = (run.module or "").replace(".", "/")
     for word in (run.script, f"{module}.py", f"{module}/__main__.py", *(run.command or ())):
         here, there = plan.context / (word or "."), copy / (word or ".")

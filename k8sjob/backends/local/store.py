@@ -10,7 +10,7 @@ requests/               what other terminals ask of the supervisor, one file eac
 supervisor.log          what the supervisor had to say, if it failed
 replicas/REPLICA/       work/ (the working folder), logs/ATTEMPT.log, termination-log
 volumes/                folders of volumes that live as long as the job
-checkpoints/NAME/ID/      kept while any job uses them
+checkpoints/NAME/ID/      kept until removed by hand, or by `k8sjob delete --checkpoints`
 claims/NAME/              folders of persistent volume claims, kept until removed by hand
 """
 
@@ -31,13 +31,15 @@ from k8sjob.backends.local.identity import Identity
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["JobFolder", "Store", "read_json", "trouble", "write_json"]
 
 STATE_ENV: Final = "K8SJOB_STATE"
 _BALLAST: Final = 256 * 1024
 """Bytes that each job sets aside, so that its end can be written down on a full disk."""
+_KEPT_COPIES: Final = 16 * 1024**2
+"""Bytes of unchanged copies of the user's files that an ended job keeps."""
 _ABANDONED_S: Final = 24 * 3600.0
 """Nobody works so long on a folder that is out of sight."""
 
@@ -55,6 +57,7 @@ class JobFolder:
         self.launch = path / "launch.json"
         self.log = path / "supervisor.log"
         self._keeper = path / "keeper.json"
+        self._ballast = path / "ballast"
         self._requests = path / "requests"
 
     @property
@@ -96,9 +99,30 @@ class JobFolder:
                 file.unlink()
         return taken
 
+    @property
+    def has_ballast(self) -> bool:
+        """Whether the disk space that is set aside for the job's end is still there."""
+        return self._ballast.exists()
+
     def make_room(self) -> None:
-        """Give back the disk space that was set aside for the last words of a full disk."""
-        (self.path / "ballast").unlink(missing_ok=True)
+        """Give back the disk space that was set aside, so that the end can be written down."""
+        self._ballast.unlink(missing_ok=True)
+
+    def trim(self) -> None:
+        """Give back the space of a job that has ended: the ballast, and large copies of its files.
+
+        What a replica has written or changed stays, and of the rest the smallest files, which are
+        the code that a traceback points to. launch.json is written after the copies are made, so
+        what changed later is not a mere copy.
+        """
+        self.make_room()
+        left = _KEPT_COPIES
+        with suppress(FileNotFoundError):
+            copied = self.launch.stat().st_mtime_ns
+            for size, path in sorted(_unchanged(self.path.glob("replicas/*/work"), copied)):
+                left -= size
+                if left < 0:
+                    path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Take the folder away: out of sight at once, then its files."""
@@ -188,15 +212,14 @@ class Store:
         draft.path.rename(folder.path)
         return folder
 
-    def prune_checkpoints(self, name: str) -> None:
-        """Remove the checkpoints of a job's name that no job uses any more."""
+    def remove_checkpoints(self, name: str, identity: str) -> None:
+        """Remove checkpoints, unless a job uses them, or may do so, as it cannot be read."""
         try:
             used = {read_json(f.launch).get("checkpoints") for f in self.folders(name)}
         except (FileNotFoundError, BackendError):
-            return  # what a damaged job uses is not known
-        for path in (self.root / "checkpoints" / name).glob("*"):
-            if path.name not in used:
-                shutil.rmtree(path, ignore_errors=True)
+            return
+        if identity and identity not in used:
+            shutil.rmtree(self.checkpoints(name, identity), ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -210,6 +233,17 @@ class Store:
             yield
         finally:
             os.close(file)
+
+
+def _unchanged(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
+    """Size and path of each file in some folders that was not changed since a moment, in ns."""
+    for work in works:
+        for folder, _, names in os.walk(work):
+            for path in (Path(folder, name) for name in names):
+                with suppress(OSError):
+                    seen = path.lstat()
+                    if seen.st_ctime_ns <= since:
+                        yield seen.st_size, path
 
 
 def _folder_name(name: str, uid: str) -> str:

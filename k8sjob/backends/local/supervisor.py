@@ -86,6 +86,8 @@ class Supervisor:
                 self._kubelet.wait(TICK_SECONDS)
             if self._deleted:
                 self._folder.remove()
+            else:
+                self._folder.trim()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -239,6 +241,7 @@ class Supervisor:
                 self._status, "PyTorchJobSupervisorFailed", message, datetime.now(UTC)
             )
             self._save()
+            self._folder.trim()
 
     def _told(self, error: BaseException) -> str:
         """An error in one line; a full disk with what to do about it."""

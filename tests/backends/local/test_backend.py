@@ -347,7 +347,42 @@ def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, 
     with pytest.raises(JobNotFound):
         backend.find("job")
     assert not list((state / "jobs").iterdir())
-    assert not list((state / "checkpoints" / "job").iterdir())
+
+
+def test_delete_keeps_checkpoints_unless_asked(backend, finished, make_plan):
+    save = "import os, pathlib; pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'], 'one').touch()"
+    options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
+    kept, shared, later = (finished(make_plan(save + end, **options)) for end in ("", ";1/0", ""))
+    folders = [backend.checkpoints(ref) for ref in (kept, shared, later)]
+    assert folders[0] != folders[1] == folders[2]
+    backend.delete(kept)
+    backend.delete(shared, checkpoints=True)  # the run that resumed them uses them
+    assert all(folder.joinpath("one").exists() for folder in folders)
+    backend.delete(later, checkpoints=True)
+    assert folders[0].exists()
+    assert not folders[1].exists()
+
+
+def test_large_copies_go_when_the_job_has_ended_and_outputs_stay(backend, finished, make_plan):
+    script = """
+    with open("changed", "r+b") as file:
+        file.write(b"y")
+    open("made", "wb").truncate(17 << 20)
+    """
+    made = make_plan(textwrap.dedent(script), workers=1)
+    for name in ("large", "changed"):
+        with (made.folder / name).open("wb") as file:
+            file.truncate(17 << 20)  # more than a job may keep
+    folder = backend.folder(finished(made))
+    works = [folder.replica(replica) / "work" for replica in ("master-0", "worker-0")]
+    for work in works:
+        assert sorted(path.name for path in work.iterdir()) == ["changed", "made", "main.py"]
+    assert (made.folder / "large").exists()
+    folder.launch.touch()  # all is older now, as if nothing had been changed ...
+    (folder.path / "ballast").touch()  # ... and as if the supervisor had been killed
+    backend.create(make_plan("pass", name="other", workers=0))
+    for work in works:
+        assert [path.name for path in work.iterdir()] == ["main.py"]
 
 
 def test_what_a_container_leaves_behind_is_killed_with_it(backend, wait, make_plan, alive):
@@ -531,8 +566,6 @@ def test_a_new_run_goes_on_from_the_checkpoints_of_one_that_did_not_succeed(  # 
     said = [e["reason"] for e in backend.snapshot(two).events]
     assert ("Resumes" in said) is same
     other.finish(two)
-    backend.delete(one)
-    assert [str(path) for path in (state / "checkpoints/job").iterdir()] == wait.lines(two)[:1]
 
 
 def test_checkpoints_in_a_folder_of_the_users_own_are_gone_on_from_and_never_emptied(

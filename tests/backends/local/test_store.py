@@ -141,11 +141,17 @@ def test_checkpoints_stay_as_long_as_a_job_uses_them(store):
     folder = make(store, "a", "one")
     for identity in ("one", "two"):
         store.checkpoints("a", identity).mkdir(parents=True)
-    store.prune_checkpoints("a")
+    store.remove_checkpoints("a", "one")
+    store.remove_checkpoints("a", "two")
     assert [path.name for path in store.checkpoints("a", "").iterdir()] == ["one"]
+    damaged = make(store, "a", "three")
+    damaged.launch.write_text("")
     folder.remove()
-    assert store.folders() == []
-    store.prune_checkpoints("a")
+    store.remove_checkpoints("a", "one")
+    assert store.checkpoints("a", "one").exists()
+    damaged.remove()
+    store.remove_checkpoints("a", "")
+    store.remove_checkpoints("a", "one")
     assert not list(store.checkpoints("a", "").iterdir())
 
 
