@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,28 @@ from k8sjob.lifecycle.status import JobState, JobStatus, job_status
 from k8sjob.spec import JobSpec, load
 from k8sjob.submission import plan
 from k8sjob.view.follow import follow
+from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from k8sjob.backends.api import JobRef, Snapshot
     from k8sjob.contract import Event
 
-__all__ = ["run", "stopper"]
+__all__ = ["RunResult", "run", "stopper"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(JobStatus):
+    """How a run on this machine ended, and what it reached.
+
+    Attributes:
+        metrics: the last loss, and the last value of each name that the script logged.
+        checkpoints: the folder of its checkpoints; None where it wrote none.
+    """
+
+    metrics: Mapping[str, str | float] = field(default_factory=dict)
+    checkpoints: Path | None = None
 
 
 def run(
@@ -33,14 +48,14 @@ def run(
     check: bool = True,
     folder: str | Path | None = None,
     backend: LocalBackend | None = None,
-) -> JobStatus:
+) -> RunResult:
     """Run a job on this machine and follow it to its end.
 
     Ctrl-C (in a notebook: interrupt) stops the job: its ranks write a checkpoint and end; a second
     one kills them. When this process dies the job is stopped too.
 
-        >>> status = run("manifests/digits-ddp/job.yaml")  # doctest: +SKIP
-        >>> status.state
+        >>> result = run("manifests/digits-ddp/job.yaml")  # doctest: +SKIP
+        >>> result.state
         <JobState.SUCCEEDED: 'Succeeded'>
 
     Args:
@@ -57,7 +72,7 @@ def run(
         backend: this machine's, with another state folder for instance.
 
     Returns:
-        The job's last status.
+        The job's last status, the last metrics, and the folder of its checkpoints.
 
     Raises:
         SpecError: the spec is not valid.
@@ -71,6 +86,7 @@ def run(
         spec = load(path)
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan(spec, folder or "."))
+    story = Story()
     try:
         code = follow(
             backend,
@@ -79,6 +95,7 @@ def run(
             logs=logs,
             interrupted=stopper(backend, ref),
             files=backend.folder(ref).path,
+            seen=story.add,
         )
         snapshot = backend.snapshot(ref)
     except JobNotFound:
@@ -90,7 +107,12 @@ def run(
     status = job_status(snapshot)
     if check and status.state is not JobState.SUCCEEDED:
         raise _failed(backend, snapshot)
-    return status
+    losses = {"loss": story.curve[-1][1]} if story.curve else {}
+    return RunResult(
+        **{one.name: getattr(status, one.name) for one in fields(status)},
+        metrics=losses | story.metrics,
+        checkpoints=backend.checkpoints(ref),
+    )
 
 
 def stopper(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.contract import EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobFailed, SpecError
 from k8sjob.launch import run
 from k8sjob.lifecycle.status import JobState, job_status
@@ -65,6 +65,22 @@ def test_run_returns_the_status_and_shows_all_lines_before_the_end(backend, fold
     states = [e.data["state"] for e in events if e.kind == EventKind.JOB]
     assert states[-1] == "Succeeded"
     assert events[-1].kind == EventKind.JOB
+
+
+def test_run_returns_what_the_training_reached(backend, folder):
+    script = f"""
+    import os, pathlib
+    print({Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "steps": 2, "loss": 0.5}).encode()!r})
+    print({Event(EventKind.METRICS, {"accuracy": 0.75}).encode()!r})
+    pathlib.Path(os.environ["K8SJOB_CHECKPOINT_DIR"], "step-00000001.pt").touch()
+    """
+    spec = spec_of(folder, script, checkpoint={"dir": "/checkpoints"})
+    result = run(spec, folder=folder, backend=backend, view=lambda _: None)
+    assert result.state is JobState.SUCCEEDED
+    assert result.metrics == {"loss": 0.5, "accuracy": 0.75}
+    assert [path.name for path in result.checkpoints.iterdir()] == ["step-00000001.pt"]
+    again = run(spec_of(folder, "pass"), folder=folder, backend=backend, view=lambda _: None)
+    assert (again.metrics, again.checkpoints) == ({}, None)
 
 
 def test_run_takes_the_path_of_a_job_or_of_its_folder(backend, folder):

@@ -9,10 +9,10 @@ import click
 from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.backends.conditions import is_suspended
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find_all, job_argument, local_backend
+from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend
 from k8sjob.cli.output import line
 from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.cli.selecting import selector_option
 from k8sjob.errors import JobNotFound
 from k8sjob.lifecycle.status import job_status
 
@@ -113,14 +113,9 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
 def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:
     """The jobs of one place that fit a selector; all for an empty one."""
-    fits = selector(labels)
     if place.is_local:
         here = local_backend()
-        return [
-            (here, JobRef.of(s.job))
-            for s in here.jobs()
-            if fits(s.job["metadata"].get("labels") or {})
-        ]
+        return [(here, JobRef.of(snapshot.job)) for snapshot in jobs_here(labels)]
     if not place.namespace:
         raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
     cluster = place.connect()

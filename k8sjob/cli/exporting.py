@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.cli.failure import say, warn
+from k8sjob.cli.naming import local_backend
 from k8sjob.cli.output import line
-from k8sjob.errors import K8sJobError
+from k8sjob.errors import JobNotFound, K8sJobError
 
 __all__ = ["export_command"]
 
 
 @click.command("export")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT|NAME")
 @click.option(
     "-o",
     "--output",
@@ -39,19 +41,36 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
     """Write the model's weights of a checkpoint as one state_dict.
 
     CHECKPOINT is a file or folder step-..., or the folder of them, of which the newest whole one is
-    taken: that of a job on this machine, or one copied from a volume. Nothing in it is executed.
+    taken. NAME is a job of this machine. The checkpoints of a job in a cluster lie on its volume:
+    copy them from there first. Nothing in them is executed.
     """
     if util.find_spec("torch") is None:
         raise K8sJobError(
             f"torch is not installed for {sys.executable}; pip install 'k8sjob[torch]'"
         )
-    told = _exported(checkpoint, output, everything=everything, force=force)
+    source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
+    told = _exported(source, output, everything=everything, force=force)
     for warning in told["warnings"]:
         warn(warning)
     if "error" in told:
         raise K8sJobError(told["error"])
     say(f"{told['tensors']} tensors, {told['bytes']:,} bytes, of step {told['step']}")
     line(told["path"])
+
+
+def _of_job(name: str) -> Path:
+    """The folder of the checkpoints of a job of this machine."""
+    local = local_backend()
+    try:
+        found = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))
+    except JobNotFound as error:
+        raise K8sJobError(
+            f"{name}: no such checkpoint, and no such job on this machine; from the volume of a job"
+            " in a cluster copy the checkpoint first (kubectl cp), and name the copy"
+        ) from error
+    if found is None:
+        raise K8sJobError(f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml")
+    return found
 
 
 def _exported(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from k8sjob.backends.api import LOCAL
 from k8sjob.backends.connect import configured
 from k8sjob.backends.references import pod_specs
 from k8sjob.cli.failure import fail, say
-from k8sjob.cli.naming import find, job_argument, local_backend
+from k8sjob.cli.naming import find, job_argument, jobs_here
 from k8sjob.cli.output import document, format_option, line, table
 from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.cli.selecting import selector_option
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 from k8sjob.labels import IMAGE_ORIGIN
@@ -29,6 +29,7 @@ from k8sjob.view.lines import duration, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from k8sjob.backends.api import Backend, JobRef, Json, Snapshot
     from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
@@ -82,11 +83,7 @@ def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
         The jobs, whether a place could not be asked, and the namespace that was looked in; empty
         for all of them, or none.
     """
-    fits = selector(labels)
-    found: list[Snapshot] = []
-    if not place.is_cluster:
-        here = local_backend().jobs()
-        found += [s for s in here if fits(s.job["metadata"].get("labels") or {})]
+    found = [] if place.is_cluster else jobs_here(labels)
     if not _asks_a_cluster(place):
         return found, False, ""
     try:
@@ -125,6 +122,8 @@ def _nothing(labels: str, place: Place, asked: str) -> str:
 @place_options()
 def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     """Show where one job and each of its replicas stand."""
+    from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
+
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     status = job_status(snapshot)
@@ -134,7 +133,8 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
         case "json" | "yaml":
             document(record(snapshot), output)
         case _:
-            _show(status, snapshot)
+            saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
+            _show(status, snapshot, saved)
             _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0
 
@@ -172,7 +172,7 @@ def record(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _show(status: JobStatus, snapshot: Snapshot) -> None:
+def _show(status: JobStatus, snapshot: Snapshot, checkpoints: Path | None) -> None:
     table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *_times(status)]])
     if status.message:
         click.echo()
@@ -182,6 +182,9 @@ def _show(status: JobStatus, snapshot: Snapshot) -> None:
     image = _image(snapshot.job) or ""
     runs = [f"  runs as {digest}" for digest in digests if digest not in image]
     table(["IMAGE"], [[line] for line in (image, *runs, *_made_of(snapshot.job))])
+    if checkpoints:
+        click.echo()
+        table(["CHECKPOINTS"], [[checkpoints]])
     if status.replicas:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]

@@ -14,16 +14,17 @@ from k8sjob.backends.api import LOCAL
 from k8sjob.backends.connect import configured
 from k8sjob.cli.failure import warn
 from k8sjob.cli.place import Place, is_namespace
+from k8sjob.cli.selecting import selector
 from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.backends.api import Backend, JobRef, Snapshot
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.backends.local import LocalBackend
 
-__all__ = ["complete_job", "find", "find_all", "job_argument", "local_backend"]
+__all__ = ["complete_job", "find", "find_all", "job_argument", "jobs_here", "local_backend"]
 
 _Seen = TypeVar("_Seen")
 
@@ -148,6 +149,16 @@ def local_backend() -> LocalBackend:
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster's jobs
 
     return LocalBackend()
+
+
+def jobs_here(labels: str) -> list[Snapshot]:
+    """The jobs of this machine with these labels, the newest first; of all labels for "".
+
+    Raises:
+        click.UsageError: it is no selector.
+    """
+    fits = selector(labels)
+    return [s for s in local_backend().jobs() if fits(s.job["metadata"].get("labels") or {})]
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from k8sjob.backends.connect import configured
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.documents import FILE, folder_of, show_lint_errors
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find, job_argument
+from k8sjob.cli.naming import find, job_argument, jobs_here
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector_option
 from k8sjob.errors import JobNotFound
 from k8sjob.launch import stopper
-from k8sjob.lifecycle.many import watch_all
+from k8sjob.lifecycle.many import poll_all, watch_all
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import load
 from k8sjob.submission import plan
@@ -94,10 +96,11 @@ def run_command(file: Path, fresh: bool, resume: str, output: str, no_logs: bool
 @selector_option
 @place_options(everywhere=True)
 def watch_command(job: str | None, output: str, no_logs: bool, labels: str, place: Place) -> int:
-    """Follow a job to its end: its state, its progress, its output. Without NAME all of a cluster.
+    """Follow a job to its end: its state, its progress, its output.
 
-    Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it succeeded, 100
-    if it failed, 103 if it was stopped or deleted.
+    Without NAME all jobs are followed, of the cluster where one is configured, else of this
+    machine. Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it
+    succeeded, 100 if it failed, 103 if it was stopped or deleted.
     """
     if job is None:
         return _watch_all(output, labels, place)
@@ -109,15 +112,17 @@ def watch_command(job: str | None, output: str, no_logs: bool, labels: str, plac
 
 
 def _watch_all(output: str, labels: str, place: Place) -> int:
-    """Many jobs of a cluster, until an interrupt comes."""
-    if place.is_local:
-        raise click.UsageError("name the job: of this machine one job is watched at a time")
+    """Many jobs of one place, until an interrupt comes."""
     stop = threading.Event()
-    changes = place.connect().watch_jobs(
-        stop=stop, all_namespaces=place.all_namespaces, selector=labels
-    )
+    if place.is_local or not (place.is_cluster or place.all_namespaces or configured()):
+        events = poll_all(partial(jobs_here, labels), stop)
+    else:
+        changes = place.connect().watch_jobs(
+            stop=stop, all_namespaces=place.all_namespaces, selector=labels
+        )
+        events = watch_all(changes)
     try:
-        return follow_all(watch_all(changes), output=cast("Format", output))
+        return follow_all(events, output=cast("Format", output))
     finally:
         stop.set()
 

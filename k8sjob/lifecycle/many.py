@@ -7,7 +7,7 @@ are deleted.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.reflect import Kind
@@ -16,12 +16,15 @@ from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.lifecycle.watch import job_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    import threading
+    from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.backends.cluster.reflect import Change
     from k8sjob.lifecycle.status import JobStatus
 
-__all__ = ["watch_all"]
+__all__ = ["poll_all", "watch_all"]
+
+_LOOK_SECONDS: Final = 0.5
 
 
 def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
@@ -53,6 +56,26 @@ def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
             case Kind.RESTORED:
                 away = time.monotonic() - lost_at
                 yield _warning(f"the connection to the cluster is back after {away:.0f} s")
+
+
+def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> Iterator[Event]:
+    """What watch_all tells, by looking again and again, until `stop` is set.
+
+    Args:
+        jobs: all jobs there are now.
+        stop: ends the iteration within a second.
+    """
+    told: dict[str, int] = {}
+    seen: dict[str, JobStatus] = {}
+    quiet = True
+    while not stop.is_set():
+        now = {status.ref.uid: status for status in map(job_status, jobs())}
+        for uid in seen.keys() - now.keys():
+            yield from _deleted(told, seen[uid])
+        for status in now.values():
+            yield from _changed(told, status, quiet=quiet)
+        seen, quiet = now, False
+        stop.wait(_LOOK_SECONDS)
 
 
 def _changed(told: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:

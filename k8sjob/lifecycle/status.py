@@ -105,7 +105,8 @@ class ReplicaStatus:
     Attributes:
         role: Role of the replica.
         index: its index among the replicas of that role.
-        phase: the Pod's phase, or "Terminating" once its deletion was asked for.
+        phase: the Pod's phase; "Terminating" once its deletion was asked for; "Stopped" where it
+            ended because its job was stopped (this machine only).
         node: the machine it runs on; empty before it was scheduled.
         restarts: how often its container was started again in this Pod; while init containers
             run, how often they were.
@@ -266,6 +267,9 @@ def _counted(job: Json, state: JobState) -> dict[str, int]:
     for counts in ((job.get("status") or {}).get("replicaStatuses") or {}).values():
         for key, phase in (("active", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")):
             found[phase] += counts.get(key, 0)
+    policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
+    if state.finished and policy in {"Running", "All"}:
+        del found["Running"]  # the operator has deleted them, and leaves its count as it was
     if state in (JobState.CREATED, JobState.RUNNING, JobState.RESTARTING):
         found["Pending"] = max(len(replica_names(job)) - found.total(), 0)
     return dict(+found)
@@ -278,10 +282,12 @@ def _replica(pod: Json) -> ReplicaStatus:
     container = _container(status.get("containerStatuses"))
     ended = last_end(pod)
     waiting, reason, message, restarts = _wait(pod)
+    phase = "Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending")
+    stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
         role=Role.MASTER if role == "master" else Role.WORKER,
         index=int(labels.get(REPLICA_INDEX, 0)),
-        phase="Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending"),
+        phase="Stopped" if stopped else phase,
         node=(pod.get("spec") or {}).get("nodeName", ""),
         restarts=restarts or int(container.get("restartCount", 0)),
         reason=reason or ended.get("reason") or status.get("reason", ""),

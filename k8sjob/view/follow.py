@@ -38,6 +38,7 @@ def follow(
     logs: bool = True,
     interrupted: Callable[[int], str | None] = leave,
     files: Path | None = None,
+    seen: Callable[[Event], object] = lambda _event: None,
 ) -> int:
     """Show a job to its end.
 
@@ -49,6 +50,7 @@ def follow(
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; does what
             is to be done and says it, or gives None where the reader leaves the job alone.
         files: where the job's files lie on this machine; the summary names it.
+        seen: called with each event that is shown.
 
     Returns:
         The exit code: 130, 143 or 129 where it was interrupted, else that of the job's outcome.
@@ -61,6 +63,8 @@ def follow(
         answered = 0
         for batch in Feed(watch(backend, ref, logs=logs)):
             view.show(batch)
+            for event in batch:
+                seen(event)
             while answered < interrupts.count:
                 answered += 1
                 answer = interrupted(answered)

@@ -36,6 +36,7 @@ STATE_STYLE: Final = {
     "Running": "cyan",
     "Succeeded": "green",
     "Failed": "red",
+    "Stopped": "yellow",
     "Restarting": "yellow",
     "Suspended": "yellow",
     "Deleting": "yellow",
@@ -209,6 +210,8 @@ def _replica(event: Event) -> Text | None:
     """Only what is worth a line of its own: a bad end, a restart, a reason to wait."""
     phase, reason = text(event.data.get("phase")), text(event.data.get("reason"))
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
+    if phase == "Stopped":
+        return Text("stopped", style=STATE_STYLE[phase])
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
     if _ORDINARY.fullmatch(reason) and not restarts:

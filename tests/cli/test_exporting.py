@@ -57,6 +57,32 @@ def fits(weights, step):
     assert torch.equal(model[0].weight, tied()[0].weight)
 
 
+def test_the_checkpoints_of_a_job_on_this_machine(k8sjob, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(
+        "name: tiny\nimage: x/y:1\nrun: {command: [python, main.py]}\n"
+        "checkpoint: {dir: /checkpoints}\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "import os, shutil, sys\n"
+        "target = os.environ['K8SJOB_CHECKPOINT_DIR']\n"
+        "if 'NONE' not in os.environ:\n"
+        f"    shutil.copytree({str(folder)!r}, target, dirs_exist_ok=True)\n"
+    )
+    monkeypatch.setenv("NONE", "1")
+    assert k8sjob("run").code == 0
+    assert "tiny has written no checkpoint; set" in k8sjob("export", "tiny").err
+    monkeypatch.delenv("NONE")
+    assert k8sjob("run").code == 0
+    done = k8sjob("export", "local/tiny", "-o", tmp_path / "out.pt")
+    assert done.code == 0, done.err
+    fits(torch.load(tmp_path / "out.pt", weights_only=True), 2)
+    for unknown in ("other", "blue/other", "saved/step-9.pt"):
+        done = k8sjob("export", unknown)
+        assert done.code == 1
+        assert f"{unknown}: no such checkpoint, and no such job on this machine" in done.err
+
+
 def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
     target = tmp_path / "out.pt"
     done = k8sjob("export", folder, "-o", target)

@@ -153,6 +153,21 @@ def test_two_folders_may_use_one_name(job, k8sjob, tmp_path, monkeypatch):
     assert oldest not in k8sjob("list", "-o", "name").out
 
 
+def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
+    file = job("end", "checkpoint: {dir: /checkpoints}")
+    save = "import os, pathlib; pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'], 'x').touch()"
+    (tmp_path / "program.py").write_text(save)
+    assert k8sjob("run", file).code == 0
+    folder = k8sjob("status", "tiny").out.partition("CHECKPOINTS\n")[2].splitlines()[0]
+    done = k8sjob("delete", "tiny")
+    assert done.out == "local/tiny deleted\n"
+    assert f"its checkpoints stay in {folder} (" in done.err
+    assert re.fullmatch(r"its checkpoints stay in (/.*) \(0 bytes\)\n", done.err)
+    assert k8sjob("run", file).code == 0
+    assert k8sjob("delete", "tiny", "--checkpoints") == (0, "local/tiny deleted\n", "")
+    assert len(list((tmp_path / "state/checkpoints/tiny").iterdir())) == 1
+
+
 def test_the_time_to_the_first_step_is_split(job, k8sjob):
     assert k8sjob("run", job("end", "replicas: {workers: 1}")).code == 0
     done = k8sjob("why", "--timing", "tiny")
@@ -169,10 +184,14 @@ def test_the_time_to_the_first_step_is_split(job, k8sjob):
     assert told["seconds"] == pytest.approx(told["phases"][-1]["at"], abs=0.01)
 
 
-def test_many_jobs_are_watched_in_a_cluster_alone(job, k8sjob):
-    done = k8sjob("watch", "--local")
-    assert (done.code, done.out) == (2, "")
-    assert "name the job" in done.err
+def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job, k8sjob, process):
+    watching = process("watch")
+    running = process("run", job("wait"))
+    wait_for(lambda: "local/tiny" in watching.stdout.readline())
+    running.send_signal(signal.SIGINT)
+    wait_for(lambda: "Stopped" in watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(20) == 130
     assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
 
 

@@ -32,7 +32,8 @@ __all__ = ["Container", "Launch"]
 
 _START_ERROR: Final = 128
 """The exit code that a kubelet gives to a container whose command cannot be started."""
-_FALLBACK: Final = "FallbackToLogsOnError"
+STOPPED: Final = "Stopped"
+"""The reason of a container that ended after it was asked to; a kubelet has no word for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Container:
             keeper = "" if self._launch.has_agent else "k8sjob: "
             logs = self._folder / "logs"
             message = last_lines(logs, self._attempt, lines=80, size=2048, without=keeper)
-        reason = "Completed" if code == 0 else "Error"
+        reason = "Completed" if code == 0 else STOPPED if self._stop else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"
         return End(code, reason, message, *self._times())

@@ -25,7 +25,7 @@ class End:
 
     Attributes:
         exit_code: 0 to 255; 128 + N for a signal N.
-        reason: "Completed", "Error", "OOMKilled", "StartError".
+        reason: "Completed", "Error", "OOMKilled", "StartError", "Stopped".
         message: the termination message.
         started: when it was started.
         finished: when it ended.

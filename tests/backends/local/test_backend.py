@@ -221,6 +221,7 @@ def test_max_restarts_ends_a_job_that_fails_again_and_again(
     assert len(wait.lines(ref, "worker-0")) == 2 * starts  # its keeper adds a line
     backend.finish(ref)
     assert not pods(backend, ref)  # cleanPodPolicy Running, and a crashing pod runs
+    assert job_status(backend.snapshot(ref)).counts == {}
 
 
 def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_pod_policy_none(
@@ -293,7 +294,8 @@ def test_stop_gives_the_replicas_their_grace_and_tells_the_truth(backend, wait, 
     assert (status.state, status.exit_code) == (JobState.STOPPED, 103)
     assert status.reason == "PyTorchJobStopped"
     assert status.message == "PyTorchJob job was stopped: Ctrl-C."
-    assert [r.exit_code for r in status.replicas] == [143, 143]
+    assert [(r.exit_code, r.phase) for r in status.replicas] == [(143, "Stopped")] * 2
+    assert status.counts == {"Stopped": 2}
     assert "saved" in wait.lines(ref)
     assert "saved" in wait.lines(ref, "worker-0")
 
