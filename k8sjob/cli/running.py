@@ -59,8 +59,13 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default="",
     help="Resume the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
 )
+@click.option(
+    "--oversubscribe", is_flag=True, help="Allow more than 4 processes a core (and more than 32)."
+)
 @view_options
-def run_command(file: Path, fresh: bool, resume: str, output: str, no_logs: bool) -> int:
+def run_command(  # noqa: PLR0917 - click hands them over by name
+    file: Path, fresh: bool, resume: str, oversubscribe: bool, output: str, no_logs: bool
+) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
     Ctrl-C stops it after a checkpoint; Ctrl-C again ends it at once. The same command then resumes
@@ -71,7 +76,7 @@ def run_command(file: Path, fresh: bool, resume: str, output: str, no_logs: bool
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = load(file)
     show_lint_errors(file)
-    backend = LocalBackend(fresh=fresh, resume=resume)
+    backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe)
     ref = backend.create(plan(spec, folder_of(file)))
 
     try:

@@ -149,6 +149,25 @@ def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, said):  # 
     assert rest == []
 
 
+@pytest.mark.parametrize(
+    ("line", "here", "there"),
+    [
+        ("ModuleNotFoundError: No module named 'x'", "beside k8sjob with pip", "image.pip"),
+        ("RuntimeError: Found no NVIDIA driver on your system", "this machine", "base image"),
+    ],
+)
+def test_the_next_step_on_this_machine_is_another_one(snapshot, make_pod, line, here, there):
+    state = snapshot("Failed:x:why", pods=[make_pod("master-0", "Failed", terminated=ended(1))])
+    steps = []
+    for namespace in ("local", "blue"):
+        state.job["metadata"]["namespace"] = namespace
+        (finding,) = diagnose(state, {"master-0": [line]})
+        steps.append(finding.next_step)
+    assert here in steps[0]
+    assert there not in steps[0]
+    assert there in steps[1]
+
+
 def test_what_a_lost_supervisor_took_along_is_not_a_cause_of_its_own(snapshot, make_pod):
     killed = make_pod("worker-0", "Failed", **ended(137, reason="ContainerStatusUnknown"))
     state = snapshot("Failed:PyTorchJobSupervisorGone:lost", pods=[killed])

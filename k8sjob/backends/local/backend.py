@@ -66,13 +66,21 @@ class LocalBackend:
         state: the state folder; None: $K8SJOB_STATE, or the user's state folder.
         fresh: jobs made here start from scratch, ignoring the checkpoints of earlier runs.
         resume: the id of the run whose checkpoints they resume, whatever its folder and its end.
+        oversubscribe: allow more processes than this machine can reasonably run.
     """
 
     name = "local"
 
-    def __init__(self, state: Path | None = None, *, fresh: bool = False, resume: str = "") -> None:
+    def __init__(
+        self,
+        state: Path | None = None,
+        *,
+        fresh: bool = False,
+        resume: str = "",
+        oversubscribe: bool = False,
+    ) -> None:
         self._store = Store(state)
-        self._fresh, self._resume = fresh, resume
+        self._fresh, self._resume, self._oversubscribe = fresh, resume, oversubscribe
         self._kept: dict[str, _Kept] = {}
 
     # --- making -----------------------------------------------------------------------------------
@@ -82,12 +90,18 @@ class LocalBackend:
 
         Raises:
             JobExists: one of that name has not ended.
-            BackendError: a package, a variable, a folder or the space for it is missing.
+            BackendError: a package, a variable, a folder or the space for it is missing, or it has
+                too many processes.
         """
         from k8sjob.backends.local.paths import Places  # noqa: PLC0415 - a reader needs no spec
-        from k8sjob.backends.local.prepare import prepare  # noqa: PLC0415 - the same
+        from k8sjob.backends.local.prepare import (  # noqa: PLC0415 - the same
+            check_processes,
+            prepare,
+        )
 
         ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
+        if not self._oversubscribe:
+            check_processes(plan.spec.world_size)
         self._refuse_taken(ref.name)
         self._trim_abandoned()
         resumed = Resumption(ref.uid)

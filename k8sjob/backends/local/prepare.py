@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, Plan
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "check_processes", "prepare"]
 
 _PACKAGE: Final = Path(k8sjob.__file__).parent
+_PROCESSES: Final = 32
+"""So many processes may run on any machine, however few its cores."""
+_PROCESSES_PER_CORE: Final = 4
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
 
@@ -66,6 +69,22 @@ class Prepared:
         """Note something once."""
         if (reason, message) not in self.notices:
             self.notices.append((reason, message))
+
+
+def check_processes(count: int) -> None:
+    """Refuse a job that would make this machine unusable.
+
+    Raises:
+        BackendError: it has far more processes than there are cores.
+    """
+    cores = os.cpu_count() or 1
+    limit = max(_PROCESSES, _PROCESSES_PER_CORE * cores)
+    if count > limit:
+        raise BackendError(
+            f"the job has {count} processes and this machine {cores} cores: more than {limit} would"
+            " make it unusable; lower replicas.workers, or run it all the same with"
+            " `k8sjob run --oversubscribe`"
+        )
 
 
 def prepare(places: Places, draft: Path, *, fresh: bool = False) -> Prepared:

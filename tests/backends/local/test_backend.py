@@ -103,6 +103,14 @@ def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
     assert wait.lines(ref) == ["reserved", "listens"]
 
 
+def test_far_too_many_processes_are_refused_unless_asked_for(backend, make_plan, state):
+    made = make_plan("pass", workers=5000, volumes=[{"name": "x", "mount": "/x", "secret": "s"}])
+    with pytest.raises(BackendError, match=r"5001 processes .* `k8sjob run --oversubscribe`"):
+        backend.create(made)
+    with pytest.raises(BackendError, match="is in the cluster alone"):  # the next thing wrong
+        LocalBackend(state, oversubscribe=True).create(made)
+
+
 def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
     ref = backend.create(make_plan(FOR_EVER))
     with pytest.raises(JobExists, match=r"local/job of .*context-job has not ended"):
