@@ -43,7 +43,7 @@ def test_every_command_explains_itself(name, k8sjob):
         (["status"], "Missing argument 'NAME'"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
         (["logs", "x", "--since", "soon"], "'soon' is not a duration; write 90s, 5m, 2h or 1d"),
-        (["status", "a/b/c"], "'a/b/c' is no job: it is NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"),
+        (["status", "a/b/c"], "'a/b/c' is no job: it is NAME, local/NAME, local/NAME@RUN"),
         (["status", "a/"], "'a/' is no job"),
         (["status", "."], "'.' is no job"),
         (["status", "../x"], "'../x' is no job"),
