@@ -152,7 +152,7 @@ def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, said):  # 
 @pytest.mark.parametrize(
     ("line", "here", "there"),
     [
-        ("ModuleNotFoundError: No module named 'x'", "beside k8sjob with pip", "image.pip"),
+        ("ModuleNotFoundError: No module named 'x'", "in the environment", "image.pip"),
         ("RuntimeError: Found no NVIDIA driver on your system", "this machine", "base image"),
     ],
 )
