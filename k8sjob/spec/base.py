@@ -9,12 +9,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pydantic.config import JsonDict
 
 __all__ = [
     "FROZEN_EMPTY",
+    "UNEXPLAINED",
     "Broken",
     "Count",
     "Flag",
@@ -23,11 +24,16 @@ __all__ = [
     "Whole",
     "doc",
     "refuse",
+    "seen",
     "tagged",
 ]
 
 Loc = tuple[str | int, ...]
 """A path into a document: keys and list indices."""
+
+UNEXPLAINED: Final = object()
+"""The validation context under which a JobSpec leaves pydantic's errors as they are."""
+_SHOWN: Final = 80
 
 
 class Broken(NamedTuple):
@@ -56,9 +62,22 @@ def doc(text: str, *examples: Any, unit: str = "", **constraints: Any) -> FieldI
     return made
 
 
-def refuse(message: str) -> NoReturn:
-    """Refuse the value under validation with this message, braces and all."""
-    raise PydanticCustomError("k8sjob", "{message}", {"message": message})
+def refuse(message: str, meant: Sequence[Any] | None = None) -> NoReturn:
+    """Refuse the value under validation.
+
+    Args:
+        message: what is wrong; braces are kept.
+        meant: values that may have been meant. The error shows the first that the field takes, or
+            the field's example. None: the message says the next step.
+    """
+    raise PydanticCustomError("k8sjob", "{message}", {"message": message, "meant": meant})
+
+
+def seen(value: Any) -> str:
+    """A value as messages show it: as YAML has it, printable, and not too long."""
+    flags = {None: "null", True: "true", False: "false"}
+    text = flags[value] if value is None or isinstance(value, bool) else ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def tagged(name: str) -> str:
@@ -113,6 +132,11 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
+
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG003 - for subclasses
+        """What may have been meant by a plain value in place of this part, for hints."""
+        yield from ()
 
     def rules(self) -> Iterator[Broken]:
         """What the fields must hold together; each broken rule with the field to change."""

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import flow
-from k8sjob.errors import Problem, field_path
-from k8sjob.spec.base import Part, part_types
+from k8sjob.errors import Problem, RenderError, field_path
+from k8sjob.spec.base import Part, part_types, seen
+from k8sjob.spec.hints import fits, likely, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pydantic import ValidationError
     from pydantic.fields import FieldInfo
@@ -25,10 +26,9 @@ __all__ = ["MAX_PROBLEMS", "problems"]
 
 MAX_PROBLEMS: Final = 100
 """Problems that are told; nobody reads more, and each takes half a millisecond to word."""
-_INTEGER: Final = re.compile("-?[0-9]{1,18}")
-
 _KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
-_SHOWN: Final = 80
+_BARE: Final = re.compile(r"(?:[0-9]+[A-Za-z]+)+")  # 32Gi, 1h30m: text without quotes, too
+_LONGEST: Final = 200  # characters of a value in a hint
 
 
 def problems(root: type[Part], error: ValidationError, document: Document | None) -> list[Problem]:
@@ -41,9 +41,8 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     """
     found = []
     for detail in error.errors(include_url=False):
-        loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
-        at_key = detail["type"] == "extra_forbidden" or _KEY in loc
-        loc = tuple(part for part in loc if part != _KEY)
+        at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
+        loc = plain(detail["loc"])
         rules = detail["ctx"]["broken"] if detail["type"] == "rules" else [((), None)]
         for path, message in rules:
             at = (*loc, *path)
@@ -65,76 +64,84 @@ def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
         case "extra_forbidden":
             return _unknown(root, loc)
         case "missing":
-            return f"missing; write it, as {_example(root, loc)}"
+            info, below = _field(root, loc)
+            example = flow(_example(info, below)) if info else "..."
+            return f"missing; write it, as {loc[-1]}: {example}"
         case "k8sjob":
-            return str(detail["ctx"]["message"])
+            meant = detail["ctx"]["meant"]
+            step = "" if meant is None else _step(root, loc, detail["input"], meant)
+            return str(detail["ctx"]["message"]) + step
         case kind:
-            seen, say = _seen(detail["input"]), _PLAIN.get(kind)
-            text = say(seen, detail.get("ctx", {})) if say else f"{seen}: {detail['msg']}"
-            return text + _hint(root, loc, detail["input"], kind)
+            say = _PLAIN.get(kind)
+            shown = seen(detail["input"])
+            message = say(shown, detail.get("ctx", {})) if say else f"{shown}: {detail['msg']}"
+            if _KEY in detail["loc"]:
+                return f"{message}; quote the key"
+            return message + (_step(root, loc, detail["input"]) if kind.endswith("_type") else "")
 
 
-def _one_of(seen: str, ctx: Mapping[str, Any]) -> str:
+def _one_of(shown: str, ctx: Mapping[str, Any]) -> str:
     choices = re.findall(r"'([^']*)'", ctx["expected"])
-    text = f"{seen} is not one of {', '.join(choices)}"
-    if seen == "null" and "None" in choices:
+    text = f"{shown} is not one of {', '.join(choices)}"
+    if shown == "null" and "None" in choices:
         return f"{text}; did you mean the text None?"
     lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(seen.strip("'").lower(), list(lower), n=1, cutoff=0.6)
+    close = get_close_matches(shown.strip("'").lower(), list(lower), n=1, cutoff=0.6)
     return f"{text}; did you mean {lower[close[0]]!r}?" if close else f"{text}; write one of them"
 
 
 _PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingProxyType(
     {
-        "string_type": lambda seen, _: f"{seen} is not text",
-        "float_type": lambda seen, _: f"{seen} is not a number",
-        "finite_number": lambda seen, _: f"{seen} is not a finite number; write one",
-        "int_type": lambda seen, _: f"{seen} is not a whole number",
-        "bool_type": lambda seen, _: f"{seen} is neither true nor false",
-        "tuple_type": lambda seen, _: f"{seen} is not a list",
-        "dict_type": lambda seen, _: f"{seen} is not a mapping",
-        "model_type": lambda seen, _: f"{seen} is not a mapping",
+        "string_type": lambda shown, _: f"{shown} is not text",
+        "float_type": lambda shown, _: f"{shown} is not a number",
+        "finite_number": lambda shown, _: f"{shown} is not a finite number; write one",
+        "int_type": lambda shown, _: f"{shown} is not a whole number",
+        "bool_type": lambda shown, _: f"{shown} is neither true nor false",
+        "tuple_type": lambda shown, _: f"{shown} is not a list",
+        "dict_type": lambda shown, _: f"{shown} is not a mapping",
+        "model_type": lambda shown, _: f"{shown} is not a mapping",
         "literal_error": _one_of,
-        "greater_than_equal": lambda seen, ctx: f"{seen} is too small; at least {ctx['ge']}",
-        "greater_than": lambda seen, ctx: f"{seen} is too small; more than {ctx['gt']:g}",
-        "less_than_equal": lambda seen, ctx: f"{seen} is too large; at most {ctx['le']}",
+        "greater_than_equal": lambda shown, ctx: f"{shown} is too small; at least {ctx['ge']}",
+        "greater_than": lambda shown, ctx: f"{shown} is too small; more than {ctx['gt']:g}",
+        "less_than_equal": lambda shown, ctx: f"{shown} is too large; at most {ctx['le']}",
     }
 )
 
 
-def _hint(root: type[Part], loc: Loc, seen: Any, kind: str) -> str:
-    """The next step, for the kinds whose message does not say it."""
-    if not kind.endswith("_type"):
+def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> str:
+    """The next step: the value that was probably meant, if one fits, or the field's example."""
+    info, below = _field(root, loc)
+    if info is None:
         return ""
-    info = _field(root, loc)
-    if seen is None and info is not None and not info.is_required():
-        return f"; leave the key out, or write it as {_example(root, loc)}"
-    if kind == "int_type" and isinstance(seen, str) and _INTEGER.fullmatch(seen):
-        return f"; write {int(seen)} without quotes"
-    if kind == "string_type" and isinstance(seen, bool | int | float):
-        return f'; quote it, as "{str(seen).lower()}"'
-    if kind == "tuple_type" and isinstance(seen, str | int | float):
-        return f"; write [{seen}]"
-    return f"; write it as {_example(root, loc)}"
+    field = str(loc[len(loc) - len(below) - 1])
+    parts = () if below else part_types(info.annotation)
+    key = "" if below else f"{field}: "
+    for value in (*meant, *likely(wrong, field, parts)):
+        if value in (None, [], {}) or not fits(root, loc, value):
+            continue
+        text = _written(value)
+        if text and len(text) <= _LONGEST:
+            return f"; write it as {key}{text}"
+    leave_out = "leave the key out, or " if wrong is None and not info.is_required() else ""
+    return f"; {leave_out}write it as {key}{_written(_example(info, below))}"
 
 
-def _seen(value: Any) -> str:
-    text = {None: "null", True: "true", False: "false"}.get(value) if _flag(value) else ascii(value)
-    text = str(text)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _written(value: Any) -> str:
+    """A value in one line of YAML, as one writes it by hand; empty where YAML has none for it."""
+    if isinstance(value, str) and _BARE.fullmatch(value):
+        return value
+    try:
+        return flow(value)
+    except RenderError:  # infinity, which text may be made of
+        return ""
 
 
-def _flag(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _example(root: type[Part], loc: Loc) -> str:
-    """The field's example as it is written in a job.yaml, in one line."""
-    info = _field(root, loc)
-    name = next((part for part in reversed(loc) if isinstance(part, str)), "value")
-    if info is None or not info.examples:
-        return f"{name}: ..."
-    return f"{name}: {flow(info.examples[0])}"
+def _example(info: FieldInfo, below: Loc) -> Any:
+    """The first example of a field, or of what lies below it: an item, or a mapping's value."""
+    example = (info.examples or [None])[0]
+    for _ in below:
+        example = next(iter(example.values() if isinstance(example, dict) else example))
+    return example
 
 
 def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:
@@ -147,14 +154,15 @@ def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:
     return parts
 
 
-def _field(root: type[Part], loc: Loc) -> FieldInfo | None:
+def _field(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
+    """The innermost field that a location is in, and what of the location lies below it."""
     for end in range(len(loc), 0, -1):
         name = loc[end - 1]
         if isinstance(name, str):
             for part in _parts(root, loc[: end - 1]):
                 if name in part.model_fields:
-                    return part.model_fields[name]
-    return None
+                    return part.model_fields[name], loc[end:]
+    return None, ()
 
 
 def _unknown(root: type[Part], loc: Loc) -> str:

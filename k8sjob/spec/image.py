@@ -29,7 +29,7 @@ def _apt(value: str) -> str:
 
 def _pip(value: str) -> str:
     if not _PIP_NAME.match(value):
-        refuse(f"{value!r} is not a requirement; write it as in pip's own: name, name[extra]>=1.2")
+        refuse(f"{value!r} is not a requirement; write name or name[extra]>=1.2, as pip takes it")
     if not value.isprintable() or "\\" in value or "$" in value:
         refuse(f"{value!r} has a character that pip or a Dockerfile would act on; take it out")
     return value
@@ -60,6 +60,13 @@ def _index(value: str) -> str:
             " the build as a secret"
         )
     return value
+
+
+def _without_tag(reference: str) -> str:
+    """The repository alone; a port of the registry is not a tag."""
+    path = reference.partition("@")[0]
+    before, colon, tag = path.rpartition(":")
+    return before if colon and "/" not in tag else path
 
 
 class Image(Part):
@@ -132,8 +139,8 @@ class Image(Part):
             if not is_repository(self.repository):
                 yield Broken(
                     ("repository",),
-                    f"{self.repository!r} has a tag or a digest, which the build gives it; leave"
-                    f" it at {self.repository.partition('@')[0].rpartition(':')[0]!r}",
+                    f"{self.repository!r} has a tag or a digest, which the build gives it; write"
+                    f" it as repository: {_without_tag(self.repository)}",
                 )
             return
         for name in ("requirements", "apt", "pip", "index_url", "platform"):

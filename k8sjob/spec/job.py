@@ -15,7 +15,7 @@ from pydantic import (
 from k8sjob import compat
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, doc
+from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.free import FreeJson
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
@@ -208,6 +208,8 @@ class JobSpec(Part):
         cls, data: Any, handler: ModelWrapValidatorHandler[JobSpec], info: ValidationInfo
     ) -> JobSpec:
         """All problems as one SpecError, with their lines where the data is a document."""
+        if info.context is UNEXPLAINED:
+            return handler(data)
         document: Document | None = info.context  # from_yaml's
         try:
             made: JobSpec = handler(data)

@@ -169,7 +169,7 @@ def is_repository(reference: str) -> bool:
 
 def _absolute(value: str) -> str:
     if not value.startswith("/"):
-        refuse(f"{value!r} is not an absolute path; start it with '/'")
+        refuse(f"{value!r} is not an absolute path", [f"/{value.removeprefix('./')}"])
     if ".." in value.split("/") or ":" in value:
         refuse(f"{value!r} has '..' or ':' in it, which a path in a container cannot have")
     return value.rstrip("/") or "/"

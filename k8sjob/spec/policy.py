@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from k8sjob.spec.base import Broken, Count, Flag, Part, Whole, doc
 from k8sjob.spec.duration import Duration
@@ -29,6 +29,12 @@ class Gang(Part):
         ObjectName | None,
         doc("The scheduler's queue; it cannot be changed later.", "research"),
     ] = None
+
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
+        """The scheduler."""
+        if isinstance(value, str):
+            yield {"scheduler": value}
 
 
 class Policy(Part):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from k8sjob.spec.base import refuse
+from k8sjob.spec.base import refuse, seen
 
 __all__ = ["Cpu", "Memory", "Quantity", "canonical", "parse"]
 
@@ -31,6 +31,12 @@ _DECIMAL: Final = {
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _FORM: Final = re.compile(
     r"([+-]?)(\d+\.?\d*|\.\d+)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
+)
+_UNITS: Final = {name.lower(): name for name in (*_DECIMAL, *_BINARY) if name not in ("n", "u")}
+"""Suffixes by what people write: `gb` and `G` are both 10^9, `gib` and `Gi` 2^30."""
+_WORDS: Final = re.compile(
+    rf"\s*(\d+(?:\.\d+)?)\s*((?:{'|'.join(_UNITS)})b?)\s*(?:bytes?|cores?|cpus?)?\s*",
+    re.IGNORECASE | re.ASCII,
 )
 _NANO: Final = -9
 _LONGEST: Final = 100
@@ -108,21 +114,31 @@ def _quantity(value: Any) -> str:
     except ValueError:
         number = None
     if number is None:
-        refuse(
-            f"{value!r} is not a quantity; write a number with a suffix, as 500m, 4, 8Gi or 1.5T"
-        )
-    if not 0 <= number < MAX:
-        refuse(f"{text!r} is {'negative' if number < 0 else 'more than any node has'}")
+        refuse(f"{seen(value)} is not a quantity", _in_words(value))
+    if number < 0:
+        refuse(f"{seen(value)} is negative", [text.lstrip("-")])
+    if number >= MAX:
+        refuse(f"{seen(value)} is more than any node has", [])
     return canonical(text)
+
+
+def _in_words(value: Any) -> list[str]:
+    """The quantity that `32GB`, `32 gib` or `4 cores` mean; none where it is not plain."""
+    match = _WORDS.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return []
+    number, unit = match.groups()
+    return [number + (unit if unit in _DECIMAL else _UNITS[unit.lower().removesuffix("b")])]
 
 
 def _cpu(value: Any) -> str:
     text = _quantity(value)
     cores = parse(text)
     if not cores:
-        refuse(f"{value!r} asks for no CPU; leave cpu out for no limit, or write at least 1m")
+        refuse(f"{seen(value)} asks for no CPU; leave cpu out for no limit, or write at least 1m")
     if cores % Decimal("0.001"):
-        refuse(f"{value!r} is finer than a thousandth of a core; write whole millicores, as 500m")
+        whole = f"{int(cores * 1000) + 1}m"
+        refuse(f"{seen(value)} is finer than a thousandth of a core", [whole])
     return text
 
 
@@ -130,11 +146,12 @@ def _memory(value: Any) -> str:
     text = _quantity(value)
     size = parse(text)
     if size % 1:
+        meant = f"{(size * 1000).normalize():f}Mi"
         refuse(
-            f"{value!r} is {size.normalize():f} bytes, since 'm' means a thousandth; write Mi or Gi"
+            f"{seen(value)} is {size.normalize():f} bytes, since 'm' means a thousandth", [meant]
         )
     if 0 < size < 10**6:
-        refuse(f"{value!r} is {size:f} bytes, less than 1M; add the suffix Mi or Gi")
+        refuse(f"{seen(value)} is {size:f} bytes, less than 1M; write {size:f}Mi or {size:f}Gi")
     return text
 
 

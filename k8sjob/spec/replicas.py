@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from k8sjob.spec.base import Broken, Count, Part, Whole, doc
 
@@ -58,6 +58,12 @@ class Replicas(Part):
             {"min": 2, "max": 4},
         ),
     ] = None
+
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
+        """A number of pods, one of which is the Master."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield {"workers": value - 1}
 
     @property
     def nnodes(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, FrozenMap, Part, doc, refuse
 from k8sjob.spec.duration import Duration
+from k8sjob.spec.hints import words
 from k8sjob.spec.names import EnvName, ObjectName, Text
 
 if TYPE_CHECKING:
@@ -22,9 +24,38 @@ _OPERATOR: Final = frozenset(
 _AGENT: Final = frozenset({"GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 
 
+_LAUNCHERS: Final = ("accelerate", "deepspeed", "mpirun", "torchrun")
+
+
+def _started_by(line: str) -> dict[str, Any]:
+    """The fields of `run` that start what a command line starts."""
+    command = words(line) or [line]
+    python = re.fullmatch(r"python[0-9.]*", command[0]) is not None
+    match command[1:] if python else command:
+        case ["-m", module, *args] if python:
+            found = {"module": module}
+        case [script, *args] if script.endswith(".py"):
+            found = {"script": script}
+        case _:
+            return {"command": command}
+    return {**found, "args": args} if args else found
+
+
 def _script(value: str) -> str:
     if not value or value.startswith("-") or not value.isprintable():
         refuse(f"{value!r} is not a script; write its path inside the image, as main.py")
+    started = _started_by(value)
+    is_line = started.keys() != {"command"} or started["command"][0] in _LAUNCHERS
+    if is_line and started != {"script": value}:
+        from k8sjob.document import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
+
+        fields = " and ".join(f"{field}: {flow(given)}" for field, given in started.items())
+        refuse(f"{value!r} is a command line; write {fields}")
+    if ".." in value.split("/"):
+        refuse(
+            f"{value!r} leads out of image.context, the folder that the image has at /app; set"
+            " image.context to a folder that has the script, and write the path inside it"
+        )
     return value
 
 
@@ -106,6 +137,12 @@ class Run(Part):
             unit="time",
         ),
     ] = 600
+
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
+        """A command line."""
+        if isinstance(value, str):
+            yield _started_by(value)
 
     def rules(self) -> Iterator[Broken]:
         """Exactly one thing to start, no variable that would be overridden."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from k8sjob.compat import GONE, pattern_error
-from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse
+from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
 from k8sjob.spec.names import AbsolutePath, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Checkpoint", "Strategy"]
 
@@ -21,8 +25,7 @@ def _backend(value: Any) -> Any:
 
 def _pattern(value: str) -> str:
     if why := pattern_error(value):
-        seen = value if len(value) <= 80 else f"{value[:80]}..."
-        refuse(f"{seen!r} is no regular expression: {why}; write a name, as encoder.0")
+        refuse(f"{seen(value)} is no regular expression: {why}", [re.escape(value)])
     return value
 
 
@@ -32,7 +35,8 @@ Pattern = Annotated[Text, AfterValidator(_pattern)]
 def _once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     named = [axis for axis in axes if axis is not None]
     if len(set(named)) < len(named):
-        refuse(f"{list(axes)} names an axis twice; a tensor is divided along each once")
+        once = [axis if axis not in axes[:at] else None for at, axis in enumerate(axes)]
+        refuse(f"{list(axes)} names an axis twice; a tensor is divided along each once", [once])
     return axes
 
 
@@ -42,7 +46,8 @@ Axes = Annotated[tuple[Literal["data", "model"] | None, ...], AfterValidator(_on
 def _every(value: Any) -> Any:
     steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value != "epoch" and not steps:
-        refuse(f"{value!r} is not an interval; write epoch, or a number of optimizer steps")
+        message = f"{seen(value)} is neither epoch nor a number of optimizer steps"
+        refuse(message, [])
     return value
 
 
@@ -206,6 +211,13 @@ class Strategy(Part):
         doc("Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo"),
     ] = None
 
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
+        """The kind, or the backend."""
+        if isinstance(value, str):
+            yield {"kind": value.lower()}
+            yield {"backend": value.lower()}
+
     @property
     def settings(self) -> dict[str, Any]:
         """The strategy's settings that differ from its defaults, as JSON has them."""
@@ -213,7 +225,7 @@ class Strategy(Part):
 
 
 class Checkpoint(Part):
-    """Checkpoints, from which a restarted job goes on."""
+    """Checkpoints, from which a restarted job resumes."""
 
     dir: Annotated[
         AbsolutePath,
@@ -237,3 +249,11 @@ class Checkpoint(Part):
             "sharded",
         ),
     ] = "auto"
+
+    @classmethod
+    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
+        """The folder, or true for the default one."""
+        if isinstance(value, str):
+            yield {"dir": value}
+        elif value is True:
+            yield {"dir": cls.model_fields["dir"].default}
