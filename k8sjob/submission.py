@@ -14,7 +14,7 @@ from k8sjob.backends.api import LOCAL, JobRef, Plan
 from k8sjob.backends.connect import connect
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import BackendError, Problem, SpecError
-from k8sjob.rendering import render
+from k8sjob.rendering import check_script, render
 from k8sjob.sending import send
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.rules import longest_name
@@ -178,11 +178,13 @@ def push_code(
         The plan with the image, and what was pushed.
 
     Raises:
+        SpecError: the script is not in the context.
         BackendError: the cluster refuses the job or cannot be reached, or no node runs the image.
         ImageError: the image cannot be made of the code alone, or a registry refuses.
     """
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
 
+    check_script(spec, made.folder)
     backend.dry_run(document.parse(made.manifest).data, name_free=True)
     if build is not None and not dry_run:
         build(spec, made.folder)

@@ -21,7 +21,9 @@ from k8sjob.image.context import shown_size
 from k8sjob.image.push import push
 from k8sjob.image.upload import Sent
 from k8sjob.image.wire import Wire
+from k8sjob.rendering import check_script
 from k8sjob.spec import load
+from k8sjob.spec.load import located
 from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
@@ -170,6 +172,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     if builds and (dry_run or onto):
         raise click.UsageError("--build makes an image first; leave --dry-run and --onto out")
     spec, folder = load(file), folder_of(file)
+    with located(file):
+        check_script(spec, folder)
     layout = output if isinstance(output, Path) else None
     with progress_line() as progress:
         if builds:

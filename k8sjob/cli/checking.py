@@ -10,7 +10,7 @@ import click
 from k8sjob.adopt import adopt
 from k8sjob.cli.failure import say
 from k8sjob.cli.output import document, format_option, line, source_name, text
-from k8sjob.document import content
+from k8sjob.document import JOB_FILE, content, job_file
 from k8sjob.lint import Severity, lint
 
 __all__ = ["adopt_command", "lint_command"]
@@ -41,7 +41,7 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
     there is an error among the findings.
     """
-    found = [finding for file in files or (Path("job.yaml"),) for finding in lint(file)]
+    found = [finding for file in files or (job_file(Path(JOB_FILE)),) for finding in lint(file)]
     if output != "table":
         document([asdict(finding) for finding in found], output)
     else:

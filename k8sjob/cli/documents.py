@@ -10,9 +10,11 @@ import click
 
 from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.output import document, format_option, line, source_name, text
+from k8sjob.document import JOB_FILE, job_file
 from k8sjob.errors import SpecError
-from k8sjob.rendering import dockerfile, render, write_context
+from k8sjob.rendering import check_script, dockerfile, render, write_context
 from k8sjob.spec import Image, JobSpec, load, schema
+from k8sjob.spec.load import located
 
 __all__ = [
     "FILE",
@@ -26,7 +28,7 @@ __all__ = [
     "validate_command",
 ]
 
-FILE = click.argument("file", default="job.yaml", type=click.Path(path_type=Path, allow_dash=True))
+FILE = click.argument("file", default=JOB_FILE, type=click.Path(path_type=Path, allow_dash=True))
 """The argument FILE: a job.yaml, a folder with one, or `-`."""
 onto_option = click.option(
     "--onto",
@@ -81,7 +83,7 @@ def validate_command(files: tuple[Path, ...], output: str) -> int:
 
     The exit code is 1 if any of them is not a valid job.
     """
-    checked = [_checked(file) for file in files or (Path("job.yaml"),)]
+    checked = [_checked(file) for file in files or (job_file(Path(JOB_FILE)),)]
     if output != "table":
         document([result for result, _ in checked], output)
     for result, verdict in checked if output == "table" else ():
@@ -97,7 +99,9 @@ def _checked(file: Path) -> tuple[dict[str, Any], str]:
     result |= {"problems": [], "warnings": []}
     try:
         spec = load(file)
-        render(spec)  # an overlay shows whether it fits in the manifest alone
+        with located(file):
+            render(spec)  # an overlay shows whether it fits in the manifest alone
+            check_script(spec, folder_of(file))
     except SpecError as error:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
@@ -144,11 +148,12 @@ def render_command(
     if only_dockerfile:
         text(dockerfile(spec))
         return
-    if target is None:
-        text(render(spec, image))
-    else:
-        for path in write_context(spec, _context(spec, file), target, image=image):
-            say(f"wrote {path}")
+    with located(file):
+        if target is None:
+            text(render(spec, image))
+        else:
+            for path in write_context(spec, _context(spec, file), target, image=image):
+                say(f"wrote {path}")
     for remark in spec.remarks:
         warn(remark)
 

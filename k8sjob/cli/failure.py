@@ -81,7 +81,9 @@ def _tell(error: Exception) -> int:
     """Say what is wrong on stderr; the exit code for it."""
     match error:
         case click.UsageError():
-            fail(error.format_message())
+            fail(
+                " ".join(error.format_message().split())
+            )  # click puts choices on lines of their own
             context = error.ctx
             if context is not None:
                 click.echo(f"try '{context.command_path} --help'", err=True)

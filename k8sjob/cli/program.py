@@ -20,7 +20,7 @@ from k8sjob.cli.failure import Failures
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["COMMANDS", "main", "program"]
+__all__ = ["COMMANDS", "MEANT", "main", "program"]
 
 _PLUGINS_OFF: Final = "PYDANTIC_DISABLE_PLUGINS"
 _GARBAGE: Final = 100_000
@@ -66,6 +66,32 @@ COMMANDS: Final = {
 }
 
 
+MEANT: Final[dict[str, tuple[str, ...]]] = {
+    command: names
+    for words, names in (
+        ("new create-job", ("init",)),
+        ("convert import from", ("adopt",)),
+        ("check verify", ("validate", "doctor")),
+        ("template manifest dockerfile", ("render",)),
+        ("config info env", ("doctor",)),
+        ("start launch train exec", ("run", "submit")),
+        ("create apply up deploy", ("submit",)),
+        ("edit patch scale", ("diff", "submit")),
+        ("ps ls get jobs history", ("list",)),
+        ("describe inspect show stat", ("status",)),
+        ("attach follow tail top wait", ("watch", "logs")),
+        ("log output", ("logs",)),
+        ("events explain debug", ("why",)),
+        ("stop pause cancel", ("suspend", "delete")),
+        ("continue unpause unsuspend restart", ("resume",)),
+        ("rm remove kill down destroy", ("delete",)),
+        ("help", ("--help",)),
+    )
+    for command in words.split()
+}
+"""What the words of kubectl, docker and others are called here."""
+
+
 class Program(click.Group):
     """The top-level command: knows its commands' names, loads one when it is asked for it."""
 
@@ -88,8 +114,10 @@ class Program(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with a suggestion for a name that is nearly one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            meant = MEANT.get(args[0].lower()) or difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {' or '.join(map(repr, meant))}?"
+            if not meant:
+                hint = f"there are {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 

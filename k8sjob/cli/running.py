@@ -20,6 +20,7 @@ from k8sjob.launch import stopper
 from k8sjob.lifecycle.many import poll_all, watch_all
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import load
+from k8sjob.spec.load import located
 from k8sjob.submission import plan
 from k8sjob.view.follow import follow, follow_all
 
@@ -75,10 +76,11 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = load(file)
+    with located(file):
+        job = plan(spec, folder_of(file))
     show_lint_errors(file)
     backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe)
-    ref = backend.create(plan(spec, folder_of(file)))
-
+    ref = backend.create(job)
     try:
         code = follow(
             backend,

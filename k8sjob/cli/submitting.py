@@ -26,6 +26,7 @@ from k8sjob.document import parse
 from k8sjob.errors import BackendError, JobExists, K8sJobError
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import load
+from k8sjob.spec.load import located
 from k8sjob.submission import plan_submission, push_code, remarks
 from k8sjob.view.safe import safe_line
 
@@ -114,9 +115,14 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
             "--generate-name takes a free name, so there is nothing to --replace"
         )
     spec = load(file)
-    made = plan_submission(
-        spec, folder_of(file), image=image, namespace=place.namespace, generate_name=generate_name
-    )
+    with located(file):
+        made = plan_submission(
+            spec,
+            folder_of(file),
+            image=image,
+            namespace=place.namespace,
+            generate_name=generate_name,
+        )
     for remark in remarks(made):
         warn(remark)
     show_lint_errors(file)
@@ -126,7 +132,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     backend = place.connect(made.spec.namespace)
     if spec.builds_image and image is None:
         options = {"onto": onto, "wire": _wire(plain_http), "dry_run": dry_run is not None}
-        made = _with_image(spec, made, backend, options, builds=builds)
+        with located(file):
+            made = _with_image(spec, made, backend, options, builds=builds)
     try:
         done = send(made, backend, replace=replace, dry_run=dry_run == "server", tell=say)
     except JobExists as error:
@@ -232,7 +239,8 @@ def diff_command(
     """
     try:
         spec = load(file)
-        made = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
+        with located(file):
+            made = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
         backend = place.connect(made.spec.namespace)
         if spec.builds_image and image is None:
             wire = _wire(plain_http)

@@ -22,7 +22,7 @@ from k8sjob.errors import Problem, SpecError, field_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "parse", "parse_all"]
+__all__ = ["MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "only", "parse", "parse_all"]
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
@@ -281,7 +281,15 @@ def parse(text: str | bytes, source: str = "") -> Document:
     Raises:
         SpecError: not UTF-8, not YAML, too large, several documents, or what the module refuses.
     """
-    documents = parse_all(text, source)
+    return only(parse_all(text, source), source)
+
+
+def only(documents: list[Document], source: str = "") -> Document:
+    """The one of these documents; without data where there are none.
+
+    Raises:
+        SpecError: there are several.
+    """
     if len(documents) > 1:
         line = documents[1].line
         message = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import parse_all
-from k8sjob.document.source import content
+from k8sjob.document.source import content, job_file
 from k8sjob.errors import Problem, SpecError
 from k8sjob.lint.job_yaml import lint_job
 from k8sjob.lint.manifest import invalid, lint_manifest
@@ -34,9 +34,7 @@ def lint(path: str | Path) -> list[Finding]:
     """
     if str(path) == "-":
         return _lint_text(decoded(content("-"), "<stdin>"), "<stdin>", Path())
-    file = Path(path)
-    if file.is_dir():
-        file /= "job.yaml"
+    file = job_file(Path(path))
     return _lint_text(read(file), str(file), file.parent)
 
 

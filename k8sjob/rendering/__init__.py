@@ -3,7 +3,7 @@
 All of it is pure, but for `write_context`, which writes the folder that an image is built from.
 """
 
-from k8sjob.rendering.context import write_context
+from k8sjob.rendering.context import check_script, write_context
 from k8sjob.rendering.dockerfile import dockerfile, dockerignore
 from k8sjob.rendering.env import operator_env, replica_env
 from k8sjob.rendering.manifest import (
@@ -16,6 +16,7 @@ from k8sjob.rendering.template import templates_dir
 from k8sjob.rendering.webhook import webhook_problems
 
 __all__ = [
+    "check_script",
     "container_argv",
     "container_env",
     "dockerfile",

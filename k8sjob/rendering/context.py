@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import ImageError
+from k8sjob.contract import WORKDIR
+from k8sjob.errors import ImageError, Problem, SpecError
 from k8sjob.rendering.dockerfile import (
     HISTORY,
     PRIVATE_FILES,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["COPY_MARK", "MADE_HERE", "OWN_IGNORE", "runtime_files", "write_context"]
+__all__ = ["COPY_MARK", "MADE_HERE", "OWN_IGNORE", "check_script", "runtime_files", "write_context"]
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _MARK: Final = "# Rendered by k8sjob"
@@ -86,6 +87,33 @@ def write_context(
         _copy_runtime(target / RUNTIME_SOURCE)
         (target / COPY_MARK).write_text(_COPY_TEXT, encoding="utf-8")
     return _write(rendered, target)
+
+
+def check_script(spec: JobSpec, folder: Path) -> None:
+    """Make sure that an image that is made of the context has the script.
+
+    Args:
+        spec: the job; an image that is used as it is may have any script.
+        folder: what `image.context` starts from.
+
+    Raises:
+        SpecError: the script is not in the context, or is left out of the image.
+    """
+    script = spec.run.script
+    if script is None or isinstance(spec.image, str) or spec.image.base is None:
+        return
+    context = folder / spec.image.context
+    name = script.removeprefix(f"{WORKDIR}/")
+    if not (context / name).is_file():
+        message = (
+            f"{script!r} is not in the context {spec.image.context!r}, of which the image is made;"
+            " write a path inside it, or set image.context"
+        )
+        raise SpecError([Problem("run.script", message)])
+    own = context / OWN_IGNORE
+    if Ignore(own.read_text(encoding="utf-8") if own.is_file() else dockerignore())(name):
+        message = f"{script!r} is left out of the image by {own}; add a last line '!{name}' to it"
+        raise SpecError([Problem("run.script", message)])
 
 
 def _write(files: dict[str, str], target: Path) -> list[Path]:

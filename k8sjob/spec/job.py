@@ -166,9 +166,13 @@ class JobSpec(Part):
         Raises:
             SpecError: with every problem and its line.
         """
-        from k8sjob.document import parse  # noqa: PLC0415 - YAML is not needed for specs from Python
+        # YAML is not needed for specs from Python.
+        from k8sjob.document import only, parse_all  # noqa: PLC0415
+        from k8sjob.spec.foreign import refuse_manifests  # noqa: PLC0415
 
-        document = parse(text, source)
+        documents = parse_all(text, source)
+        refuse_manifests(documents)
+        document = only(documents, source)
         if document.data is None:
             message = "empty; write at least name, image and run, or start with `k8sjob init`"
             raise SpecError([Problem("", message)], source)

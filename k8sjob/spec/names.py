@@ -27,6 +27,7 @@ __all__ = [
     "is_image_reference",
     "is_label_value",
     "is_repository",
+    "suggested_name",
 ]
 
 MAX_NAME: Final = 63
@@ -77,17 +78,19 @@ def check_text(value: str) -> str:
 
 def _job_name(value: str) -> str:
     if not _DNS_1035.fullmatch(value):
+        name = suggested_name(value)
         refuse(
             f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', a letter first"
-            f" and no '-' last{_suggest(value)}"
+            f" and no '-' last" + (f"; {name!r} would do" if name else "")
         )
     return value
 
 
-def _suggest(value: str) -> str:
+def suggested_name(value: str) -> str:
+    """The name of a job that is nearest to a text; empty where there is none."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", value) if not unicodedata.combining(c))
     name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
-    return f"; {name!r} would do" if _DNS_1035.fullmatch(name) else ""
+    return name if _DNS_1035.fullmatch(name) else ""
 
 
 def _namespace(value: str) -> str:

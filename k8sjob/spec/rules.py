@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from k8sjob import compat
+from k8sjob.contract import WORKDIR
 from k8sjob.labels import OF_THE_OPERATOR, QUEUE
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
@@ -24,6 +25,13 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
+    script = spec.run.script or ""
+    if spec.builds_image and script.startswith("/") and not script.startswith(f"{WORKDIR}/"):
+        yield Broken(
+            ("run", "script"),
+            f"{script!r} is not in image.context, which the image has at {WORKDIR}; write a path"
+            " inside it, as main.py, or start what the base has with run.command",
+        )
     checkpoint = spec.checkpoint
     whole = compat.STRATEGIES[spec.strategy.kind].saved_whole
     if checkpoint and checkpoint.format == "sharded" and whole:

@@ -45,6 +45,32 @@ def test_the_file_is_job_yaml_by_default(k8sjob, job_file, monkeypatch):
     assert k8sjob("render").code == 0
 
 
+def test_the_file_may_be_job_yml(k8sjob, job_file, monkeypatch):
+    file = job_file().rename(job_file().with_suffix(".yml"))
+    monkeypatch.chdir(file.parent)
+    assert k8sjob("validate").out == "job.yml: valid: tiny, 1 pod, 1 process\n"
+    assert k8sjob("render").code == 0
+
+
+def test_what_rendering_finds_has_its_line(k8sjob, job_file):
+    file = job_file("overlay:", "  metadata: {name: other}")
+    for command in ("validate", "render", "run"):
+        done = k8sjob(command, file)
+        assert done.code == 1
+        assert done.err.startswith(f"error: {file}:5:20: overlay.metadata.name: 'other' has")
+
+
+def test_validate_looks_for_the_script_of_a_built_image(k8sjob, job_file):
+    file = job_file()
+    file.write_text("name: x\nimage: {repository: r/x, base: b}\nrun:\n  script: src/main.py\n")
+    done = k8sjob("validate", file)
+    assert done.code == 1
+    assert f"{file}:4:11: run.script: 'src/main.py' is not in the context '.'" in done.err
+    (file.parent / "src").mkdir()
+    (file.parent / "src/main.py").touch()
+    assert k8sjob("validate", file).code == 0
+
+
 def test_validate_as_json(k8sjob, job_file):
     bad = job_file("replicas: {worker: 3}")
     done = k8sjob("validate", bad, "-o", "json")

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from k8sjob import __version__
-from k8sjob.cli.program import COMMANDS, program
+from k8sjob.cli.program import COMMANDS, MEANT, program
 
 
 def test_help_names_every_command_in_its_section(k8sjob):
@@ -37,6 +37,13 @@ def test_every_command_explains_itself(name, k8sjob):
     ("args", "said"),
     [
         (["rendr"], "no command 'rendr'; did you mean 'render'?"),
+        (["ps"], "no command 'ps'; did you mean 'list'?"),
+        (["describe", "x"], "no command 'describe'; did you mean 'status'?"),
+        (["apply"], "no command 'apply'; did you mean 'submit'?"),
+        (["start"], "no command 'start'; did you mean 'run' or 'submit'?"),
+        (["RM", "x"], "no command 'RM'; did you mean 'delete'?"),
+        (["events"], "no command 'events'; did you mean 'why'?"),
+        (["completion"], "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
         (["xyzzy"], "no command 'xyzzy'; there are init, adopt, "),
         (["render", "--dockerfil"], "--dockerfil"),
         (["list", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml', 'name'"),
@@ -81,6 +88,12 @@ def test_wrong_usage(args, said, k8sjob, tmp_path, monkeypatch):
     assert said in first
     assert second.startswith("try 'k8sjob")
     assert second.endswith("--help'")
+
+
+def test_every_word_of_other_tools_leads_to_a_command():
+    for word, commands in MEANT.items():
+        assert word not in COMMANDS
+        assert set(commands) <= {*COMMANDS, "--help"}
 
 
 def test_help_is_text_alone(k8sjob):

@@ -15,7 +15,7 @@ import pytest
 
 from k8sjob.document import parse
 from k8sjob.errors import K8sJobError
-from k8sjob.rendering import dockerfile, render, write_context
+from k8sjob.rendering import check_script, dockerfile, render, write_context
 from k8sjob.spec import JobSpec, load
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def built(given: str, folder: Path) -> str:
 def staged(given: str, folder: Path) -> str:
     fragment(given, folder)
     spec = load(folder / "job.yaml")
-    return str(write_context(spec, folder / spec.image.context, folder / "build"))
+    written = write_context(spec, folder / spec.image.context, folder / "build")
+    check_script(spec, folder)
+    return str(written)
 
 
 def warned(given: str, folder: Path) -> str:

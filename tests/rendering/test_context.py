@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from k8sjob.errors import ImageError
-from k8sjob.rendering import dockerfile, dockerignore, render, write_context
+from k8sjob.errors import ImageError, SpecError
+from k8sjob.rendering import check_script, dockerfile, dockerignore, render, write_context
 
 
 @pytest.fixture
@@ -209,3 +209,17 @@ def test_an_image_that_is_there_needs_the_manifest_alone(job, code, tmp_path):
 def test_a_context_that_is_missing(built, tmp_path):
     with pytest.raises(ImageError, match=r"image\.context: .*gone is not a folder"):
         write_context(built(), tmp_path / "gone", tmp_path / "build")
+
+
+def test_the_script_lies_in_the_context(built, tmp_path):
+    spec = built().with_(run={"script": "/app/src/main.py"})
+    with pytest.raises(SpecError, match=r"run\.script: '/app/src/main\.py' is not in the context"):
+        check_script(spec, tmp_path)
+    code = tmp_path / spec.image.context
+    (code / "src").mkdir(parents=True)
+    (code / "src/main.py").touch()
+    check_script(spec, tmp_path)
+    (code / ".dockerignore").write_text("src\n")
+    with pytest.raises(SpecError, match=r"left out of the image by .*\.dockerignore; add a last"):
+        check_script(spec, tmp_path)
+    check_script(spec.with_(image="r/x:1"), tmp_path)

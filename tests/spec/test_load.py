@@ -1,11 +1,13 @@
 import io
+import re
 import sys
 
 import pytest
 
-from k8sjob.errors import SpecError
+from k8sjob.errors import Problem, SpecError
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.explain import MAX_PROBLEMS
+from k8sjob.spec.load import located
 
 TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"
 BAD = """\
@@ -114,3 +116,64 @@ def test_a_pattern_that_cannot_be_matched_is_refused(pattern, setting):
     found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").problems
     assert "is no regular expression" in found[0].message
     assert all(len(problem.message) < 300 for problem in found)
+
+
+def test_a_folder_may_have_a_job_yml(tmp_path):
+    (tmp_path / "job.yml").write_text(TEXT)
+    assert load(tmp_path) == load(tmp_path / "job.yaml") == JobSpec.from_yaml(TEXT)
+    (tmp_path / "job.yaml").write_text(TEXT.replace("name: x", "name: y"))
+    assert load(tmp_path).name == "y"
+
+
+PYTORCHJOB = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "step"),
+    [
+        (PYTORCHJOB, 2, "`k8sjob adopt job.yaml` prints the job.yaml that renders it"),
+        (f"kind: Service\n---\n{PYTORCHJOB}", 4, "`k8sjob adopt job.yaml` prints the job.yaml"),
+        (
+            "kind: List\nitems:\n- kind: PyTorchJob\n",
+            1,
+            "`k8sjob adopt job.yaml` prints the job.yaml",
+        ),
+        ("kind: TFJob\nspec: {}\n", 1, "kind TFJob, not a job.yaml; k8sjob runs PyTorchJobs alone"),
+        ("{apiVersion: v1, kind: List, items: []}", 1, "kind List, not a job.yaml"),
+    ],
+)
+def test_a_manifest_is_sent_to_adopt(text, line, step):
+    (problem,) = problems(text).problems
+    assert (problem.field, problem.line) == ("kind", line)
+    assert step in problem.message
+
+
+def test_a_kind_among_the_fields_of_a_job_is_an_unknown_field():
+    assert "kind" in str(problems(TEXT + "kind: [1]\n"))
+
+
+@pytest.mark.parametrize("name", ["main.py", "Train_2.py", "1.py"])
+def test_a_script_gets_the_job_yaml_that_starts_it(name, tmp_path):
+    (tmp_path / name).write_text("import torch\nx = {'a': 1}\n")
+    with pytest.raises(SpecError, match=rf"{name}: a script, not a job\.yaml") as caught:
+        load(tmp_path / name)
+    job = re.search(r"as (\{.*\}), or start with `k8sjob init`", str(caught.value))
+    assert JobSpec.from_yaml(job[1]).run.script == name
+
+
+@pytest.mark.parametrize("name", ["train.sh", "train.ipynb"])
+def test_what_is_no_python_script_is_named(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(SpecError, match=r"a script, not a job\.yaml; `k8sjob init DIR` writes one"):
+        load(tmp_path / name)
+
+
+def test_an_error_after_loading_gets_its_line(tmp_path):
+    file = tmp_path / "job.yml"
+    file.write_text(TEXT + "volumes:\n- {name: a, mount: /a, pvc: b}\n")
+    with pytest.raises(SpecError) as caught, located(tmp_path):
+        raise SpecError([Problem("volumes[0].mount", "no"), Problem("run.env", "no")])
+    assert str(caught.value) == f"{file}:5:20: volumes[0].mount: no\n{file}:3:1: run.env: no"
+    for error in (SpecError([Problem("name", "no", 7, 7)], "other.yaml"),):
+        with pytest.raises(SpecError, match=r"^other.yaml:7:7: name: no$"), located(tmp_path):
+            raise error
