@@ -16,6 +16,7 @@ from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decod
 from k8sjob.labels import ISTIO, MANAGED_BY, QUEUE
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
+from k8sjob.rendering.security import breaches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +56,7 @@ def fields(wanted: Json) -> Json:
         "kueue_queue": queue,
         "service_account_token": lead["automountServiceAccountToken"],
         "gang": _gang(spec, lead),
-        "security": "restricted" if _is_restricted(lead) else "default",
+        "security": "restricted" if _are_restricted(all_pods, lead) else "default",
         **_scheduling(all_pods, lead),
     }
     if queue is not None:
@@ -267,7 +268,9 @@ def _scheduling(all_pods: list[Json], lead: Json) -> Json:
     return {**made, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
 
 
-def _is_restricted(lead: Json) -> bool:
+def _are_restricted(all_pods: list[Json], lead: Json) -> bool:
+    if any(True for pod in all_pods for _ in breaches(pod)):
+        return False  # the overlay would have to take back what the field says
     context = trainer(lead).get("securityContext", {})
     return lead.get("securityContext", {}).get("runAsNonRoot") is True and context == {
         "allowPrivilegeEscalation": False,

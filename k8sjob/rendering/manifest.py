@@ -77,7 +77,12 @@ def render(spec: JobSpec, image: str | None = None, *, origin: Origin | None = N
     if not spec.overlay:
         return text
     rendered = document.parse(text).data
-    merged = apply_overlay(rendered, spec.overlay, image_is_built=spec.builds_image)
+    merged = apply_overlay(
+        rendered,
+        spec.overlay,
+        image_is_built=spec.builds_image,
+        restricted=spec.security == "restricted",
+    )
     return text.partition("\n")[0] + "\n" + document.dump(merged)
 
 

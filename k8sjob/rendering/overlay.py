@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.rendering.security import Path, breaches
 from k8sjob.rendering.webhook import webhook_problems
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ _Json = dict[str, Any]
 _LIST_KEYS: Final = ("mountPath", "name")
 
 
-def apply_overlay(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> _Json:
+def apply_overlay(
+    manifest: _Json, overlay: _Json, *, image_is_built: bool, restricted: bool = False
+) -> _Json:
     """The manifest with the overlay merged in; neither argument is changed.
 
     Args:
@@ -31,10 +34,11 @@ def apply_overlay(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> _
         overlay: the spec's overlay.
         image_is_built: the image comes out of a build; then the digest of that build is what the
             `pytorch` containers run, and an overlay must not put another in its place.
+        restricted: the Pods must pass the Pod Security Standard of that name.
 
     Raises:
         SpecError: the overlay names what has its own field, or the result would be refused by the
-            training operator.
+            training operator, or by the standard.
     """
     problems = list(_taken(overlay, image_is_built=image_is_built))
     if not problems:
@@ -43,6 +47,7 @@ def apply_overlay(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> _
             Problem(f"overlay.{problem.field}", problem.message)
             for problem in webhook_problems(merged)
         ]
+        problems += _breaches(merged, overlay) if restricted else ()
     if problems:
         raise SpecError(problems)
     return merged
@@ -93,6 +98,31 @@ def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
             )
     if image_is_built:
         yield from _images(overlay)
+
+
+def _breaches(merged: _Json, overlay: _Json) -> Iterator[Problem]:
+    """What breaks the standard, at the path that it has in the overlay."""
+    for role, replica in (_get(merged, "spec", "pytorchReplicaSpecs") or {}).items():
+        of_pod = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
+        pod = _get(replica, "template", "spec")
+        for path, value, wanted in breaches(pod) if isinstance(pod, dict) else ():
+            at = field_path(_in_overlay(_get(overlay, *of_pod), pod, path))
+            yield Problem(
+                f"{field_path(('overlay', *of_pod))}.{at}",
+                f"{'absent' if value is None else repr(value)}, and security: restricted wants"
+                f" {wanted}; change it, or set security: default",
+            )
+
+
+def _in_overlay(overlaid: Any, pod: _Json, path: Path) -> Path:
+    """The path, with the index that a named item of a list has in the overlay."""
+    if len(path) < 2 or not isinstance(path[1], int):
+        return path
+    group, index = str(path[0]), path[1]
+    items = _get(overlaid, group)
+    names = [_get(item, "name") for item in items] if isinstance(items, list) else []
+    name = _get(pod[group][index], "name")
+    return (group, names.index(name) if name in names else index, *path[2:])
 
 
 def _images(overlay: _Json) -> Iterator[Problem]:

@@ -139,7 +139,8 @@ def test_two_namespaces_are_an_error(k8sjob, api, file):
     done = k8sjob("submit", file, "-n", "green")
     assert done.code == 1
     assert done.err == (
-        f"error: {file}:4:12: namespace: the job is of 'red', and 'green' is asked for; name one only\n"
+        f"error: {file}:4:12: namespace: the job is of 'red', and 'green' is asked for;"
+        " name one only\n"
     )
     assert api.asked == []
 

@@ -160,3 +160,111 @@ def test_an_image_that_is_a_reference_may_differ_between_roles(job):
     replicas = rendered["spec"]["pytorchReplicaSpecs"]
     images = {r: replicas[r]["template"]["spec"]["containers"][0]["image"] for r in replicas}
     assert images == {"Master": "registry.example/digits:1", "Worker": "worker:2"}
+
+
+def of_pod(**pod):
+    return {"spec": {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod}}}}}
+
+
+def of_trainer(**container):
+    return of_pod(containers=[{"name": "pytorch", **container}])
+
+
+SAFE = {
+    "name": "side",
+    "image": "x",
+    "securityContext": {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    },
+}
+HTTP = {"httpGet": {"port": 80, "host": "10.0.0.1"}}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "field"),
+    [
+        (of_pod(hostNetwork=True), "hostNetwork"),
+        (of_pod(hostPID=True), "hostPID"),
+        (of_pod(hostIPC=True), "hostIPC"),
+        (of_pod(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "volumes[0]"),
+        (of_pod(volumes=[{"name": "a", "nfs": {"server": "x", "path": "/"}}]), "volumes[0]"),
+        (of_pod(securityContext={"runAsUser": 0}), "securityContext.runAsUser"),
+        (of_pod(securityContext={"runAsNonRoot": False}), "securityContext.runAsNonRoot"),
+        (
+            of_pod(securityContext={"seccompProfile": {"type": "Unconfined"}}),
+            "securityContext.seccompProfile.type",
+        ),
+        (
+            of_pod(securityContext=None),
+            "containers[0].securityContext.seccompProfile.type",
+        ),
+        (
+            of_pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+            "securityContext.sysctls[0].name",
+        ),
+        (
+            of_pod(securityContext={"windowsOptions": {"hostProcess": True}}),
+            "securityContext.windowsOptions.hostProcess",
+        ),
+        (
+            of_pod(securityContext={"seLinuxOptions": {"type": "spc_t"}}),
+            "securityContext.seLinuxOptions.type",
+        ),
+        (
+            of_trainer(securityContext={"privileged": True}),
+            "containers[0].securityContext.privileged",
+        ),
+        (
+            of_trainer(securityContext={"allowPrivilegeEscalation": True}),
+            "containers[0].securityContext.allowPrivilegeEscalation",
+        ),
+        (
+            of_trainer(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+            "containers[0].securityContext.capabilities.add[0]",
+        ),
+        (
+            of_trainer(securityContext={"capabilities": {"drop": []}}),
+            "containers[0].securityContext.capabilities.drop",
+        ),
+        (
+            of_trainer(securityContext={"procMount": "Unmasked"}),
+            "containers[0].securityContext.procMount",
+        ),
+        (
+            of_trainer(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
+            "containers[0].securityContext.appArmorProfile.type",
+        ),
+        (of_trainer(ports=[{"name": "p", "hostPort": 80}]), "containers[0].ports[1].hostPort"),
+        (of_trainer(livenessProbe=HTTP), "containers[0].livenessProbe.httpGet.host"),
+        (of_trainer(lifecycle={"preStop": HTTP}), "containers[0].lifecycle.preStop.httpGet.host"),
+        (
+            of_pod(containers=[{"name": "side", "image": "x"}]),
+            "containers[0].securityContext.allowPrivilegeEscalation",
+        ),
+        (
+            of_pod(initContainers=[SAFE | {"securityContext": {"runAsUser": 0}}]),
+            "initContainers[0].securityContext.runAsUser",
+        ),
+    ],
+)
+def test_an_overlay_keeps_to_the_standard(job, overlay, field):
+    assert render(job(overlay=overlay))
+    with pytest.raises(SpecError) as caught:
+        render(job(overlay=overlay, security="restricted"))
+    fields = [problem.field for problem in caught.value.problems]
+    assert f"overlay.spec.pytorchReplicaSpecs.Master.template.spec.{field}" in fields
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        of_pod(containers=[SAFE], volumes=[{"name": "a", "csi": {"driver": "x"}}]),
+        of_trainer(securityContext={"capabilities": {"add": ["NET_BIND_SERVICE"]}}),
+        of_pod(securityContext={"runAsUser": 5, "seccompProfile": {"type": "Localhost"}}),
+        of_pod(hostNetwork=False),
+    ],
+)
+def test_an_overlay_may_do_what_the_standard_allows(job, overlay):
+    assert render(job(overlay=overlay, security="restricted"))
