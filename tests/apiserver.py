@@ -41,6 +41,7 @@ class Apiserver:
         self.before = lambda _word: None
         self.missing = set()
         self.refusals = {}
+        self.nodes = []
         self.lingers = 0
         self._uids = itertools.count(1)
         self._lock = threading.RLock()
@@ -57,6 +58,7 @@ class Apiserver:
             return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
         if rest[:1] != [JOBS]:
             items = self._listed_pods() if rest[:1] == ["pods"] else []
+            items = self.nodes if parts[-1] == "nodes" else items
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
         word = f"{method} dry" if "dryRun" in query else method
         self.asked.append(word)

@@ -12,9 +12,9 @@ from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend
 from k8sjob.cli.output import line
 from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import selector_option
-from k8sjob.errors import JobNotFound
-from k8sjob.lifecycle.status import job_status
+from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.lifecycle.status import deletion, job_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,8 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
     if not isinstance(backend, LocalBackend):
         backend.delete(ref)
-        line(f"{ref} deleted")
+        kept = _kept(backend, ref)
+        line(f"{ref}: {kept}" if kept else f"{ref} deleted")
         return
     saved = backend.checkpoints(ref)
     backend.delete(ref, checkpoints=checkpoints)
@@ -109,6 +110,15 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""
         say(f"its checkpoints stay in {saved} ({shown_size(size)}){why}")
+
+
+def _kept(backend: Backend, ref: JobRef) -> str:
+    """What still keeps a job whose deletion was asked for; empty where it is gone."""
+    try:
+        job = backend.snapshot(ref).job
+    except BackendError:  # gone, or nobody can tell
+        return ""
+    return deletion(job) if job["metadata"].get("deletionTimestamp") else ""
 
 
 def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:

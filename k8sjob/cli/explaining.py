@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.lifecycle.diagnose import Finding
 
-__all__ = ["show_finding", "why_command"]
+__all__ = ["findings", "show_finding", "why_command"]
 
 
 @click.command("why")
@@ -43,7 +43,7 @@ def why_command(job: str, timing: bool, output: str, place: Place) -> None:
     if timing:
         _show_timing(backend, snapshot, output)
         return
-    found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+    found = findings(backend, snapshot)
     if output != "table":
         document([one.as_dict() for one in found], output)
         return
@@ -66,6 +66,11 @@ def _show_timing(backend: Backend, snapshot: Snapshot, output: str) -> None:
         show_timing(found)
     else:
         document(found.as_dict(), output)
+
+
+def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
+    """What `why` and `status` say of a job, from all that there is."""
+    return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
 def show_finding(found: Finding) -> None:

@@ -88,7 +88,7 @@ def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
         return found, False, ""
     try:
         cluster = place.connect()
-        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels)
+        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
         if place.namespace and not there:
             cluster.look_for_namespace()
     except BackendError as error:
@@ -192,18 +192,19 @@ def _show(status: JobStatus, snapshot: Snapshot, checkpoints: Path | None) -> No
 
 
 def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
-    """The first of what `why` would say, from the output of one replica at most."""
+    """The first of what `why` says, which reads more, where one replica's output finds trouble."""
     logs: dict[str, list[str]] = {}
     if status.replicas and status.state in (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED):
         name = speaker(snapshot.job)
         with suppress(BackendError):
             logs[name] = tail_lines(backend, status.ref, name)
     related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
-    for finding in diagnose(snapshot, logs, related)[:1]:
-        from k8sjob.cli.explaining import show_finding  # noqa: PLC0415 - of no use for a list
+    if diagnose(snapshot, logs, related):
+        from k8sjob.cli.explaining import findings, show_finding  # noqa: PLC0415 - of no use for a list
 
-        click.echo()
-        show_finding(finding)
+        for finding in findings(backend, snapshot)[:1]:
+            click.echo()
+            show_finding(finding)
 
 
 def _replica_row(replica: ReplicaStatus) -> list[object]:

@@ -108,8 +108,8 @@ class ReplicaStatus:
         phase: the Pod's phase; "Terminating" once its deletion was asked for; "Stopped" where it
             ended because its job was stopped (this machine only).
         node: the machine it runs on; empty before it was scheduled.
-        restarts: how often its container was started again in this Pod; while init containers
-            run, how often they were.
+        restarts: how often its container was started again, in this Pod or in one made anew, as
+            far back as the Events tell; while init containers run, how often they were.
         reason: why it waits or ended ("Unschedulable", "Init:0/1", "CrashLoopBackOff",
             "OOMKilled", "Error"); may be empty.
         exit_code: of the container, the last attempt's while a newer one runs; None before.
@@ -181,7 +181,8 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.QUEUED
     if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
-    replicas = tuple(_replica(pod) for pod in snapshot.pods)
+    made = _creations(snapshot.events)
+    replicas = tuple(_replica(pod, made) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
         state=state,
@@ -275,7 +276,17 @@ def _counted(job: Json, state: JobState) -> dict[str, int]:
     return dict(+found)
 
 
-def _replica(pod: Json) -> ReplicaStatus:
+def _creations(events: Sequence[Json]) -> Counter[str]:
+    """How often each Pod was made: under ExitCode a container starts again in a new one."""
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.get("reason") == "SuccessfulCreatePod":
+            name = event.get("message", "").removeprefix("Created pod: ")
+            found[name] += (event.get("series") or {}).get("count") or event.get("count") or 1
+    return found
+
+
+def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     labels = meta.get("labels") or {}
     role = labels.get(REPLICA_TYPE, "")
@@ -289,7 +300,8 @@ def _replica(pod: Json) -> ReplicaStatus:
         index=int(labels.get(REPLICA_INDEX, 0)),
         phase="Stopped" if stopped else phase,
         node=(pod.get("spec") or {}).get("nodeName", ""),
-        restarts=restarts or int(container.get("restartCount", 0)),
+        restarts=(restarts or int(container.get("restartCount", 0)))
+        + max(made.get(meta.get("name", ""), 1) - 1, 0),
         reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
         message=_words(ended.get("message") or message or status.get("message", "")),

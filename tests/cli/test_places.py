@@ -151,6 +151,69 @@ def test_the_list_has_both_places_the_newest_first(here, there, api, k8sjob):
     assert (record["image"], record["counts"]) == ("team/tiny:1", {"Pending": 1})
 
 
+def pod_of(job, role="master", **status):
+    """A pod of a job in the cluster."""
+    meta = job["metadata"]
+    return {
+        "metadata": {
+            "name": f"{meta['name']}-{role}-0",
+            "uid": f"pod-of-{meta['uid']}",
+            "namespace": meta["namespace"],
+            "labels": {
+                "training.kubeflow.org/job-name": meta["name"],
+                "training.kubeflow.org/replica-type": role,
+                "training.kubeflow.org/replica-index": "0",
+            },
+            "ownerReferences": [{"uid": meta["uid"], "controller": True}],
+        },
+        "spec": {},
+        "status": status,
+    }
+
+
+def test_the_list_says_what_the_pods_do(there, api, k8sjob):
+    sick, well = there("sick"), there("well")
+    crashed = {"name": "pytorch", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    api.pods = [
+        pod_of(sick, phase="Running", containerStatuses=[crashed]),
+        pod_of(well, phase="Running"),
+        pod_of({"metadata": well["metadata"] | {"uid": "before"}}, phase="Failed"),
+    ]
+    listed = {line.split()[0]: line for line in k8sjob("list", "-n", "blue").out.splitlines()}
+    assert "1 CrashLoopBackOff" in listed["blue/sick"]
+    assert "1 Running" in listed["blue/well"]
+    assert "Failed" not in listed["blue/well"]
+
+
+def test_a_job_that_a_finalizer_keeps_is_not_deleted(there, api, k8sjob):
+    there("kept")["metadata"] |= {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["example.com/hold"],
+    }
+    api.lingers = 100
+    assert k8sjob("delete", "kept").out == (
+        "blue/kept: the job is being deleted; it waits for its finalizers: example.com/hold\n"
+    )
+
+
+def test_status_and_why_say_the_same(there, api, k8sjob):
+    """Nodes are looked at by both: none offers a GPU."""
+    job = there("short", "resources: {gpus: 1}")
+    waits = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+    }
+    pod = pod_of(job, phase="Pending", conditions=[waits])
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    pod["spec"]["containers"] = [{"name": "pytorch", **limits}]
+    api.pods = [pod]
+    api.nodes = [{"kind": "Node", "metadata": {"name": "n"}, "status": {"allocatable": {"cpu": 4}}}]
+    for command in ("status", "why"):
+        assert "no node offers any nvidia.com/gpu" in k8sjob(command, "short").out
+
+
 def test_the_list_by_labels(here, there, k8sjob):
     here("mine", "labels: {team: a}")
     there("ours", "labels: {team: a}")

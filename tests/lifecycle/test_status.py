@@ -209,3 +209,20 @@ def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
     doomed = snapshot("Created", "Failed:Why:what")
     doomed.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
     assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")
+
+
+def test_a_pod_that_is_made_anew_counts_as_a_restart(snapshot, make_pod):
+    """Under ExitCode the operator replaces the pod, and the new one has restarted nothing."""
+
+    def created(name, **count):
+        return {"reason": "SuccessfulCreatePod", "message": f"Created pod: job-{name}", **count}
+
+    events = [
+        created("master-0", count=3),
+        created("worker-0", count=1),
+        created("worker-1", series={"count": 2}),
+        created("worker-1"),
+    ]
+    pods = [make_pod("master-0", restarts=1), make_pod("worker-0"), make_pod("worker-1")]
+    status = job_status(snapshot("Running", pods=pods, events=events))
+    assert [replica.restarts for replica in status.replicas] == [3, 0, 2]

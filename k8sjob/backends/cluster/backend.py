@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import owned, seconds_to_end
+from k8sjob.backends.cluster.belongings import own_pods, owned, seconds_to_end
 from k8sjob.backends.cluster.listing import listing, slim
 from k8sjob.backends.cluster.reflect import reflect
 from k8sjob.backends.cluster.snapshots import snapshot, snapshots
@@ -153,18 +153,39 @@ class ClusterBackend:
         namespace: str | None = None,
         all_namespaces: bool = False,
         selector: str = "",
+        pods: bool = False,
     ) -> list[Snapshot]:
-        """The jobs alone, without their pods and events, the newest first.
+        """The jobs without their events, the newest first.
 
         Args:
             namespace: None: the back end's.
             all_namespaces: those of all namespaces instead.
             selector: a label selector, as kubectl takes it.
+            pods: with their pods, where a job has not ended yet and pods may be read.
         """
         where = "" if all_namespaces else namespace or self.namespace
         query = {"labelSelector": selector} if selector else None
         found = listing(self.transport, path(JOBS, where), query).items
-        return [Snapshot(job) for job in sorted(found, key=_age, reverse=True)]
+        found.sort(key=_age, reverse=True)
+        theirs: dict[tuple[str, str], list[Json]] = {}
+        if pods and not all(finished(job.get("status") or {}) for job in found):
+            theirs = self._pods_by_job(where)
+        return [Snapshot(job, own_pods(job, theirs.get(_at(JobRef.of(job)), ()))) for job in found]
+
+    def _pods_by_job(self, namespace: str) -> dict[tuple[str, str], list[Json]]:
+        """The pods of all jobs by the namespace and the name of theirs; none that are forbidden."""
+        found: dict[tuple[str, str], list[Json]] = {}
+        try:
+            pods = listing(self.transport, path("pods", namespace), {"labelSelector": JOB_NAME})
+        except ApiError as error:
+            if error.code != 403:
+                raise
+            return found
+        for pod in pods.items:
+            meta = pod["metadata"]
+            name = (meta.get("labels") or {}).get(JOB_NAME, "")
+            found.setdefault((meta.get("namespace", ""), name), []).append(pod)
+        return found
 
     def look_for_namespace(self) -> None:
         """Raise where the back end's namespace is not there: a list of its jobs is merely empty.

@@ -120,8 +120,9 @@ def _short(case: Case, pod: Pod, count: int, resource: str) -> tuple[str, str]:
     wanted = pod_requests(pod.spec).get(resource, Decimal())
     asks = f"it asks for {told(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
-    short = f"{count} {has} too little {resource} free ({asks})"
     nodes = nodes_of(case.of_kind("Node"), taken(case.of_kind("Pod")))
+    # Of nodes that may not be read nobody knows whether they have any at all.
+    short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
         field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
