@@ -135,7 +135,7 @@ class Panel:
         return [Text(_joined(pieces, width), style="dim")] if pieces else []
 
     def _bar(self, done: float, width: int) -> Text:
-        full, rest = ("#", ".") if self._ascii else ("━", "━")
+        full, rest = ("#", ".") if self._ascii else ("━", "─")  # differ without colours, too
         filled = int(done * width)
         bar = Text(full * filled, style="green")
         bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")

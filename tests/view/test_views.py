@@ -271,6 +271,12 @@ class Screen:
     column = 0
 
 
+def test_the_bar_shows_how_far_it_is_without_colours(life):
+    """Under NO_COLOR, and for who sees none, the rest of the bar is another character."""
+    bars = {line.split(" ")[0] for end in range(len(life)) for line in screen(life[: end + 1])[1:2]}
+    assert any(set(bar) == set("━─") for bar in bars), bars
+
+
 def test_lines_scroll_by_above_the_panel_and_stay(life, console, terminal):
     view = LiveView(console(120), "digits")
     seen = Screen()

@@ -24,7 +24,11 @@ __all__ = ["how_it_ended", "is_consequence"]
 _IN_VAIN: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 """Causes of a rank that waited for another one."""
 
-
+_FIELD: Final = re.compile(
+    r"((?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+)[\[:]"
+)
+"""How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
+_SETTINGS: Final = "correct the job's settings"
 _SAME_MOMENT: Final = 1.0
 """Seconds by which the kubelet's and a container's own clock may differ: it rounds."""
 _FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
@@ -91,7 +95,7 @@ def _misconfigured(case: Case, end: End) -> Finding | None:
     return Finding(
         Cause.CONFIGURATION,
         f"{end.told}: {end.reason.message}",
-        f"correct the job's settings; the same start would fail again ({case.called})",
+        f"{_change(end) or _SETTINGS}; restarting will not help ({case.called})",
         end.replica,
     )
 
@@ -258,11 +262,18 @@ def _killed(case: Case, end: End) -> Finding | None:
     return Finding(Cause.KILLED, f"{end.told}: ended by {name}{said}", step, end.replica)
 
 
+def _change(end: End) -> str:
+    """The field of the job.yaml that an error of k8sjob's runtime names; empty for none."""
+    field = _FIELD.match(end.reason.message) if end.reason else None
+    return f"change {field[1]} in the job.yaml" if field else ""
+
+
 def _crashed(case: Case, end: End) -> Finding | None:
     return Finding(
         Cause.CRASH,
         f"{end.told}: exit code {end.exit_code}{_said(end, case)}",
-        f"correct the script; its output: k8sjob logs {case.called} -r {end.replica}",
+        f"{_change(end) or 'correct the script'}; its output: k8sjob logs {case.called}"
+        f" -r {end.replica}",
         end.replica,
     )
 

@@ -147,8 +147,8 @@ def bad_container(case: Case, pod: Pod) -> Seen | None:
         return seen
     if "runAsNonRoot" in said:
         step = (
-            "the image must say a user by number (image.user is not root), or the pod must name"
-            " one (securityContext.runAsUser); see `security` in job.yaml"
+            "the image must name a user other than root by number (USER 1000 in its Dockerfile), or"
+            " overlay must set securityContext.runAsUser; an image that is built here has a user"
         )
     elif "no command specified" in said:
         step = "name a command in the job, or one in the image"

@@ -1,0 +1,108 @@
+"""What a message tells the user to write exists: fields of the job.yaml, commands, options."""
+
+import ast
+import re
+from pathlib import Path
+
+import click
+
+from k8sjob.cli.program import COMMANDS, program
+from k8sjob.spec import JobSpec
+from k8sjob.spec.base import part_types
+
+ROOT = Path(__file__).resolve().parents[2] / "k8sjob"
+PARTS = {
+    name: set(part_types(info.annotation))
+    for name, info in JobSpec.model_fields.items()
+    if list(part_types(info.annotation))
+}
+FIELD = re.compile(rf"(?<![\w./\"-])({'|'.join(PARTS)})((?:\[\w*\])?\.[a-z][a-z_]*)+(?![\w(/-])")
+COMMAND = re.compile(r"\bk8sjob ([a-z]+)((?: (?:-{1,2}[a-z][a-z-]*))*)")
+PROSE = {"again", "become", "does", "error", "give", "has", "it", "job", "knows", "not", "runs"} | {
+    "set", "sets", "was", "which", "would", "in", "or", "and", "an",
+}  # fmt: skip
+"""Words after the name of the project that are no commands."""
+FOREIGN = {
+    "--help",
+    "--isolation",
+    "--preserve-digests",
+    "--pytorch-init-container-image",
+    "--pytorch-init-container-template-file",
+}
+"""Options of other programs, and click's own."""
+METHODS = {"run.batches", "run.evaluate"}
+"""What a script calls `run` is a session."""
+
+
+def texts():
+    """All text that is no docstring, with its place; `{}` for what is filled in."""
+    for file in ROOT.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        prose = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and isinstance(node.body[0], ast.Expr)
+        }
+        inside = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in ast.walk(node)
+            if part is not node
+        }
+        for node in ast.walk(tree):
+            if id(node) in prose or id(node) in inside:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "{}" for p in node.values]
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+TEXTS = [(place, text) for place, text in texts() if " " in text]
+
+
+def test_every_field_that_a_message_names_exists():
+    unknown = []
+    for place, text in TEXTS:
+        for found in FIELD.finditer(text):
+            if found[0] in METHODS:
+                continue
+            names = re.sub(r"\[\w*\]", "", found[0]).split(".")
+            parts = PARTS[names[0]]
+            for name in names[1:]:
+                fields = [part.model_fields[name] for part in parts if name in part.model_fields]
+                if not fields and parts:
+                    unknown.append(f"{place}: {found[0]}")
+                parts = {one for field in fields for one in part_types(field.annotation)}
+    assert not unknown
+
+
+def test_every_command_and_option_that_a_message_names_exists():
+    context, unknown = click.Context(program), []
+    for place, text in TEXTS:
+        for found in COMMAND.finditer(text):
+            name, options = found[1], found[2].split()
+            if name not in COMMANDS:
+                unknown += [f"{place}: {text!r}"] * (name not in PROSE)
+                continue
+            known = {o for p in program.get_command(context, name).params for o in p.opts}
+            unknown += [f"{place}: {found[0]}" for option in options if option not in known]
+    assert not unknown
+
+
+def test_every_option_that_a_message_names_exists():
+    context = click.Context(program)
+    commands = [program, *(program.get_command(context, name) for name in COMMANDS)]
+    known = FOREIGN | {o for command in commands for p in command.params for o in p.opts}
+    rooms = ("cli/", "doctor/", "image/", "launch", "lifecycle/", "sending", "spec/", "submission")
+    unknown = [
+        f"{place}: {option} in {text!r}"
+        for place, text in TEXTS
+        if place.startswith(rooms) and "kubectl" not in text
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)
+        if option not in known
+    ]
+    assert not unknown
