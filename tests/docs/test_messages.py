@@ -23,6 +23,7 @@ PROSE = {"again", "become", "does", "error", "give", "has", "it", "job", "knows"
 }  # fmt: skip
 """Words after the name of the project that are no commands."""
 FOREIGN = {
+    "--gang-scheduler-name",
     "--help",
     "--isolation",
     "--preserve-digests",
