@@ -45,8 +45,16 @@ def fits(root: type[Part], loc: Loc, value: Any) -> bool:
     try:
         root.model_validate(data, context=UNEXPLAINED)
     except ValidationError as error:
-        return all(plain(found["loc"])[: len(at)] != at for found in error.errors())
+        return all(place[: len(at)] != at for place in _places(error))
     return True
+
+
+def _places(error: ValidationError) -> Iterator[Loc]:
+    """Every field that an error is about."""
+    for found in error.errors():
+        loc = plain(found["loc"])
+        broken = found["ctx"]["broken"] if found["type"] == "rules" else [((), "")]
+        yield from ((*loc, *path) for path, _ in broken)
 
 
 def likely(seen: Any, field: str, parts: Iterable[type[Part]]) -> Iterator[Any]:

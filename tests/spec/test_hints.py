@@ -45,7 +45,7 @@ CONTEXTS = [
 
 OVER_FIELDS = re.compile(
     "do not divide|mesh data|nothing lies along|no such setting|nodes are not between|is taken by"
-    "|is more than max"
+    "|is more than max|cannot be available"
 )
 """What rules over several fields say of a value that is right by itself."""
 
@@ -135,6 +135,7 @@ VALUES = st.recursive(
 @given(path=st.sampled_from(list(paths())), value=VALUES)
 @settings(max_examples=300, deadline=None)
 @example(path=("run", "env"), value=[{"name": "A", "value": 1}])
+@example(path=("run", "rendezvous_timeout"), value=[0])
 @example(path=("image", "repository"), value="localhost:5000/a@sha256:" + "0" * 64)
 def test_what_an_error_says_to_write_is_accepted(path, value):
     data = document(path)
