@@ -17,10 +17,8 @@ PARTS = {
     if list(part_types(info.annotation))
 }
 FIELD = re.compile(rf"(?<![\w./\"-])({'|'.join(PARTS)})((?:\[\w*\])?\.[a-z][a-z_]*)+(?![\w(/-])")
-COMMAND = re.compile(r"\bk8sjob ([a-z]+)((?: (?:-{1,2}[a-z][a-z-]*))*)")
-PROSE = {"again", "become", "does", "error", "give", "has", "it", "job", "knows", "not", "runs"} | {
-    "set", "sets", "was", "which", "would", "in", "or", "and", "an",
-}  # fmt: skip
+COMMAND = re.compile(r"(?:`|: |^)k8sjob ([a-z]+)((?: (?:-{1,2}[a-z][a-z-]*))*)")
+PROSE = {"job", "runs", "sets"}
 """Words after the name of the project that are no commands."""
 FOREIGN = {
     "--gang-scheduler-name",
