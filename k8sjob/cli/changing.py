@@ -12,7 +12,7 @@ from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend
 from k8sjob.cli.output import line
 from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import selector, selector_option
+from k8sjob.cli.selecting import selector_option
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.status import deletion, job_status
 
