@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from k8sjob import __version__, compat
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
 from k8sjob.runtime import config, strays
-from k8sjob.runtime.agent import describe, keep, retryable, say
+from k8sjob.runtime.agent import End, describe, keep, retryable, say
+from k8sjob.runtime.attempts import Attempts, attempts_file
 from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, is_elastic, node_env
 from k8sjob.runtime.master import await_master
 from k8sjob.runtime.peer import PeerLost
 from k8sjob.runtime.port import reserve
 from k8sjob.runtime.program import Ranks, Single
+from k8sjob.runtime.roster import Roster
 from k8sjob.runtime.signals import Inbox
+from k8sjob.runtime.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
         reason, code = _refused(EnvError(f"cannot start {argv[0]!r}: {error}"))
     if reason is None:
         return ExitCode.DONE
-    say(describe(reason))
+    if code:
+        say(describe(reason))
     _write_last_words(reason)
     return code
 
@@ -78,7 +82,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
         if form == "--exec":
             # The command's own launcher restarts and watches; the agent only keeps it.
             settings = replace(settings, max_restarts=0, hang_timeout=0)
-            return _end(keep(Single(argv[1:], environ, lifeline), settings, inbox))
+            return _end(_keep_alone(Single(argv[1:], environ, lifeline), settings, inbox))
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
             _refuse_fixed(settings, environ)
@@ -110,17 +114,45 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
             if node.master_port == 0:
                 port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
                 node = replace(node, master_port=port)
-            reason = keep(program(node), settings, inbox)
-        return _given_up(reason, settings) if reason and not inbox.stopping() else _end(reason)
+            return _keep_fixed(program(node), node, settings, inbox)
+        return _given_up(End(reason), settings) if reason and not inbox.stopping() else _end(reason)
 
 
-def _given_up(reason: Reason, settings: RuntimeConfig) -> _End:
+def _keep_fixed(program: Ranks, node: NodeEnv, settings: RuntimeConfig, inbox: Inbox) -> _End:
+    """Run the program in a group of a fixed size."""
+    attempts = Attempts(attempts_file(os.environ), settings.max_restarts)
+    if attempts.refused is not None:
+        return attempts.refused, ExitCode.RESTARTS_SPENT
+    with Roster(node, settings.job) as roster:
+        group = Together(node, roster, attempts, say)
+        end = keep(program, settings, inbox, group)
+        reason = end.reason
+        if reason is None:
+            reason = group.farewell(inbox)
+            end = End(reason, final=True)
+        elif end.final or settings.restart_policy != "OnFailure":
+            group.give_up(reason)
+    attempts.end(reason, final=end.final)
+    if reason is None or inbox.stopping() or not reason.exit_code:
+        return _end(reason)
+    return _given_up(end, settings)
+
+
+def _keep_alone(program: Single, settings: RuntimeConfig, inbox: Inbox) -> Reason | None:
+    node = NodeEnv(0, 1, 1, "127.0.0.1", 0)
+    group = Together(node, Roster(node, settings.job), Attempts(None, 0), say)
+    return keep(program, settings, inbox, group).reason
+
+
+def _given_up(end: End, settings: RuntimeConfig) -> _End:
     """The end of a node that may not start its ranks any more.
 
-    Under ExitCode it would start again, for as long as the operator lives: the pod's next agent
-    knows of no restarts before its own.
+    Under ExitCode the operator would make a new pod for a code of 128 or more, again and again.
     """
-    again = settings.restart_policy == "ExitCode" and retryable(reason.exit_code)
+    reason = end.reason
+    if reason is None:
+        return _end(reason)
+    again = retryable(reason.exit_code) and (end.final or settings.restart_policy == "ExitCode")
     return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Reason, RuntimeConfig
     from k8sjob.runtime.signals import Inbox
+    from k8sjob.runtime.together import Together
 
-__all__ = ["Program", "describe", "keep", "pause", "rest", "retryable", "say", "start"]
+__all__ = ["End", "Program", "describe", "keep", "pause", "rest", "retryable", "say", "start"]
 
 _LONGEST_PAUSE_S: Final = 2.0
 
@@ -35,34 +37,53 @@ class Program(Protocol):
         """The processes of one start; `folder` is empty and theirs alone."""
 
 
-def keep(program: Program, config: RuntimeConfig, inbox: Inbox) -> Reason | None:
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a node has ended.
+
+    Attributes:
+        reason: why its last start ended; None when all processes ended with 0.
+        final: whether another start would end the same way.
+    """
+
+    reason: Reason | None
+    final: bool = False
+
+
+def keep(program: Program, config: RuntimeConfig, inbox: Inbox, group: Together) -> End:
     """Run a program to its end, over as many starts as it takes and max_restarts allows.
 
     Args:
         program: what to run.
         config: max_restarts, stop_grace and hang_timeout are used.
         inbox: entered already, so that no stop is lost before the first start.
-
-    Returns:
-        None when all processes ended with 0, else why the node's last start ended.
+        group: the nodes that run it.
 
     Raises:
         EnvError: there is no folder to write in.
         OSError: a process could not be started.
     """
-    restart = 0
+    restart = group.attempts.restarts
     while not inbox.stopping():
-        record = start(program, restart, config, inbox)
+        group.begin(restart)
+        record = start(program, restart, config, inbox, leave=group.leave)
         reason = verdict(record, inbox.stop)
-        if reason is None or inbox.stopping() or not retryable(reason.exit_code):
-            return reason
-        if restart >= config.max_restarts:
-            return reason
+        group.note(record)
+        if inbox.stopping():
+            return End(reason)
+        last = group.last(record, reason)
+        if last is not None:
+            return End(last, final=True)
+        if reason is None or not retryable(reason.exit_code):
+            return End(reason)
+        if group.restarts(restart) >= config.max_restarts:
+            return End(reason)
         restart += 1
         delay = pause(restart, _LONGEST_PAUSE_S)
         say(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         rest(delay, inbox)
-    return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
+    stopped = Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time)
+    return End(verdict(stopped, inbox.stop))
 
 
 def retryable(exit_code: int) -> bool:
@@ -73,8 +94,8 @@ def retryable(exit_code: int) -> bool:
 def describe(reason: Reason) -> str:
     """A reason as one line for people."""
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
-    where = f" ({reason.where})" if reason.where else ""
     message = " ".join(reason.message.split())
+    where = f" ({reason.where})" if reason.where and reason.where not in message else ""
     return f"{who}{reason.type}: {message}{where}, exit code {reason.exit_code}"
 
 
@@ -91,7 +112,7 @@ def start(
     config: RuntimeConfig,
     inbox: Inbox,
     *,
-    leave: Callable[[], float | None] | None = None,
+    leave: Callable[[Record], float | None] | None = None,
 ) -> Record:
     """One start of a program, to its end.
 

@@ -17,13 +17,22 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason
 from k8sjob.runtime import config
 from k8sjob.runtime.env import EnvError, dist_env
 from k8sjob.runtime.frames import RUNTIME, embedded, raised_at, shown
-from k8sjob.runtime.last_words import by_rank, in_a_line, is_first, keep_stacks, leave_reason
+from k8sjob.runtime.last_words import (
+    by_rank,
+    in_a_line,
+    is_first,
+    keep_stacks,
+    leave_reason,
+    seen_file,
+)
+from k8sjob.runtime.observer import Observer
 from k8sjob.runtime.peer import is_peer_loss, peer_loss
 from k8sjob.runtime.script import run_as_main
 
@@ -51,15 +60,27 @@ def main(argv: Sequence[str]) -> NoReturn:
     if argv[0] == "--exec":
         _replace(argv[1:])
     keep_stacks(config.error_file())
+    observer = _observer()
+    observer.start()
     code = 0
     try:
         run_as_main(argv)
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
         code = exit_code(error)
         if code:
-            leave_reason(reason_of(error, code), config.error_file())
+            reason = replace(reason_of(error, code), step=observer.seen.step)
+            leave_reason(reason, config.error_file())
         _show(error)
+    observer.write()  # what follows takes the process group away
     _leave(code)
+
+
+def _observer() -> Observer:
+    try:
+        world_size = dist_env(os.environ).world_size
+    except EnvError:
+        world_size = 1
+    return Observer(seen_file(config.error_file()), world_size)
 
 
 def exit_code(error: BaseException) -> int:

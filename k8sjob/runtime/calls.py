@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.place import is_loopback
+from k8sjob.runtime.port import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -37,8 +37,8 @@ from k8sjob.runtime.agent import describe, pause, rest, retryable, say, start
 from k8sjob.runtime.env import NodeEnv
 from k8sjob.runtime.generation import Record, verdict
 from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.place import RETRY_S, is_loopback, listen, tcp_store
-from k8sjob.runtime.port import reserve
+from k8sjob.runtime.place import RETRY_S, listen, tcp_store
+from k8sjob.runtime.port import is_loopback, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +185,7 @@ class _Rendezvous:
             self._look_out(node)
         return node
 
-    def is_out_of_date(self) -> float | None:
+    def is_out_of_date(self, _record: Record) -> float | None:
         """Whether this round is to end for another one; the seconds that its ranks have for it."""
         return self._grace
 

@@ -75,6 +75,10 @@ class NodeEnv:
         """Number of processes in the whole group."""
         return self._before(self.nnodes)
 
+    def ranks(self, node: int) -> range:
+        """The ranks of the processes of a node."""
+        return range(self._before(node), self._before(node + 1))
+
     def process(self, local_rank: int, restart: int = 0) -> dict[str, str]:
         """The variables of one process of this node, under torchrun's names.
 

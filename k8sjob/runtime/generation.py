@@ -17,7 +17,8 @@ from k8sjob.runtime import strays
 from k8sjob.runtime.frames import users_threads
 from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
-from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks
+from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks, seen_file
+from k8sjob.runtime.observer import Seen, read_seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["Member", "Record", "deadlines", "last_look", "run_generation", "verdict"]
+__all__ = ["Member", "Record", "deadlines", "last_look", "look", "run_generation", "verdict"]
 
 PEER_GRACE: Final = 3.0
 """Seconds that the others have, after a first failure, to end by it and to write their reasons."""
@@ -74,6 +75,7 @@ class Record:
         hang_time: the agent found processes without progress.
         hung: their ranks.
         sent: when which signal was sent to all.
+        seen: by rank, what its observer saw last.
         early: ranks that had written a reason before the first signal from here, and so failed by
             themselves, whatever their exit code became.
     """
@@ -87,6 +89,7 @@ class Record:
     hang_time: float = _NEVER
     hung: tuple[int, ...] = ()
     sent: dict[int, float] = field(default_factory=dict)
+    seen: Mapping[int, Seen] = field(default_factory=dict)
     early: frozenset[int] = frozenset()
 
     @property
@@ -110,7 +113,7 @@ def run_generation(
     *,
     stop_grace: float,
     hang_timeout: float,
-    leave: Callable[[], float | None] | None = None,
+    leave: Callable[[Record], float | None] | None = None,
 ) -> Record:
     """Start the processes and stay until all have gone.
 
@@ -119,8 +122,8 @@ def run_generation(
         inbox: entered already.
         stop_grace: seconds between a forwarded stop and SIGKILL.
         hang_timeout: see RuntimeConfig; 0: nobody is watched.
-        leave: asked now and then; seconds that they have to stop as at a signal, or None: they go
-            on.
+        leave: asked now and then with what is known; seconds that they have to stop as at a
+            signal, or None: they go on.
 
     Raises:
         OSError: a process could not be started.
@@ -133,8 +136,10 @@ def run_generation(
         group.poll()
         _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
-        if leave is not None and record.leave_time == _NEVER and (grace := leave()) is not None:
-            record.leave_time, record.leave_grace = _now(), grace
+        if leave is not None and record.leave_time == _NEVER:
+            record.seen = look(members)
+            if (grace := leave(record)) is not None:
+                record.leave_time, record.leave_grace = _now(), grace
         if group.gone:
             break
         if not (record.hung or record.failures or signal.SIGKILL in record.sent):
@@ -146,8 +151,13 @@ def run_generation(
         pause = 0.05 if group.lingering else _NEVER if leave is None else _LOOK
         inbox.wait(min(due, pulse.interval, pause))
     strays.end()
-    record.reasons = _read_reasons(members)
+    record.reasons, record.seen = _read_reasons(members), look(members)
     return record
+
+
+def look(members: Sequence[Member]) -> dict[int, Seen]:
+    """What the observers of the processes saw last, by rank."""
+    return {member.rank: read_seen(seen_file(member.error_file)) for member in members}
 
 
 def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
@@ -266,6 +276,7 @@ def _hang(record: Record) -> Reason:
         message=f"rank {names}: no progress, not even a watchdog's; ended by the node's agent",
         time=time.time(),
         culprits=record.hung,
+        step=record.seen.get(record.hung[0], Seen()).step,
     )
 
 
@@ -279,7 +290,8 @@ def _reason(rank: int, end: Exit, record: Record) -> Reason:
         kind, message = "Signal", f"killed by {name}{_HINTS.get(end.signal, '')}"
     else:
         kind, message = "Exit", "it gave no reason"
-    return Reason(end.code, rank=rank, type=kind, message=message, time=end.time)
+    step = record.seen.get(rank, Seen()).step
+    return Reason(end.code, rank=rank, type=kind, message=message, time=end.time, step=step)
 
 
 def _signal_name(number: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from k8sjob.runtime.env import EnvError
-from k8sjob.runtime.place import is_loopback
+from k8sjob.runtime.port import is_loopback
 
 if TYPE_CHECKING:
     from k8sjob.runtime.env import DistEnv

@@ -28,6 +28,7 @@ __all__ = [
     "leave_reason",
     "read_reason",
     "read_stacks",
+    "seen_file",
 ]
 
 _MOST_BYTES: Final = 1 << 20
@@ -120,6 +121,11 @@ def in_a_line(error: BaseException) -> str:
 def by_rank(rank: int, text: str) -> str:
     """A text of several lines for a log that ranks share: each line says whose it is."""
     return "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+
+
+def seen_file(file: Path | None) -> Path | None:
+    """Where an observer writes, beside the reason; see k8sjob.runtime.observer."""
+    return file.with_suffix(".seen") if file else None
 
 
 def _stacks(file: Path) -> Path:

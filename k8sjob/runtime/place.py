@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import time
 from datetime import timedelta
@@ -13,13 +12,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.port import is_loopback
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.env import DistEnv
 
-__all__ = ["PAUSE_S", "RETRY_S", "Place", "is_loopback", "listen", "tcp_store"]
+__all__ = ["PAUSE_S", "RETRY_S", "Place", "listen", "tcp_store"]
 
 PAUSE_S: Final = 0.05
 RETRY_S: Final = 0.2
@@ -146,11 +146,3 @@ def tcp_store(
             raise
         # Debian builds torch without it; then the store has its older server alone.
         return make(use_libuv=False)
-
-
-def is_loopback(addr: str) -> bool:
-    """Whether an address stays on this machine."""
-    try:
-        return ipaddress.ip_address(addr).is_loopback
-    except ValueError:
-        return addr == "localhost"

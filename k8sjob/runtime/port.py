@@ -1,10 +1,11 @@
-"""A port for a group's meeting, free now and kept so."""
+"""Where a group meets: a port that is kept free for it, and whether it stays on this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
-__all__ = ["reserve"]
+__all__ = ["is_loopback", "reserve"]
 
 
 def reserve(addr: str) -> socket.socket:
@@ -17,3 +18,11 @@ def reserve(addr: str) -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((addr, 0))
     return reserved
+
+
+def is_loopback(addr: str) -> bool:
+    """Whether an address stays on this machine."""
+    try:
+        return ipaddress.ip_address(addr).is_loopback
+    except ValueError:
+        return addr == "localhost"

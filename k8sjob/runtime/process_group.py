@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.meeting import Hello, Meeting, meet
-from k8sjob.runtime.place import is_loopback
+from k8sjob.runtime.port import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

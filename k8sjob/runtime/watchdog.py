@@ -270,14 +270,17 @@ class Watchdog:
             f"{words}; {self._said}" if self._said else f"no progress for {age:.0f} s: {words}"
         )
         self._write_stacks(message)
+        where, step = _position(self._beats, guilty)
         leave_reason(
             Reason(
                 exit_code=ExitCode.HUNG,
                 rank=self._rank,
                 type=Hung.__name__ if self._said else "Hang",
                 message=message,
+                where=where,
                 time=time.time(),
                 culprits=guilty,
+                step=step,
             ),
             self._error_file,
         )
@@ -294,8 +297,8 @@ class Watchdog:
     def _find_culprits(self) -> tuple[tuple[int, ...], str]:
         """The ranks to blame, and why, in words."""
         if self._store is None:
-            beats: dict[int, Beat | None] = {self._rank: self._seen()}
-            return (self._rank,), explain(beats, (self._rank,))
+            self._beats = {self._rank: self._seen()}
+            return (self._rank,), explain(self._beats, (self._rank,))
         if not self._informed.wait(2 * self._settle):
             return (0,), "the store does not answer; rank 0, its host, is stopped or out of reach"
         guilty = culprits(self._beats)
@@ -376,6 +379,13 @@ def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
         f"{', '.join(sorted({str(beat.step) for beat in beats.values() if beat}))}; they called "
         f"different ones, or different numbers of them{_places(beats)}"
     )
+
+
+def _position(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> tuple[str, int]:
+    """(file:line, step) of the first rank to blame, else of the first that is known."""
+    ranks = [*guilty, *sorted(beats)]
+    beat = next((beat for rank in ranks if (beat := beats.get(rank)) is not None), None)
+    return (beat.where.partition(" ")[0], beat.step) if beat else ("", -1)
 
 
 def _places(beats: Mapping[int, Beat | None]) -> str:

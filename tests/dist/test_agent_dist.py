@@ -100,8 +100,11 @@ def _left(folder, rank):
     return (folder / f"err-{rank}").read_text(), reason
 
 
-def test_a_finished_group_ends_well(nodes):
-    assert [code for code, _, _ in nodes("together()", 2, nproc=2)] == [0, 0]
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_a_finished_group_ends_well(nodes, nnodes):
+    """Its process group was there for a moment, and that is enough to have met."""
+    results = nodes("dist.destroy_process_group()", nnodes, nproc=2)
+    assert [(code, reason) for code, _, reason in results] == [(0, None)] * nnodes
 
 
 def test_a_killed_rank_is_told_from_its_peer(nodes):
@@ -197,6 +200,44 @@ def test_a_group_that_hung_meets_again(nodes):
     results = nodes(script, 2, hang_timeout=3.0, max_restarts=2)
     assert [code for code, _, _ in results] == [0, 0], results
     assert "rank 1: Hang" in results[1][1]
+
+
+def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
+    script = """
+        dog = watch(1)
+        for step in range(30):
+            dog.beat(step)
+            if step == 20 and env.rank == 1:
+                time.sleep(100)
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 2, hang_timeout=1.0, max_restarts=3)
+    assert [code for code, _, _ in results] == [ExitCode.RESTARTS_SPENT] * 2, results
+    assert len(list(tmp_path.glob("start-*-0"))) == 2
+    for _, _, reason in results:
+        assert (reason.exit_code, reason.culprits, reason.step) == (ExitCode.HUNG, (1,), 20)
+        assert reason.where.startswith(f"{tmp_path}/main.py:")
+        assert reason.message.endswith("twice at the same step, so it is not tried again")
+
+
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_a_collective_that_one_rank_does_not_reach(nodes, tmp_path, nnodes):
+    """Whoever waits for it fails once, and says at which step and for whom."""
+    script = """
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5 + env.rank):
+            together()
+            optimizer.step()
+        dist.destroy_process_group()
+    """
+    results = nodes(script, nnodes, nproc=2 // nnodes, max_restarts=3)
+    assert {code for code, _, _ in results} == {ExitCode.RESTARTS_SPENT}, results
+    for _, err, reason in results:
+        assert (reason.type, reason.rank, reason.culprits, reason.step) == ("Left", 1, (0,), 4), err
+        assert "it waited for rank 0, which had ended with exit code 0" in reason.message
+    assert len(list(tmp_path.glob("start-*-1"))) == 1
 
 
 def test_ranks_in_different_collectives_are_seen(nodes):

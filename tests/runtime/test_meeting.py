@@ -9,7 +9,7 @@ import pytest
 from k8sjob.runtime.env import DistEnv, EnvError
 from k8sjob.runtime.meeting import NOTE, Hello, meet
 from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.place import is_loopback
+from k8sjob.runtime.port import is_loopback
 from k8sjob.runtime.process_group import common_backend
 
 

@@ -1,0 +1,118 @@
+"""What a rank's process shows of itself, with a session or without one, to the agent of its node.
+
+A thread looks four times a second whether a process group was made, and counts optimizer steps by
+torch's own hook. A script is not changed by it, and torch is not imported for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Observer", "Seen", "read_seen"]
+
+_EVERY_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a rank.
+
+    Attributes:
+        torch: whether it has imported torch.
+        ranks: size of the largest process group that it was in; 0 before the first.
+        step: optimizer steps done since the process began; -1 before the first.
+    """
+
+    torch: bool = False
+    ranks: int = 0
+    step: int = -1
+
+
+class Observer:
+    """Looks at the process that it runs in, and writes what it sees to a file."""
+
+    def __init__(self, file: Path | None, world_size: int) -> None:
+        """An observer; start() begins.
+
+        Args:
+            file: where the agent reads it; None: no agent asks.
+            world_size: size of a group that was made and gone between two looks.
+        """
+        self._file, self._world_size = file, world_size
+        self._seen, self._written = Seen(), Seen()
+        self._steps, self._counting = 0, False
+
+    @property
+    def seen(self) -> Seen:
+        """What there is to see now."""
+        self._look()
+        return self._seen
+
+    def start(self) -> None:
+        """Look from now on, until the process ends."""
+        if self._file is not None:
+            threading.Thread(target=self._watch, daemon=True, name="k8sjob-observer").start()
+
+    def write(self) -> None:
+        """Look, and write down what has changed."""
+        seen = self.seen
+        if self._file is None or seen == self._written:
+            return
+        draft = self._file.with_suffix(".new")
+        with suppress(OSError):
+            draft.write_text(json.dumps(asdict(seen)))
+            draft.replace(self._file)
+            self._written = seen
+
+    def _watch(self) -> None:
+        tick = threading.Event()
+        while True:
+            self.write()
+            tick.wait(_EVERY_S)
+
+    def _look(self) -> None:
+        torch = "torch" in sys.modules
+        if torch and not self._counting:
+            self._count_steps()
+        step = self._steps - 1 if self._counting else -1
+        self._seen = replace(
+            self._seen, torch=torch, step=step, ranks=max(self._seen.ranks, self._ranks())
+        )
+
+    def _ranks(self) -> int:
+        # While another thread imports torch these modules are there and not yet complete.
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        initialized = getattr(c10d, "is_initialized", None)
+        if initialized is None:
+            return 0
+        with suppress(Exception):  # the group may be destroyed at this very moment
+            if initialized():
+                return int(c10d.get_world_size())
+        gone = getattr(c10d, "_default_pg_init_method", None) is not None
+        return self._world_size if gone else 0
+
+    def _count_steps(self) -> None:
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._count)
+            self._counting = True
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+
+def read_seen(file: Path | None) -> Seen:
+    """What an observer wrote; nothing seen where it wrote nothing."""
+    try:
+        return Seen(**json.loads(file.read_text())) if file else Seen()
+    except (OSError, ValueError, TypeError):
+        return Seen()

@@ -1,0 +1,102 @@
+"""The agents' roster, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from k8sjob.contract import Reason
+from k8sjob.runtime.env import NodeEnv
+from k8sjob.runtime.port import reserve
+from k8sjob.runtime.roster import DONE, Roster, _connect
+
+
+@pytest.fixture(params=["127.0.0.1", "a name"])
+def nodes(request):
+    """Three nodes; by a name they meet at a TCP port, as in a cluster."""
+    addr = request.param if request.param != "a name" else socket.gethostname()
+    while True:
+        with reserve("127.0.0.1") as reserved, socket.socket() as following:
+            port = reserved.getsockname()[1]
+            try:
+                following.bind(("", port + 1))
+            except OSError:
+                continue
+            following.close()
+            yield [NodeEnv(rank, 3, 2, addr, port) for rank in range(3)]
+            return
+
+
+def call(node):
+    state = {"node": node, "state": DONE, "restarts": 99, "met": 1, "torch": 1, "reason": ""}
+    return json.dumps({"job": "j", "nnodes": 3, "state": state}).encode() + b"\n"
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_all_learn_how_each_is(nodes):
+    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
+        with Roster(nodes[2], "j") as third:
+            until(lambda: len(first.others()) == 2)
+            third.report(state=DONE, met=True)
+            third.flush(5)
+        assert first.done() == (2,)
+        until(lambda: second.done() == (2,))
+        second.give_up(Reason(1, rank=3, message="x" * 10000))
+        second.flush(5)
+        assert first.failure() == Reason(1, rank=3, message="x" * 300)
+
+
+def test_a_node_that_comes_late_counts_with_the_others(nodes):
+    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
+        first.report(restarts=2)
+        until(lambda: second.restarts() == 2)
+        with Roster(nodes[2], "j") as third:
+            until(lambda: third.joined == 2)
+            assert third.own.restarts == 0
+
+
+def test_a_new_node_0_learns_from_the_others(nodes):
+    second = Roster(nodes[1], "j")
+    second.report(restarts=2)
+    with second, Roster(nodes[0], "j") as first:
+        until(lambda: first.joined == 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"GET / HTTP/1.1\n",
+        b"\xff\xfe\n",
+        b"[]\n",
+        b'{"job": "other", "nnodes": 3, "state": {}}\n',
+        b'{"job": "j", "nnodes": 2, "state": {}}\n',
+        call(9),
+        call(0),
+    ],
+)
+def test_what_is_no_call_changes_nothing(nodes, line):
+    with Roster(nodes[0], "j") as first:
+        with _connect(nodes[0]) as wire:
+            wire.sendall(line)
+            wire.recv(1 << 16)
+        assert (first.others(), first.restarts()) == ([], 0)
+
+
+def test_a_taken_port_leaves_each_to_itself(nodes):
+    with Roster(nodes[0], "j") as first, Roster(nodes[0], "j") as second:
+        assert (first.active, second.active) == (True, False)
+
+
+def test_one_node_alone_listens_nowhere():
+    with Roster(NodeEnv(0, 1, 2, "127.0.0.1", 1), "j") as roster:
+        assert not roster.active

@@ -1,0 +1,205 @@
+"""Several nodes without torch: restarts counted once, and nodes that have ended with 0."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from k8sjob.contract import TERMINATION_LOG_ENV, Event, EventKind, ExitCode, Reason
+
+LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
+COUNT = """
+    import os, pathlib, sys, time
+    rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with open(f"starts-{rank}", "a") as file:
+        file.write("x")
+"""
+
+
+@pytest.fixture
+def group(start, tmp_path):
+    """group(script, nnodes=2, ...) -> [Node]: several nodes on this machine."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+
+        def begin(script, nnodes=2, nproc=1, **settings):
+            return [
+                start(
+                    [COUNT, script],
+                    nproc=nproc,
+                    environ={
+                        "RANK": str(node),
+                        "WORLD_SIZE": str(nnodes * nproc),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                        TERMINATION_LOG_ENV: str(tmp_path / f"node-{node}" / "words"),
+                    },
+                    **settings,
+                )
+                for node in range(nnodes)
+                if not (tmp_path / f"node-{node}").mkdir(exist_ok=True)
+            ]
+
+        yield begin
+
+
+def last_words(folder, node):
+    return Reason.decode((folder / f"node-{node}" / "words").read_text())
+
+
+def starts(folder, rank):
+    return len((folder / f"starts-{rank}").read_text())
+
+
+class TestDone:
+    """A rank that has ended with 0 is not waited for."""
+
+    def test_one_pod(self, run, tmp_path):
+        script = f"""
+            if rank == 0:
+                time.sleep(0.5)
+                raise RuntimeError({LOST})
+        """
+        result = run([COUNT, script], nproc=2, max_restarts=3, restart_policy="OnFailure")
+        assert (result.code, result.reason.exit_code) == (ExitCode.RESTARTS_SPENT, 138)
+        assert (result.reason.type, result.reason.culprits) == ("Left", (1,))
+        assert "rank 1, which had ended with exit code 0" in result.reason.message
+        assert starts(tmp_path, 0) == 1
+        again = run([COUNT, script], nproc=2, max_restarts=3, restart_policy="OnFailure")
+        assert (again.code, again.reason) == (ExitCode.RESTARTS_SPENT, result.reason)
+        assert starts(tmp_path, 0) == 1, "the next container of the pod does not start it either"
+
+    @pytest.mark.parametrize("left", [0, 1])
+    def test_another_pod(self, group, tmp_path, left):
+        """Which is known only after the other one was started anew."""
+        script = f"""
+            if rank != {left}:
+                if restart == 0:
+                    raise RuntimeError({LOST})
+                time.sleep(60)
+            time.sleep(1.5)
+        """
+        nodes = group(script, max_restarts=3)
+        codes = [node.finish().code for node in nodes]
+        assert codes[1 - left] == ExitCode.RESTARTS_SPENT
+        reason = last_words(tmp_path, 1 - left)
+        assert (reason.type, reason.culprits) == ("Left", (left,))
+        assert starts(tmp_path, 1 - left) == 2
+        if left == 0:
+            assert codes[0] == ExitCode.RESTARTS_SPENT, "a job with a failed rank has failed"
+            said = last_words(tmp_path, 0).message
+            assert said.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
+
+    def test_a_rank_that_is_stopped_has_not_left(self, run, tmp_path):
+        script = f"""
+            import signal
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            if rank == 0 and restart == 0:
+                raise RuntimeError({LOST})
+            time.sleep(60 if restart == 0 else 0)
+        """
+        assert run([COUNT, script], nproc=2, max_restarts=1).code == 0
+        assert starts(tmp_path, 1) == 2
+
+
+class TestCount:
+    KILLED = "import signal; os.kill(os.getpid(), 9)"
+
+    def test_the_containers_of_a_pod_count_on(self, run, tmp_path):
+        settings = {"max_restarts": 1, "restart_policy": "OnFailure"}
+        first = run([COUNT, self.KILLED], **settings)
+        assert (first.code, starts(tmp_path, 0)) == (137, 2)
+        second = run([COUNT, self.KILLED], **settings)
+        assert (second.code, starts(tmp_path, 0)) == (ExitCode.RESTARTS_SPENT, 2)
+        assert second.reason == first.reason
+
+    def test_an_error_of_the_script_counts_too(self, run, tmp_path):
+        settings = {"max_restarts": 2, "restart_policy": "OnFailure"}
+        codes = [run([COUNT, "1 / 0"], **settings).code for _ in range(4)]
+        assert codes == [1, 1, 1, ExitCode.RESTARTS_SPENT]
+        assert starts(tmp_path, 0) == 3
+
+    def test_a_container_that_was_killed_is_started_again(self, start, tmp_path):
+        """Its agent could not say why; the kubelet knows, and the operator counts."""
+        for number in range(3):
+            node = start([COUNT, "time.sleep(60)"], max_restarts=1, restart_policy="OnFailure")
+            while not (tmp_path / "starts-0").exists() or starts(tmp_path, 0) <= number:
+                time.sleep(0.02)
+            node.process.kill()
+            node.process.wait()
+
+    def test_a_good_end_is_forgotten(self, run, tmp_path):
+        assert run([COUNT, f"if restart == 0: {self.KILLED}"], max_restarts=1).code == 0
+        assert run([COUNT, f"if restart == 0: {self.KILLED}"], max_restarts=1).code == 0
+        assert starts(tmp_path, 0) == 4
+
+
+class TestEnd:
+    def test_node_0_leaves_last(self, group, tmp_path):
+        script = """
+            if rank == 1:
+                time.sleep(2)
+                print("the last line")
+        """
+        master, worker = group(script)
+        assert worker.process.wait(20) == 0
+        assert master.process.poll() is None
+        assert master.finish().code == 0
+        assert worker.finish().out == "the last line\n"
+
+    def test_a_failure_after_its_end_is_the_groups(self, group, tmp_path):
+        script = f"""
+            if rank == 1:
+                time.sleep(1)
+                raise RuntimeError({LOST})
+        """
+        codes = [node.finish().code for node in group(script, max_restarts=3)]
+        assert codes == [ExitCode.RESTARTS_SPENT] * 2
+        reason = last_words(tmp_path, 0)
+        assert (reason.rank, reason.type) == (1, "Left")
+        assert reason.where.endswith("main.py:9")
+        assert starts(tmp_path, 1) == 1
+
+    def test_a_stop_ends_the_wait(self, group):
+        master, worker = group("time.sleep(60 if rank else 0)")
+        time.sleep(1.5)
+        master.process.terminate()
+        assert master.finish(5).code == 0
+        worker.process.kill()
+
+
+class TestUnmet:
+    """Replicas that never met; a module called torch stands in for an import of seconds."""
+
+    @pytest.fixture
+    def outcome(self, group, tmp_path):
+        def run(script, **how):
+            (tmp_path / "torch.py").touch()
+            results = [node.finish() for node in group(script, **how)]
+            assert {result.code for result in results} == {0}
+            found = [Event.decode(line) for line in results[0].out.splitlines()]
+            return [event for event in found if event], last_words(tmp_path, 0)
+
+        return run
+
+    @pytest.mark.parametrize(("nnodes", "nproc"), [(2, 1), (1, 2)])
+    def test_it_is_told_at_the_end(self, outcome, nnodes, nproc):
+        (event,), reason = outcome("import torch", nnodes=nnodes, nproc=nproc)
+        assert event.kind == EventKind.UNMET
+        assert (event.data["world_size"], event.data["replicas"]) == (2, nnodes)
+        assert (reason.exit_code, reason.type) == (0, "Unmet")
+        assert "each worked alone" in reason.message
+
+    @pytest.mark.parametrize(
+        ("script", "nnodes"),
+        [("pass", 2), ("import torch", 1)],
+        ids=["a program without torch", "one process alone"],
+    )
+    def test_not_where_it_would_be_noise(self, outcome, script, nnodes, tmp_path):
+        (tmp_path / "node-0").mkdir()
+        (tmp_path / "node-0" / "words").touch()
+        assert outcome(script, nnodes=nnodes) == ([], None)
