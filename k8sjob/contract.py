@@ -98,8 +98,8 @@ class ExitCode(IntEnum):
     CONFIG = 2
     """The environment or the settings cannot work; the same start would fail again."""
     RESTARTS_SPENT = 3
-    """The group failed once more than max_restarts allows; the Reason has the code of the last
-    failure. Used where restart_policy is ExitCode, under which any code >= 128 starts again."""
+    """No restart is left, or another start would end in the same way; the Reason has the code of
+    the last failure. Under restart_policy ExitCode any code >= 128 would start again."""
     PEER_LOST = 138
     """Another rank went away; this one is fine and may be started again (128 + SIGUSR1)."""
     HUNG = 140
@@ -325,7 +325,7 @@ class RuntimeConfig:
         checkpoint_format: "auto", "full" (one file, by rank 0) or "sharded" (each rank its part).
         local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
             arguments for scripts that parse it; None for all others.
-        max_restarts: how often the group may meet again inside the pods.
+        max_restarts: how often the whole group may start again, over all pods and containers.
         restart_policy: the replicas' restartPolicy.
         rendezvous_timeout: seconds until all ranks must have come.
         collective_timeout: seconds until a collective counts as failed.

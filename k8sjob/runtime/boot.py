@@ -47,6 +47,7 @@ _LEAVE_LIMIT: Final = 10.0
 _DESTROY_LIMIT: Final = 10.0
 """Seconds that destroying the process group may take; NCCL's can wait for ever for a lost peer."""
 _PR_SET_PDEATHSIG: Final = 1
+_KEPT: Final[list[Any]] = []
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -195,6 +196,9 @@ def _destroy_group() -> None:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return
+    # Its last reference must not go: gloo's destructor may wait for ever, with the interpreter's
+    # lock, for a thread that needs that lock (seen with torch 2.6). See process_group._KEPT.
+    _KEPT.append(dist.group.WORLD)
     helper = threading.Thread(target=dist.destroy_process_group, daemon=True)
     helper.start()
     helper.join(_DESTROY_LIMIT)

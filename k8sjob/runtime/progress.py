@@ -42,7 +42,6 @@ class Progress:
         self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
         self._pending_count = 0
         self._distance = 1
-        self._warned = False
         self.begin(0, 1, 0, 0)
 
     def begin(
@@ -136,7 +135,6 @@ class Progress:
             more["grad_norm"] = float(grad_norm)
         if self._step == self._steps:
             more["epoch_loss"] = self.loss
-        self._check(loss)
         self._reporter.emit(
             EventKind.PROGRESS,
             epoch=self._epoch,
@@ -153,14 +151,6 @@ class Progress:
         self._distance = min(wanted, self._distance * _GROWTH)
         self._next = self._step + self._distance
         self._mark(time.monotonic())
-
-    def _check(self, loss: float) -> None:
-        if not math.isfinite(loss) and not self._warned:
-            self._warned = True
-            self._reporter.warn(
-                f"the loss is {loss} in epoch {self._epoch}, step {self._step}: lower the learning "
-                "rate, or look for bad samples"
-            )
 
 
 def _sum_type(device: torch.device) -> torch.dtype:

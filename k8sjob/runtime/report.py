@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -32,7 +33,7 @@ class Reporter:
         """
         self._active, self._events, self._out = active, events, out
         self._scalars: ScalarFile | None = None
-        self._step = 0
+        self._step, self._diverged = 0, False
 
     def record(self, folder: Path) -> None:
         """Write numbers to files for TensorBoard, too, from now on."""
@@ -47,6 +48,8 @@ class Reporter:
         if not self._active:
             return
         plain = {key: _plain(value) for key, value in data.items()}
+        if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
+            self._check(plain)
         if self._events:
             self._line(Event(kind, plain, time.time()).encode())
         else:
@@ -57,6 +60,21 @@ class Reporter:
     def warn(self, message: str) -> None:
         """Something that did not stop the run, and that its owner should know."""
         self.emit(EventKind.WARNING, message=message)
+
+    def _check(self, data: dict[str, Any]) -> None:
+        """Warn once of a loss that is no number any more: training goes on, and learns nothing."""
+        bad = [
+            key
+            for key, value in data.items()
+            if "loss" in key and isinstance(value, float) and not math.isfinite(value)
+        ]
+        if bad:
+            self._diverged = True
+            at = ", ".join(f"{key} {data[key]}" for key in ("epoch", "step") if key in data)
+            self.warn(
+                f"the {bad[0]} is {data[bad[0]]}{f' in {at}' if at else ''}: lower the learning"
+                " rate, or look for bad samples"
+            )
 
     def _draw(self, scalars: ScalarFile, data: dict[str, Any]) -> None:
         """Numbers along the steps of the whole run; metrics are of the step before them."""

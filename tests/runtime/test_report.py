@@ -86,8 +86,19 @@ def test_tensors_and_numpys_numbers_are_numbers():
 def test_a_number_that_is_none_survives():
     speaker, out = reporter()
     speaker.emit(EventKind.METRICS, loss=float("nan"))
-    assert math.isnan(Event.decode(out.getvalue()).data["loss"])
-    assert json.loads(out.getvalue().partition(" ")[2])
+    line = out.getvalue().splitlines()[-1]
+    assert math.isnan(Event.decode(line).data["loss"])
+    assert json.loads(line.partition(" ")[2])
+
+
+def test_a_loss_that_is_no_number_is_warned_of_once():
+    speaker, out = reporter(events=False)
+    speaker.emit(EventKind.METRICS, epoch=2, auc=float("nan"))
+    assert "warning" not in out.getvalue()
+    for _ in range(2):
+        speaker.emit(EventKind.METRICS, epoch=3, val_loss=torch.tensor(float("inf")))
+    (warning,) = [line for line in out.getvalue().splitlines() if line.startswith("warning")]
+    assert warning.startswith("warning: the val_loss is inf in epoch 3: lower the learning rate")
 
 
 def test_stdout_is_looked_up_at_each_line(capsys):

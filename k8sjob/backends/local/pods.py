@@ -16,7 +16,7 @@ from k8sjob.labels import JOB_NAME, JOB_ROLE, OPERATOR_NAME, REPLICA_INDEX, REPL
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
 
-__all__ = ["End", "ended", "is_live", "last_message", "new_pod", "running", "waiting"]
+__all__ = ["End", "ended", "is_live", "last_end", "new_pod", "running", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ def is_live(pod: Json) -> bool:
     return pod["status"]["phase"] not in ("Succeeded", "Failed")
 
 
-def last_message(pod: Json) -> str:
-    """The termination message of the container's newest end; empty where there was none."""
+def last_end(pod: Json) -> tuple[int, str]:
+    """Exit code and termination message of the container's newest end; 0 and empty before one."""
     for container in pod["status"].get("containerStatuses", []):
         ended = container["state"].get("terminated") or container["lastState"].get("terminated")
-        return str((ended or {}).get("message", ""))
-    return ""
+        return int((ended or {}).get("exitCode", 0)), str((ended or {}).get("message", ""))
+    return 0, ""
 
 
 def running(pod: Json, restarts: int, started: datetime) -> None:

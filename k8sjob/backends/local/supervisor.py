@@ -41,6 +41,7 @@ CLEAN_UP_DELAY: Final = 5.0
 ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
 MOST_EVENTS: Final = 500
+_HOPELESS: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
 _NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
 _RANK_NAMES: Final = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
@@ -150,13 +151,15 @@ class Supervisor:
                 self._record(self._job, action)
 
     def _hopeless(self) -> str:
-        """Why another start would end the same way: the agent says that the script itself failed.
+        """Why another start would end the same way, as the agent says.
 
-        The operator would start it again all the same; here somebody is waiting at the terminal.
+        The script itself failed, or no restart is left. The operator would start it again all the
+        same; here somebody is waiting at the terminal.
         """
         for pod in self._kubelet.pods:
-            reason = Reason.decode(pods.last_message(pod))
-            if reason and reason.exit_code in (ExitCode.USER_ERROR, ExitCode.CONFIG):
+            code, message = pods.last_end(pod)
+            reason = Reason.decode(message)
+            if reason and {code, reason.exit_code} & _HOPELESS:
                 return (
                     f"Job {self._job['metadata']['name']} has failed because"
                     f" {replica_of(pod)} ended with exit code {reason.exit_code}"

@@ -1,0 +1,86 @@
+"""How a group of raw scripts ends: no last line is lost, and nobody is waited for in vain."""
+
+import json
+
+import pytest
+
+from k8sjob.contract import Event
+
+MEET = """
+import os, time
+import torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+print("started", flush=True)
+"""
+
+
+@pytest.fixture
+def end(desk, eventually):
+    """end(name, script, workers) -> (status, logs by replica), once the job has ended."""
+
+    def run(name, script, workers, **policy):
+        (desk.folder / "main.py").write_text(MEET + script)
+        file = desk.file(
+            name=name,
+            image={
+                "repository": f"{desk.cluster.registry}/pushed/{name}",
+                "base": desk.cluster.base_image,
+            },
+            run={"script": "main.py", "env": {"OMP_NUM_THREADS": "1"}},
+            replicas={"workers": workers},
+            resources={"cpu": 1, "memory": "1Gi", "requests": {"cpu": "50m", "memory": "200Mi"}},
+            policy=policy,
+        )
+        desk.call("submit", file)
+
+        def status():
+            told = desk.call("status", name, "-n", desk.namespace, "-o", "json")[0]
+            return json.loads(told)
+
+        eventually(lambda: status()["state"] in {"Succeeded", "Failed"}, "its end", deadline=420)
+        pods = desk.objects("pods")
+        logs = {
+            pod: desk.cluster.kubectl("logs", pod, "-n", desk.namespace, check=False).stdout
+            for pod in pods
+        }
+        return status(), logs
+
+    return run
+
+
+def test_every_rank_has_its_last_line(end):
+    script = """
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+time.sleep(rank)
+for line in range(5):
+    print(f"rank {rank}, line {line}", flush=True)
+"""
+    status, logs = end("last-lines", script, 3)
+    assert status["state"] == "Succeeded"
+    assert len(logs) == 4
+    for text in logs.values():
+        assert text.count(", line ") == 5, logs
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(end):
+    script = """
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if rank == 0:
+    dist.all_reduce(torch.ones(1))
+"""
+    status, logs = end("left", script, 1)
+    assert status["state"] == "Failed"
+    assert "which had ended with exit code 0" in json.dumps(status) + json.dumps(logs)
+    for text in logs.values():
+        assert text.count("started\n") <= 2, "no more than one start after the first"
+
+
+def test_replicas_that_never_met_say_so(end):
+    status, logs = end("alone", "model = torch.nn.Linear(2, 2)", 1)
+    assert status["state"] == "Succeeded"
+    events = [Event.decode(line) for line in logs["alone-master-0"].splitlines()]
+    (unmet,) = [event for event in events if event and event.kind == "unmet"]
+    assert (unmet.data["world_size"], unmet.data["replicas"]) == (2, 2)
