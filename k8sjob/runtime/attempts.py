@@ -131,5 +131,5 @@ def _read(file: Path | None) -> _Earlier | None:
             return None
         reason = Reason.decode(body["reason"]) if "reason" in body else None
         return _Earlier(int(body["restarts"]), reason, bool(body.get("final")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None  # the script can write there too

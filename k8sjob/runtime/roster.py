@@ -43,6 +43,8 @@ _CLOSE_S: Final = 0.1
 """How long the server takes to notice that it is to end."""
 _MOST_BYTES: Final = 1 << 20
 _MOST_MESSAGE: Final = 300
+_NO_CALL: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading something else than a call raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class Roster:
         first = True
         while not self._closed.is_set():
             self._changed.clear()
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            with suppress(OSError, *_NO_CALL):
                 self._call(first=first)
                 first = False
                 if not self._changed.is_set():
@@ -229,7 +231,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         """Answer one call; whatever is none is not answered."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, *_NO_CALL):
             answer = self.server.roster.take(self.rfile.readline(_MOST_BYTES))  # type: ignore[attr-defined]
             self.wfile.write(answer + b"\n")
 

@@ -166,7 +166,8 @@ class TestEnd:
 
     def test_a_stop_ends_the_wait(self, group):
         master, worker = group("time.sleep(60 if rank else 0)")
-        time.sleep(1.5)
+        while "waiting up to 30 s for node 1" not in master.process.stderr.readline():
+            assert master.process.poll() is None
         master.process.terminate()
         assert master.finish(5).code == 0
         worker.process.kill()
