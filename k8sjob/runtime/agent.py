@@ -76,9 +76,9 @@ def keep(program: Program, config: RuntimeConfig, inbox: Inbox, group: Together)
             return End(last, final=True)
         if reason is None or not retryable(reason.exit_code):
             return End(reason)
-        if group.restarts(restart) >= config.max_restarts:
+        restart = group.next_restart(restart)
+        if restart > config.max_restarts:
             return End(reason)
-        restart += 1
         delay = pause(restart, _LONGEST_PAUSE_S)
         say(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         rest(delay, inbox)

@@ -57,9 +57,13 @@ class Together:
         self.attempts.begin(restart)
         self._roster.report(state=RUNNING, restarts=restart)
 
-    def restarts(self, own: int) -> int:
-        """How often the group has started again; a node that came late counts with the others."""
-        return max(own, self._roster.joined, self._roster.restarts())
+    def next_restart(self, own: int) -> int:
+        """The number of the group's next restart, or of the one that the others have begun.
+
+        Args:
+            own: the restarts of this node; one that came late counts with the others.
+        """
+        return max(max(own, self._roster.joined) + 1, self._roster.restarts())
 
     @property
     def leave(self) -> Callable[[Record], float | None] | None:

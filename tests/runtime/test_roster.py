@@ -9,9 +9,11 @@ import time
 import pytest
 
 from k8sjob.contract import Reason
+from k8sjob.runtime.attempts import Attempts
 from k8sjob.runtime.env import NodeEnv
 from k8sjob.runtime.port import reserve
 from k8sjob.runtime.roster import DONE, Roster, _connect
+from k8sjob.runtime.together import Together
 
 
 @pytest.fixture(params=["127.0.0.1", "a name"])
@@ -62,6 +64,15 @@ def test_a_node_that_comes_late_counts_with_the_others(nodes):
         with Roster(nodes[2], "j") as third:
             until(lambda: third.joined == 2)
             assert third.own.restarts == 0
+
+
+@pytest.mark.parametrize(("own", "others", "following"), [(0, 0, 1), (0, 2, 2), (1, 1, 2)])
+def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others, following):
+    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
+        until(lambda: first.others())
+        second.report(restarts=others)
+        second.flush(5)
+        assert Together(nodes[0], first, Attempts(None, 3), print).next_restart(own) == following
 
 
 def test_a_new_node_0_learns_from_the_others(nodes):
