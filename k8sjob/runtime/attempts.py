@@ -99,7 +99,7 @@ def attempts_file(environ: Mapping[str, str]) -> Path | None:
     """
     named = environ.get(contract.TERMINATION_LOG_ENV)
     if named:
-        return Path(named).with_name("restarts.json")
+        return Path(f"{named}.restarts")
     if not Path(contract.TERMINATION_LOG).exists() or not os.access(_SHARED, os.W_OK):
         return None
     return _SHARED / f"k8sjob-restarts-{socket.gethostname()}.json"

@@ -69,7 +69,7 @@ def test_a_node_that_comes_late_counts_with_the_others(nodes):
 @pytest.mark.parametrize(("own", "others", "following"), [(0, 0, 1), (0, 2, 2), (1, 1, 2)])
 def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others, following):
     with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
-        until(lambda: first.others())
+        until(first.others)
         second.report(restarts=others)
         second.flush(5)
         assert Together(nodes[0], first, Attempts(None, 3), print).next_restart(own) == following
