@@ -80,7 +80,10 @@ WRONG = {
     "ModelCheckpoint": ({"callbacks": ["checkpoint"]}, "ModelCheckpoint: no rank has the whole"),
     "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; take it out"),
     "another kind": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model"),
-    "no batch": ({"tail": "drop", "batch": 128}, "100 samples, global_batch=128 and tail="),
+    "no batch": (
+        {"tail": "drop", "batch": 128},
+        'tail="drop" leaves no batch: the data set has 100 samples',
+    ),
     "several steps at once": ({"at_once": 2}, "is compiled with steps_per_execution=2"),
     "the best weights": (
         {"callbacks": ["best"], "options": {"model": 2, "layout": WIDE}},
