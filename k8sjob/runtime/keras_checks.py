@@ -103,14 +103,9 @@ def check_feed(feed: Feed) -> None:
     """Refuse batches that Keras could not compute on all ranks.
 
     Raises:
-        ValueError: there is such a batch, or none at all.
+        ValueError: there is such a batch.
     """
     sampler = feed.sampler
-    if not sampler.steps():
-        raise ValueError(
-            f"{sampler.samples} samples, global_batch={sampler.global_batch} and"
-            f' tail={sampler.tail!r} leave no batch; make global_batch smaller, or take tail="pad"'
-        )
     if sampler.leaves_out():
         raise ValueError(
             f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and Keras'
