@@ -139,11 +139,11 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     except JobExists as error:
         _show_lines(error.difference, err=True)
         raise JobExists(f"{error}: --replace, --generate-name") from error
-    _warn_of_needs(made, backend)
     if dry_run:
         _show_dry(made, backend, done, output)
-        return 0
-    _show_made(backend, done, output, place, watch=watch)
+    else:
+        _show_made(backend, done, output, place, watch=watch)
+    _warn_of_needs(made, backend)  # the job is there, however long this takes
     return _watch(backend, done.ref, place) if watch else 0
 
 

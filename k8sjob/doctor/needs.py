@@ -67,7 +67,7 @@ def queue(facts: Facts) -> Iterator[Check]:
     groups, asked = _groups(facts), facts.one("queue dry run")
     if groups is None or (facts.error("queue dry run") is None and asked is None):
         return
-    without = "or take kueue_queue out of the job.yaml: without Kueue such a job never starts"
+    without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
     if _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
     elif asked and not ((asked.get("spec") or {}).get("runPolicy") or {}).get("suspend"):

@@ -92,6 +92,20 @@ def test_trouble_of_ranks_that_run_on_is_told(snapshot, make_pod):
         assert diagnose(snapshot("Running", pods=pods), logs) == []
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["UserWarning: CUDA initialization: Found no NVIDIA driver on your system.", "  return 0"],
+        ["[W socket.cpp:6] [c10d] The client socket has failed to connect to [h]:2345", "ready"],
+        [WATCHDOG.format(0), "에폭 1 손실 0.3"],
+        ["requests: Temporary failure in name resolution, cached copy used"],
+    ],
+)
+def test_a_rank_that_writes_on_is_in_no_trouble(snapshot, make_pod, lines):
+    pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
+    assert diagnose(snapshot("Running", pods=pods), {"master-0": lines}) == []
+
+
 def test_a_gpu_hook_that_fails_is_the_drivers(snapshot, make_pod):
     said = (
         "failed to create containerd task: failed to create shim task: OCI runtime create failed:"
@@ -190,6 +204,37 @@ def test_what_was_followed_by_training_is_no_cause(snapshot, make_pod, code, pro
     finding = why(snapshot, make_pod, ended(code), [*HANDLED, progress, "saving"])
     said = "exit code 1: saving" if code == 1 else "ended by SIG"
     assert said in finding.message
+
+
+@pytest.mark.parametrize("line", [HANDLED[n] for n in (0, 1, 2, 6, 7)])
+def test_an_error_that_a_script_wrote_and_went_on_is_no_cause(snapshot, make_pod, line):
+    finding = why(snapshot, make_pod, ended(1), [line, "no data in /data"])
+    assert finding.message == "worker-0: exit code 1: no data in /data"
+
+
+def test_what_wandb_writes_at_the_end_is_no_training(snapshot, make_pod):
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    summary = ["wandb: Run summary:", "wandb:     epoch 3", "wandb:      loss 0.4", "wandb: "]
+    lines = ["epoch 3 loss 0.4", TRACEBACK, AT, error, *summary]
+    assert why(snapshot, make_pod, ended(1), lines).cause == "gpu-memory"
+
+
+def test_a_signal_in_torchruns_summary(snapshot, make_pod):
+    lines = [
+        TRACEBACK,
+        AT,
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "train.py FAILED",
+        "  exitcode  : -9 (pid: 45)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 45",
+        "====",
+    ]
+    finding = why(snapshot, make_pod, ended(1), lines)
+    assert finding.cause == "killed"
+    assert "ended by SIGKILL" in finding.message
+    assert why(snapshot, make_pod, ended(1), [TRACEBACK, AT, "KeyError: 'x'", *lines]).cause == (
+        "crash"
+    )
 
 
 @pytest.mark.parametrize("several", [False, True])

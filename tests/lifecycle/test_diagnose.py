@@ -1,6 +1,7 @@
 import copy
 import re
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from k8sjob.lifecycle.diagnose import Cause, diagnose
 from k8sjob.lifecycle.diagnose.account import since_training
 from k8sjob.lifecycle.diagnose.finding import same_text
 
+WORKERS = ("worker-0", "worker-1")
 PAST = "Failed:x:Job j has failed because"
 
 
@@ -78,7 +80,11 @@ def test_the_job_itself(snapshot, condition, cause, step):
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
         (
             ended(1),
-            ["Traceback", "ModuleNotFoundError: No module named 'pandas.core'", "more"],
+            [
+                "Traceback (most recent call last):",
+                "ModuleNotFoundError: No module named 'pandas.core'",
+                "more",
+            ],
             "missing-module",
             "no module named 'pandas.core'",
         ),
@@ -895,7 +901,7 @@ def test_a_replica_that_failed_unseen_is_told_though_the_job_succeeded(snapshot,
                 "Succeeded", pods=pods, events=events, replicas={"Master": 1, "Worker": 1}
             )
             finding = diagnose(job, {}, now=NOW)[0]
-            assert finding.message.startswith(f"the job succeeded, and still {words}")
+            assert finding.message.startswith(f"the job succeeded, but {words}")
             assert (finding.cause, finding.replica) == ("left-early", "master-0")
             assert "same number of steps" in finding.next_step
 
@@ -923,7 +929,35 @@ def test_a_rank_that_left_is_named_while_the_others_wait(snapshot, make_pod, npr
         f"worker-0 ({ranks}) ended with exit code 0, 5 min ago, and master-0 still runs"
     )
     assert finding.cause == "left-early"
+    assert "only evaluates or saves, wait" in finding.next_step
     assert diagnose(job, {}, now=datetime(2026, 1, 1, 0, 5, 20, tzinfo=UTC)) == []
+
+
+def test_ranks_that_left_are_one_finding(snapshot, make_pod):
+    done = [make_pod(f"worker-{n}", "Succeeded", terminated=ended(0)) for n in range(5)]
+    pods = [make_pod("master-0", running={}), *done]
+    job = snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 5})
+    job.job["spec"]["runPolicy"] = {}
+    (finding,) = diagnose(job, {}, now=NOW)
+    assert finding.message.startswith("worker-0 (rank 1), worker-1 (rank 2) and 3 more ended")
+    assert len(finding.replicas) == 5
+
+
+def test_all_who_ended_alike_are_concerned(snapshot, make_pod):
+    """Also where the Master's agent tells of another replica's rank."""
+    said = Reason(1, 2, "KeyError", "'x'").encode()
+    pods = [make_pod("master-0", "Failed", terminated=ended(1, said))]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
+    assert (finding.replica, finding.replicas) == ("worker-1", ("worker-1",))
+    left = Reason(138, 1, "Left", "it waited for rank 0, which had ended with exit code 0: lost")
+    left = replace(left, culprits=(0,), step=41).encode()
+    pods = [make_pod(name, "Failed", terminated=ended(138, left)) for name in WORKERS]
+    (finding,) = diagnose(snapshot("Succeeded", pods=pods), {}, now=NOW)
+    assert finding.replicas == ("master-0", *WORKERS)
+    assert finding.message == (
+        "the job succeeded, but rank 0 had ended with exit code 0, and worker-0, rank 1 still"
+        " waited for it after step 41: lost; 1 more ended with the same exit code"
+    )
 
 
 @pytest.mark.parametrize(
@@ -1026,7 +1060,7 @@ def absent(kind, name=""):
         ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
         (
             [absent("workloads")],
-            "Kueue has made no Workload for it in 10 min: it does",
+            "Kueue has made no Workload for it in 10 min: it does not run, or",
         ),
     ],
 )
@@ -1039,7 +1073,7 @@ def test_a_queue_that_never_admits_a_job(snapshot, related, said):
     (unknown,) = diagnose(job, {}, now=NOW)  # where nothing of it may be read
     assert unknown.cause == "queued"
     assert "starts by itself" not in unknown.next_step
-    just_now = datetime(2026, 1, 1, 0, 0, 2, tzinfo=UTC)
+    just_now = datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC)  # a busy Kueue takes a while
     if "Workload" in said:
         assert diagnose(job, {}, related, now=just_now)[0].cause == "queued"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from k8sjob.lifecycle.evidence import End
 
-__all__ = ["Account", "account_of", "since_training"]
+__all__ = ["Account", "account_of", "of_libraries", "since_training"]
 
 _NO_EXCEPTION: Final = frozenset({"", "Exit", "Signal"})
 """Types of a Reason that the agent gives where the process left none."""
@@ -26,10 +26,17 @@ _RANK: Final = re.compile(r"^\[\w+\]:\s?")
 """The rank that torch and torchrun put in front of a line."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _ERROR: Final = re.compile(
-    r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b|\S+\.py: error: |\S*python[\d.]*: "
+    r"[\w.]*(?:[Ee]rror|Exception|Interrupt|Exit)\b|\S+\.py: error: |\S*python[\d.]*: "
 )
 _SUMMARY: Final = re.compile(r"torch\.distributed\.elastic\S*ChildFailedError")
 """torchrun's own error, which follows that of the rank that failed."""
+_AT_EXIT: Final = re.compile(r"wandb:(?! ERROR)")
+"""What a library writes when a process ends, however it ends: it names epochs and losses, too."""
+_OF_A_LIBRARY: Final = re.compile(
+    r"\s|k8sjob: |Traceback |(?:Last |[\w.]*)[Ee]rror\b|frame #\d|Exception raised from"
+    r"|.*(?:NCCL|c10d|gloo|Warning:|\.(?:cpp|cc|cu):\d)"
+)
+"""A line of NCCL, gloo or torch, a warning, or part of an exception."""
 _NO_REASON: Final = re.compile(r"k8sjob: (rank \d+: )?Exit: it gave no reason")
 _TRAINING: Final = re.compile(
     r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
@@ -108,9 +115,14 @@ def since_training(lines: Sequence[str]) -> list[str]:
     return after[::-1]
 
 
+def of_libraries(lines: Sequence[str]) -> list[str]:
+    """The last lines, as long as none of them is the script's own: a rank that goes on has some."""
+    return list(takewhile(_OF_A_LIBRARY.match, reversed(lines)))[::-1]
+
+
 def _is_text(line: str) -> bool:
-    """Whether a line is neither a runtime event nor the agent's word that there was no reason."""
-    return Event.decode(line) is None and not _NO_REASON.match(line)
+    """Whether a line is neither an event nor one that is written at the end of any process."""
+    return not (_NO_REASON.match(line) or _AT_EXIT.match(line) or Event.decode(line))
 
 
 def _exception(lines: Sequence[str], *, several: bool) -> tuple[str, ...]:
@@ -122,7 +134,21 @@ def _exception(lines: Sequence[str], *, several: bool) -> tuple[str, ...]:
     firsthand = [error for error in raised if not _is_loss(error)] if several else []
     if raised:
         return (firsthand or raised)[-1]
-    return tuple([line for line in lines[-_LAST:] if _ERROR.match(line)][-1:])
+    return _unframed(lines)
+
+
+def _unframed(lines: Sequence[str]) -> tuple[str, ...]:
+    """An error without the beginning of its traceback: the last line, or one below a frame.
+
+    Another line that reads like an error was written by a script that handled it.
+    """
+    last = lines[-_LAST:]
+    found = [
+        line
+        for above, line, below in zip(["", *last], last, [*last[1:], ""], strict=False)
+        if _ERROR.match(line) and not _SUMMARY.match(line) and (above[:1].isspace() or not below)
+    ]
+    return tuple(found[-1:])
 
 
 def _raised(block: Sequence[str]) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ _KINDS: Final = (
         " which), and see that the job asks for GPUs (resources.gpus)",
         "see whether this machine has a GPU and a driver (nvidia-smi), and whether torch is built"
         " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
+        raised=True,
     ),
     _kind(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
@@ -187,12 +188,21 @@ _KINDS: Final = (
         "see whether that replica runs and listens",
     ),
     _kind(
+        r"network addresses of \((?P<where>[^\s,)]+), ?\d+\) cannot be retrieved",
+        Cause.RENDEZVOUS,
+        "the name {where} could not be found",
+        "a replica's name can be found while its pod is ready: see whether the Master runs, and the"
+        " cluster's DNS",
+        "see the name, and whether this machine can resolve it",
+    ),
+    _kind(
         r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname)",
         Cause.RENDEZVOUS,
         "a host's name could not be found: {text}",
         "a replica's name can be found while its pod is ready: see whether the Master runs, and the"
         " cluster's DNS; for a host outside the cluster, see whether pods may reach it",
         "see the name, and whether this machine can resolve it",
+        raised=True,
     ),
     _kind(
         r"Address already in use|EADDRINUSE",

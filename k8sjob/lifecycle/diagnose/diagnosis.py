@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
-from k8sjob.lifecycle.diagnose.account import since_training
+from k8sjob.lifecycle.diagnose.account import of_libraries, since_training
 from k8sjob.lifecycle.diagnose.case import Case
 from k8sjob.lifecycle.diagnose.collectives import spoken_of
 from k8sjob.lifecycle.diagnose.creation import cannot_be_made
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
-_NEWEST: Final = 20
-"""So many last lines of a rank that runs are its present trouble."""
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
 _LAST_SECONDS: Final = 60.0
@@ -142,7 +140,7 @@ def _failed_unseen(case: Case) -> Iterator[Finding]:
     ]
     if first := min(bad, key=lambda end: (is_consequence(case, end), end.time), default=None):
         found = how_it_ended(case, first)
-        message = f"the job succeeded, and still {found.message}"
+        message = f"the job succeeded, but {found.message}"
         yield _with_others(case, replace(found, message=message), first, bad)
 
 
@@ -164,7 +162,8 @@ def _with_others(case: Case, finding: Finding, first: End, bad: list[End]) -> Fi
     if over:
         moment = datetime.fromtimestamp(first.time, UTC) if first.time else None
         message += passed(moment, case.now, again=True)
-    replicas = finding.replicas or (first.replica, *(end.replica for end in same))
+    concerned = finding.replicas or (finding.replica,)
+    replicas = tuple(dict.fromkeys((*concerned, *(end.replica for end in same))))
     found = replace(finding, message=message, replicas=replicas, over=over)
     return _recreated(case, found, first)
 
@@ -198,7 +197,7 @@ def _spoken_of(case: Case) -> Iterator[Finding]:
     if case.status.state.finished or any(ends(case.snapshot)):
         return
     # A rank that gets over it writes on.
-    tails = ((replica, since_training(case.tail(replica))[-_NEWEST:]) for replica in case.logs)
+    tails = ((replica, of_libraries(since_training(case.tail(replica)))) for replica in case.logs)
     told = ((replica, spoken_of(tail, local=case.local)) for replica, tail in tails)
     seen = (Seen(*trouble, replica) for replica, trouble in told if trouble)
     yield from grouped(seen, case.now)

@@ -31,6 +31,8 @@ _FIELD: Final = re.compile(
 _SETTINGS: Final = "correct the job's settings"
 _SAME_MOMENT: Final = 1.0
 """Seconds by which the kubelet's and a container's own clock may differ: it rounds."""
+_SIGNALLED: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) received by PID")
+"""How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """As the kernel's refusal reads in a container's output, and in the runtime's message."""
 
@@ -124,7 +126,7 @@ def _cannot_start(case: Case, end: End) -> Finding | None:
     said = said.removesuffix(": unknown")
     if "nvidia-container-cli" in said:
         said = said[said.index("nvidia-container-cli") :]
-        return _told(end, explained(Account((), (said,)), local=case.local))
+        return _told(end, explained(Account((said,), ()), local=case.local))
     if "OOM-killed" in said:
         return _out_of_memory(case, replace(end, why="OOMKilled"))
     if said.startswith(("mkdir ", "chdir ")):
@@ -217,11 +219,14 @@ def _left_early(case: Case, end: End) -> Finding | None:
     if not left:
         return None
     at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
+    said = _said(end, case)
+    if end.reason and end.reason.type == "Left":  # the message says the same, then what it did
+        said = "".join(said.partition("exit code 0")[2:])
     replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
     return Finding(
         Cause.LEFT_EARLY,
         f"{' and '.join(left)} had ended with exit code 0, and {end.told} still waited for"
-        f" {'it' if len(left) == 1 else 'them'}{at}{_said(end, case)}",
+        f" {'it' if len(left) == 1 else 'them'}{at}{said}",
         SAME_STEPS,
         replicas[0],
         replicas,
@@ -243,7 +248,7 @@ def _done_before(case: Case, end: End) -> dict[str, str]:
 
 
 def _killed(case: Case, end: End) -> Finding | None:
-    number = end.exit_code - 128
+    number = end.exit_code - 128 if end.reason else _signal(case, end)
     if number <= 0 or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
         return None
     name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
@@ -260,6 +265,14 @@ def _killed(case: Case, end: End) -> Finding | None:
     }.get(name, f"see its last lines: k8sjob logs {case.called} -r {end.replica}")
     said = "" if end.reason and end.reason.type == "Signal" else _said(end, case)
     return Finding(Cause.KILLED, f"{end.told}: ended by {name}{said}", step, end.replica)
+
+
+def _signal(case: Case, end: End) -> int:
+    """The signal that ended the container, or a process of torchrun's, by its summary."""
+    account = _account(case, end)
+    lines = () if account.error else account.context
+    found = next((found for line in lines if (found := _SIGNALLED.search(line))), None)
+    return int(found[1]) if found else end.exit_code - 128
 
 
 def _change(end: End) -> str:
@@ -285,7 +298,7 @@ def _said(end: End, case: Case) -> str:
         where = f" ({end.reason.where})" if end.reason.where else ""
         return f": {kind}{end.reason.message}{where}"
     account = _account(case, end)
-    line = account.error[0] if account.error else account.last
+    line = (account.error[0] if account.error else account.last).strip()
     return f": {line}" if line else ""
 
 

@@ -113,10 +113,16 @@ def _never_admitted(case: Case, queue: str) -> tuple[str, str] | None:
         step = (
             f"correct kueue_queue (kubectl get localqueues -n {case.namespace} shows those there)"
         )
-    elif ("workloads", "") in missing and created and case.now - created > _FIRST_WORD:
+    elif ("workloads", "") in missing and created and case.now - created > _SILENCE:
         age = lasting(created, case.now)
-        what = f"Kueue has made no Workload for it in {age}: it does not manage PyTorchJobs here"
-        step = "have kubeflow.org/pytorchjob added to integrations.frameworks in Kueue's settings"
+        what = (
+            f"Kueue has made no Workload for it in {age}: it does not run, or does not manage"
+            " PyTorchJobs here"
+        )
+        step = (
+            "see whether its controller runs, and have kubeflow.org/pytorchjob in"
+            " integrations.frameworks of its settings"
+        )
     if not what:
         return None
     return what, f"{step}, or take kueue_queue out of the job and submit it with --replace"

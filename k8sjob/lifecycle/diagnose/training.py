@@ -27,22 +27,26 @@ def left_early(case: Case) -> Iterator[Finding]:
     running = [pod for pod in case.pods if pod.runs]
     if case.status.state.finished or not running or _speaker(case) != next(iter(case.ranks), ""):
         return  # workers of a parameter server end each at its time
-    for pod in case.done:
-        ended = moment(pod.trainer.ended.get("finishedAt")) if pod.trainer else None
-        if any("running" in container.state for container in pod.containers):
-            continue  # a sidecar
-        if ended and case.now - ended > _SETTLED:
-            others = who(other.replica for other in running)
-            yield Finding(
-                Cause.LEFT_EARLY,
-                f"{case.with_ranks(pod.replica)} ended with exit code 0"
-                f"{passed(ended, case.now, again=False)}, and {others} still"
-                f" {'run' if len(running) > 1 else 'runs'}: in its next collective a rank waits"
-                " for the one that is gone",
-                f"see the last lines of both: k8sjob logs {case.called}; {SAME_STEPS}",
-                pod.replica,
-                (pod.replica,),
-            )
+    left = {
+        pod.replica: ended
+        for pod in case.done
+        if (ended := moment(pod.trainer.ended.get("finishedAt")) if pod.trainer else None)
+        and case.now - ended > _SETTLED
+        and not any("running" in container.state for container in pod.containers)  # a sidecar
+    }
+    if left:
+        replicas = tuple(left)
+        others = who(pod.replica for pod in running)
+        yield Finding(
+            Cause.LEFT_EARLY,
+            f"{who(map(case.with_ranks, replicas))} ended with exit code 0"
+            f"{passed(max(left.values()), case.now, again=False)}, and {others} still"
+            f" {'run' if len(running) > 1 else 'runs'}: a collective would wait for ever",
+            f"where {others} only evaluates or saves, wait; else see the last lines of all:"
+            f" k8sjob logs {case.called}; {SAME_STEPS}",
+            replicas[0],
+            replicas,
+        )
 
 
 def no_group(case: Case) -> Iterator[Finding]:
@@ -73,12 +77,12 @@ def nan_loss(case: Case) -> Iterator[Finding]:
     losses = [data["loss"] for data in progress if isinstance(data.get("loss"), int | float)]
     if losses and not any(map(math.isfinite, losses)):
         epoch, step = progress[0].get("epoch"), progress[0].get("step")
-        since = "the first that is known"
+        since = "in all known steps"
         if isinstance(epoch, int) and isinstance(step, int):
-            since = f"epoch {epoch + 1}, step {step}"
+            since = f"since epoch {epoch + 1}, step {step} or earlier"
         yield Finding(
             Cause.NAN_LOSS,
-            f"the loss has been {losses[-1]} since {since} or earlier: the model learns nothing",
+            f"the loss has been {losses[-1]} {since}: the model learns nothing",
             "lower the learning rate, clip the gradients, or look for the first such value in the"
             " data and the model: torch.autograd.set_detect_anomaly(True)",
         )
