@@ -194,8 +194,14 @@ def push_code(
 
 
 def _check_processors(spec: JobSpec, platform: str, backend: ClusterBackend) -> None:
-    """Refuse an image that no node can run: its pods would end with "exec format error"."""
-    there = backend.architectures(spec.node_selector)
+    """Refuse an image that no node can run: its pods would end with "exec format error".
+
+    Where image.platform is set, pods wait for nodes of that kind, which an autoscaler may add.
+    """
+    if not isinstance(spec.image, str) and spec.image.platform:
+        return
+    device = spec.resources.gpu_resource if spec.resources.gpus else ""
+    there = backend.architectures(spec.node_selector, device)
     own = platform.split("/")[1]
     if there and own not in there:
         raise BackendError(

@@ -312,6 +312,21 @@ def test_an_image_that_some_node_runs(api, kinds):
     _check_processors(SPEC, "linux/arm64/v8", ClusterBackend(cluster))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resources": {"gpus": 1}},
+        {"image": {"repository": "a/b", "base": "c", "platform": "linux/arm64"}},
+    ],
+)
+def test_nodes_that_are_yet_to_come_may_run_an_image(api, changes):
+    """None is there that offers the device, or of the kind that pods are to be put on."""
+    cluster = WithNodes(api)
+    cluster.kinds = ("amd64",)
+    spec = SPEC.with_(**changes)
+    _check_processors(spec, "linux/arm64", ClusterBackend(cluster))
+
+
 def test_an_image_that_no_node_runs_is_refused(api):
     cluster = WithNodes(api)
     cluster.kinds = ("amd64", "amd64")

@@ -199,17 +199,25 @@ class ClusterBackend:
             if is_absent(error):
                 raise
 
-    def architectures(self, node_selector: Mapping[str, str]) -> set[str]:
+    def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
         """The kinds of processor, as "amd64", of the nodes that carry these labels.
 
         Empty where there are none, or nodes may not be read.
+
+        Args:
+            node_selector: the labels.
+            device: a resource that the nodes offer, as "nvidia.com/gpu"; empty for any node.
         """
         query = {"labelSelector": ",".join(f"{k}={v}" for k, v in node_selector.items())}
         try:
             nodes = listing(self.transport, path("nodes"), query if node_selector else None).items
         except ApiError:
             return set()
-        found = {str(node["metadata"].get("labels", {}).get(_ARCH) or "") for node in nodes}
+        found = {
+            str(node["metadata"].get("labels", {}).get(_ARCH) or "")
+            for node in nodes
+            if not device or device in (node.get("status") or {}).get("allocatable", {})
+        }
         return set() if "" in found else found
 
     def snapshot(self, ref: JobRef) -> Snapshot:
