@@ -219,6 +219,13 @@ def test_what_wandb_writes_at_the_end_is_no_training(snapshot, make_pod):
     assert why(snapshot, make_pod, ended(1), lines).cause == "gpu-memory"
 
 
+@pytest.mark.parametrize("bars", [1, 3, 4])
+def test_a_progress_bar_that_is_drawn_again_at_the_end_is_no_training(snapshot, make_pod, bars):
+    bar = "\r 30%|###       | 3/10 [00:00<00:01,  4.38it/s]"
+    lines = [bar * 4 + TRACEBACK, AT, "torch.OutOfMemoryError: CUDA out of memory.", *[bar] * bars]
+    assert (why(snapshot, make_pod, ended(1), lines).cause == "gpu-memory") is (bars < 4)
+
+
 def test_a_signal_in_torchruns_summary(snapshot, make_pod):
     lines = [
         TRACEBACK,

@@ -32,6 +32,10 @@ _SUMMARY: Final = re.compile(r"torch\.distributed\.elastic\S*ChildFailedError")
 """torchrun's own error, which follows that of the rank that failed."""
 _AT_EXIT: Final = re.compile(r"wandb:(?! ERROR)")
 """What a library writes when a process ends, however it ends: it names epochs and losses, too."""
+_CLOSED_BAR: Final = re.compile(r"\r?[^\r|]*\d%\|[^\r]*")
+"""A progress bar drawn once: tqdm draws it again, below the traceback, when a process ends."""
+_BARS: Final = 3
+"""So many of them at most, one in the other; more are the progress of training."""
 _OF_A_LIBRARY: Final = re.compile(
     r"\s|k8sjob: |Traceback |(?:Last |[\w.]*)[Ee]rror\b|frame #\d|Exception raised from"
     r"|.*(?:NCCL|c10d|gloo|Warning:|\.(?:cpp|cc|cu):\d)"
@@ -88,6 +92,8 @@ def account_of(end: End, lines: Sequence[str], *, ranks: int) -> Account:
         lines: the last lines of its output.
         ranks: how many processes wrote them.
     """
+    bars = sum(1 for _ in takewhile(_CLOSED_BAR.fullmatch, reversed(lines)))
+    lines = lines[: len(lines) - bars] if bars <= _BARS else lines
     context = tuple(since_training(lines))
     if end.reason and end.reason.type not in _NO_EXCEPTION:
         return Account(tuple(f"{end.reason.type}: {end.reason.message}".splitlines()), context)
