@@ -109,7 +109,7 @@ _PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingPr
 
 
 def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> str:
-    """The next step: the value that was probably meant, if one fits, or the field's example."""
+    """The next step: the value that was probably meant, if one fits, or else an example."""
     info, below = _field(root, loc)
     if info is None:
         return ""
@@ -123,7 +123,7 @@ def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> 
         if text and len(text) <= _LONGEST:
             return f"; write it as {key}{text}"
     leave_out = "leave the key out, or " if wrong is None and not info.is_required() else ""
-    return f"; {leave_out}write it as {key}{_written(_example(info, below))}"
+    return f"; {leave_out}write, for example, {key}{_written(_example(info, below))}"
 
 
 def _written(value: Any) -> str:

@@ -62,6 +62,8 @@ class Replicas(Part):
     @classmethod
     def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
         """A number of pods, one of which is the Master."""
+        if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+            value = int(value[:9])
         if isinstance(value, int) and not isinstance(value, bool):
             yield {"workers": value - 1}
 

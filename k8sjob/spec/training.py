@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
@@ -217,6 +218,9 @@ class Strategy(Part):
         if isinstance(value, str):
             yield {"kind": value.lower()}
             yield {"backend": value.lower()}
+            yield from (
+                {"kind": near} for near in get_close_matches(value.lower(), get_args(Kind), n=1)
+            )
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def steps(field):
 def shown(problem):
     """The value that a message says to write; `...` for a message without one."""
     message = problem.message
-    if found := re.search(r"; (?:leave the key out, or )?write it(?: as|, as) (.*)$", message):
+    writes = r"; (?:leave the key out, or )?write(?: it as| it, as|, for example,) (.*)$"
+    if found := re.search(writes, message):
         last = steps(problem.field)[-1]
         text = found[1]
         return parse(text.removeprefix(f"{last}: ")).data
@@ -189,6 +190,7 @@ def test_the_example_of_a_field_is_accepted(path):
         ("run.hang_timeout", "soon", "10m"),
         ("strategy", "fsdp", {"kind": "fsdp"}),
         ("strategy", "FSDP", {"kind": "fsdp"}),
+        ("strategy", "fsdp2", {"kind": "fsdp"}),
         ("strategy", "gloo", {"backend": "gloo"}),
         ("strategy.kind", "DDP", "ddp"),
         ("strategy.clip_norm", "0.5", 0.5),
@@ -204,7 +206,7 @@ def test_the_example_of_a_field_is_accepted(path):
         ]),
         ("gang", "volcano", {"scheduler": "volcano"}),
         ("replicas", 4, {"workers": 3}),
-        ("replicas", "4", {"workers": 3}),
+        ("replicas", "6", {"workers": 5}),
         ("replicas.workers", "3", 3),
         ("replicas.workers", 3.0, 3),
         ("resources.memory", "32GB", "32G"),
