@@ -111,7 +111,7 @@ class LocalBackend:
             home = self._store.folder(ref.name, ref.uid).path
             kept = self._store.checkpoints(ref.name, resumed.checkpoints)
             places = Places(plan, home, kept, self._store)
-            prepared = prepare(places, draft.path, fresh=self._fresh)
+            prepared = prepare(places, draft.path, fresh=self._fresh, resume=bool(self._resume))
             if resumed.notice:
                 prepared.say("NotResumed", resumed.notice)
             now = datetime.now(UTC)

@@ -87,13 +87,14 @@ def check_processes(count: int) -> None:
         )
 
 
-def prepare(places: Places, draft: Path, *, fresh: bool = False) -> Prepared:
+def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = False) -> Prepared:
     """Everything but the start.
 
     Args:
         places: the job, and where its folders will be; `places.job` has its final name.
         draft: the job's folder as it is called until then.
         fresh: the job must not find checkpoints.
+        resume: the user has named the checkpoints to resume.
 
     Raises:
         BackendError: a package, a variable, a folder or the space for it is missing.
@@ -103,7 +104,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False) -> Prepared:
     prepared.job["metadata"]["namespace"] = LOCAL
     _start_at_once(plan, prepared)
     check_packages(plan.spec, plan.context)
-    _tell_checkpoints(places, prepared, fresh=fresh)
+    _tell_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = dict(_replicas(prepared.job))
     devices = _devices(plan, list(replicas), prepared)
     for name, (role, index) in replicas.items():
@@ -125,11 +126,21 @@ def _start_at_once(plan: Plan, prepared: Prepared) -> None:
         )
 
 
-def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool) -> None:
+def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resume: bool) -> None:
     """Whether the job goes on from earlier checkpoints; what is the user's is never emptied."""
     if places.plan.spec.checkpoint is None:
+        if resume:
+            raise BackendError(
+                "the job has no `checkpoint`, so it cannot resume any; write `checkpoint: {dir:"
+                " /checkpoints}` in its job.yaml, or leave --resume out"
+            )
         return
     folder = Path(mapped(places.plan.spec.checkpoint.dir, places.of("master-0")) or "")
+    if resume and places.checkpoints_are_the_users:
+        raise BackendError(
+            f"checkpoint.dir is {folder} on this machine, a folder of yours that every run uses;"
+            " leave --resume out, or name another folder in volumes[].local"
+        )
     if not (folder.is_dir() and any(folder.iterdir())):
         return
     if fresh:

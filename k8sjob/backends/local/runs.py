@@ -7,6 +7,7 @@ resumed only by a run from the folder that wrote them: two projects may use one 
 from __future__ import annotations
 
 import filecmp
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,11 +64,17 @@ def named(store: Store, name: str) -> JobFolder:
         )
     sources = {folder: source_of(folder) for folder in folders}
     if len({source for source in sources.values() if source}) > 1:
-        here = [folder for folder in folders if sources[folder] == str(Path.cwd())]
+        here = [folder for folder in folders if sources[folder] == _working_folder()]
         if not here:
             raise BackendError(_ambiguous(name, sources.items()))
         return here[0]
     return folders[0]
+
+
+def _working_folder() -> str:
+    with suppress(FileNotFoundError):  # it was removed
+        return str(Path.cwd())
+    return "/nothing/there"
 
 
 def _ambiguous(name: str, sources: Iterable[tuple[JobFolder, str]]) -> str:
@@ -112,11 +119,13 @@ def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumpti
     name, source = plan.spec.name, str(plan.folder.resolve())
     if run:
         return Resumption(_chosen(store, name, run))
-    notice = ""
+    notice, of_others = "", set[str]()
     for folder in store.folders(name):
         launch, checkpoints = _launch(folder), identity_of(folder)
         if not checkpoints:
             continue  # damaged: its checkpoints are found by --resume alone
+        if "source" not in launch and checkpoints in of_others:
+            continue  # another folder has resumed them since
         resumable = not _succeeded(folder) and _has_some(store.checkpoints(name, checkpoints))
         if launch.get("source") == source or (
             "source" not in launch and (not resumable or _same_code(folder, plan))
@@ -125,15 +134,16 @@ def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumpti
         if "source" not in launch:
             raise BackendError(
                 f"local/{name}@{folder.run} left checkpoints, but was run by an earlier version of"
-                " k8sjob, which did not record its folder, and its code differs from this one;"
-                f" `k8sjob run --resume {folder.run}` resumes them, `k8sjob run --fresh` starts"
-                " from scratch"
+                " k8sjob, which did not record its folder, and its code differs from that of this"
+                f" job; resume them with `--resume {folder.run}`, or start from scratch with"
+                " `--fresh`"
             )
         if resumable and not notice:
             notice = (
                 f"the checkpoints of local/{name}@{folder.run} are not used, since it ran in"
-                f" {launch['source']}; to resume them: k8sjob run --resume {folder.run}"
+                f" {launch['source']}; resume them with `--resume {folder.run}`"
             )
+        of_others.add(checkpoints)
     return Resumption(own, notice)
 
 

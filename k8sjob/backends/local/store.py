@@ -189,10 +189,10 @@ class Store:
         self._sweep()
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
-            (draft / "ballast").write_bytes(b"\0" * _BALLAST)
         except OSError as error:
             raise BackendError(trouble("write", self._jobs, error)) from error
         try:
+            (draft / "ballast").write_bytes(b"\0" * _BALLAST)
             yield JobFolder(draft)
         except OSError as error:
             raise BackendError(trouble("write", draft, error)) from error

@@ -65,10 +65,9 @@ def _whole(folder: JobFolder) -> Json:
         parts = [replicas, job.get("status") or {}, *lists[0], *lists[1]]
         if own and all(isinstance(part, dict) for part in parts):
             return state
-        problem = "it is not the state of this job"
-    except (KeyError, TypeError, AttributeError) as error:
-        problem = repr(error)
-    raise BackendError(f"{folder.state} is damaged: {problem}")
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:

@@ -31,9 +31,10 @@ __all__ = [
     "suspended",
 ]
 
-_GONE: Final = "PyTorchJobSupervisorGone"
-SUPERVISOR_GONE: Final = frozenset({_GONE, "PyTorchJobSupervisorFailed"})
-"""Reasons of the Failed condition where this machine's supervisor took its containers along."""
+_FAILED: Final = "PyTorchJobSupervisorFailed"
+SUPERVISOR_GONE: Final = frozenset({"PyTorchJobSupervisorGone", "PyTorchJobStateDamaged", _FAILED})
+"""Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
+or where nothing of them is known."""
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it goes on from the newest one"
 _OPERATOR: Final = "kubeflow.org/training-operator"
 _FIRST_WORD: Final = timedelta(seconds=5)
@@ -48,7 +49,7 @@ def supervisor_gone(case: Case) -> Iterator[Finding]:
         yield Finding(
             Cause.SUPERVISOR_GONE,
             case.status.message,
-            _AGAIN if case.status.reason == _GONE else f"remove the cause, then {_AGAIN}",
+            f"remove the cause, then {_AGAIN}" if case.status.reason == _FAILED else _AGAIN,
         )
 
 

@@ -17,6 +17,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import PATHS_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.status import JobState, job_status
 
 TELL_ENV = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
@@ -593,6 +594,15 @@ def test_checkpoints_in_a_folder_of_the_users_own_are_gone_on_from_and_never_emp
         (own / "saved").touch()
     with pytest.raises(BackendError, match="a folder of yours that is not empty"):
         LocalBackend(state, fresh=True).create(plan)
+    (kept := state / "checkpoints/job/10000000-old").mkdir(parents=True)
+    (kept / "saved").touch()
+    with pytest.raises(BackendError, match="a folder of yours that every run uses; leave --resume"):
+        LocalBackend(state, resume="10000000").create(plan)
+
+
+def test_a_job_without_checkpoints_cannot_resume_any(make_plan, state):
+    with pytest.raises(BackendError, match="the job has no `checkpoint`"):
+        LocalBackend(state, resume="10000000").create(make_plan("pass", workers=0))
 
 
 def test_checkpoints_on_a_claim_are_this_runs_own(backend, wait, make_plan):
@@ -640,6 +650,8 @@ def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):
         assert seen["b"].state is JobState.FAILED
         assert "state.json" in seen["b"].message
         assert f"`k8sjob delete local/b@{folder.run}`" in seen["b"].message
+        found = diagnose(backend.snapshot(seen["b"].ref), {})
+        assert [one.message for one in found] == [seen["b"].message]
     again = finished(make_plan("pass", name="b", workers=0))
     backend.delete(seen["b"].ref)
     backend.delete(again)

@@ -82,7 +82,7 @@ def test_a_run_of_another_folder_is_not_resumed_and_said(store, project, ran):
     found = resumption(store, project("mine"), NEW)
     assert found.checkpoints == NEW
     assert f"it ran in {project('theirs').folder}" in found.notice
-    assert "k8sjob run --resume 10000000" in found.notice
+    assert "`--resume 10000000`" in found.notice
 
 
 def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ran):
@@ -127,9 +127,19 @@ def test_a_run_of_an_earlier_version_is_resumed_by_the_same_program(store, proje
 
 def test_a_run_of_an_earlier_version_with_other_code_is_asked_about(store, project, ran):
     uid = ran(project("theirs", code="other"), source=False)
-    with pytest.raises(BackendError, match=r"`k8sjob run --resume 10000000` .* --fresh`"):
+    with pytest.raises(BackendError, match=r"`--resume 10000000`, .* `--fresh`"):
         resumption(store, project("mine"), NEW)
     assert resumption(store, project("mine"), NEW, run="10000000").checkpoints == uid
+
+
+def test_what_a_folder_has_resumed_from_an_earlier_version_is_its_own(store, project, ran):
+    uid = ran(project("theirs"), source=False)
+    ran(project("theirs"), checkpoints=uid)
+    for name, code in (("copy", "pass"), ("mine", "other")):
+        found = resumption(store, project(name, code=code), NEW)
+        assert found.checkpoints == NEW
+        assert f"it ran in {project('theirs').folder}" in found.notice
+    assert resumption(store, project("theirs"), NEW).checkpoints == uid
 
 
 @pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
@@ -175,6 +185,11 @@ def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, r
         named(store, "job")
     for run, folder in ((mine, "mine"), (theirs, "theirs")):
         assert f"local/job@{run[:8]} of {project(folder).folder}" in str(error.value)
+    (gone := project("gone").folder / "inner").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(BackendError, match="'job' is ambiguous"):
+        named(store, "job")
 
 
 def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):

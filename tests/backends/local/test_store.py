@@ -169,3 +169,14 @@ def test_the_lock_is_for_one_at_a_time(store):
         order.append("first")
     thread.join(5)
     assert order == ["first", "other"]
+
+
+def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # less than the ballast
+    try:
+        with pytest.raises(BackendError, match="cannot write"), store.draft():
+            pytest.fail("there is no room for a job")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((store.root / "jobs").iterdir()) == []
