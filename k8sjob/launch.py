@@ -11,6 +11,7 @@ from k8sjob.errors import JobFailed, JobNotFound
 from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status
+from k8sjob.rendering import check_script
 from k8sjob.spec import JobSpec, load
 from k8sjob.submission import plan
 from k8sjob.view.follow import follow
@@ -84,6 +85,7 @@ def run(
         path = Path(spec)
         folder = folder or (path if path.is_dir() else path.parent)
         spec = load(path)
+    check_script(spec, Path(folder or "."), here=True)
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan(spec, folder or "."))
     story = Story()

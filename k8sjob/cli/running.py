@@ -19,6 +19,7 @@ from k8sjob.errors import JobNotFound
 from k8sjob.launch import stopper
 from k8sjob.lifecycle.many import poll_all, watch_all
 from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located
 from k8sjob.submission import plan
@@ -78,6 +79,7 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     spec = load(file)
     with located(file):
         job = plan(spec, folder_of(file))
+        check_script(spec, folder_of(file), here=True)
     show_lint_errors(file)
     backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe)
     ref = backend.create(job)

@@ -24,6 +24,7 @@ from k8sjob.cli.output import document, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.document import parse
 from k8sjob.errors import BackendError, JobExists, K8sJobError
+from k8sjob.rendering import check_script
 from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import load
 from k8sjob.spec.load import located
@@ -125,7 +126,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         )
     for remark in remarks(made):
         warn(remark)
-    show_lint_errors(file)
+    _check_code(spec, file, image)
     if dry_run == "client":
         _show_plan(made, place, output)
         return 0
@@ -145,6 +146,14 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         _show_made(backend, done, output, place, watch=watch)
     _warn_of_needs(made, backend)  # the job is there, however long this takes
     return _watch(backend, done.ref, place) if watch else 0
+
+
+def _check_code(spec: JobSpec, file: Path, image: str | None) -> None:
+    """Refuse a job without its script, before lint says the same, and show what lint finds."""
+    if image is None:
+        with located(file):
+            check_script(spec, folder_of(file))
+    show_lint_errors(file)
 
 
 def _warn_of_needs(made: Plan, backend: ClusterBackend) -> None:

@@ -132,7 +132,7 @@ def _lint_of(script: Path, spec: JobSpec, job: Job, folder: Path) -> list[Findin
     """Lint of a job's script, with the modules that Python would find beside it."""
     context = folder / getattr(spec.image, "context", ".")
     name = spec.run.module or "__main__"
-    if script.name == "__main__.py":
+    if spec.run.module and script.name == "__main__.py":
         name += ".__main__"
     roots = [context] if spec.run.module else [script.parent, context]
     return lint_script(
@@ -173,9 +173,9 @@ def _script(spec: JobSpec, folder: Path) -> Path | None:
     name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
     module = (run.module or "").replace(".", "/")
     context = folder / (spec.image.context if not isinstance(spec.image, str) else ".")
-    names = [f"{module}.py", f"{module}/__main__.py"] if module else [name.removeprefix("/app/")]
-    here = (context / name for name in names if name and (context / name).is_file())
-    return next(here, None)
+    name = module or name.removeprefix("/app/")
+    names = [f"{module}.py" if module else name, f"{name}/__main__.py"] if name else []
+    return next((context / name for name in names if (context / name).is_file()), None)
 
 
 def _missing(spec: JobSpec) -> str:

@@ -89,26 +89,34 @@ def write_context(
     return _write(rendered, target)
 
 
-def check_script(spec: JobSpec, folder: Path) -> None:
-    """Make sure that an image that is made of the context has the script.
+def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
+    """Make sure that the replicas have the script.
 
     Args:
-        spec: the job; an image that is used as it is may have any script.
+        spec: the job; in a cluster, an image that is used as it is may have any script.
         folder: what `image.context` starts from.
+        here: the job is to run on this machine, where each replica has a copy of the context.
 
     Raises:
         SpecError: the script is not in the context, or is left out of the image.
     """
     script = spec.run.script
-    if script is None or isinstance(spec.image, str) or spec.image.base is None:
+    if script is None or not (here or spec.builds_image):
         return
-    context = folder / spec.image.context
-    name = script.removeprefix(f"{WORKDIR}/")
-    if not (context / name).is_file():
+    shown = "." if isinstance(spec.image, str) else spec.image.context
+    context, name = folder / shown, script.removeprefix(f"{WORKDIR}/")
+    if not spec.builds_image and name.startswith("/"):
+        return
+    if not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
         message = (
-            f"{script!r} is not in the context {spec.image.context!r}, of which the image is made;"
-            " write a path inside it, or set image.context"
+            f"{script!r} is not in the context {shown!r}, of which the image is made; write a path"
+            " inside it, or set image.context"
         )
+        if not spec.builds_image:
+            message = (
+                f"{script!r} is not in {context.absolute()}, which stands for {WORKDIR} of the"
+                " image on this machine; correct the path"
+            )
         raise SpecError([Problem("run.script", message)])
     own = context / OWN_IGNORE
     if Ignore(own.read_text(encoding="utf-8") if own.is_file() else dockerignore())(name):

@@ -65,7 +65,10 @@ def test_validate_looks_for_the_script_of_a_built_image(k8sjob, job_file):
     file.write_text("name: x\nimage: {repository: r/x, base: b}\nrun:\n  script: src/main.py\n")
     done = k8sjob("validate", file)
     assert done.code == 1
-    assert f"{file}:4:11: run.script: 'src/main.py' is not in the context '.'" in done.err
+    said = f"error: {file}:4:11: run.script: 'src/main.py' is not in the context '.'"
+    assert said in done.err
+    for command in ("run", "submit"):  # one error for one mistake: not lint's as well
+        assert k8sjob(command, file).err.startswith(said)
     (file.parent / "src").mkdir()
     (file.parent / "src/main.py").touch()
     assert k8sjob("validate", file).code == 0

@@ -215,6 +215,11 @@ def test_the_script_lies_in_the_context(built, tmp_path):
     spec = built().with_(run={"script": "/app/src/main.py"})
     with pytest.raises(SpecError, match=r"run\.script: '/app/src/main\.py' is not in the context"):
         check_script(spec, tmp_path)
+    there = spec.with_(image="r/x:1")
+    check_script(there, tmp_path)
+    with pytest.raises(SpecError, match=f"'/app/src/main.py' is not in {tmp_path}, which stands"):
+        check_script(there, tmp_path, here=True)
+    check_script(there.with_(run={"script": "/opt/main.py"}), tmp_path, here=True)
     code = tmp_path / spec.image.context
     (code / "src").mkdir(parents=True)
     (code / "src/main.py").touch()
@@ -222,4 +227,12 @@ def test_the_script_lies_in_the_context(built, tmp_path):
     (code / ".dockerignore").write_text("src\n")
     with pytest.raises(SpecError, match=r"left out of the image by .*\.dockerignore; add a last"):
         check_script(spec, tmp_path)
-    check_script(spec.with_(image="r/x:1"), tmp_path)
+
+
+def test_a_folder_that_python_can_run_is_a_script(built, tmp_path):
+    spec = built().with_(run={"script": "src"})
+    (folder := tmp_path / spec.image.context / "src").mkdir(parents=True)
+    with pytest.raises(SpecError, match="'src' is not in the context"):
+        check_script(spec, tmp_path)
+    (folder / "__main__.py").touch()
+    check_script(spec, tmp_path)
