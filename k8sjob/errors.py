@@ -38,14 +38,15 @@ __all__ = [
 
 _SECRETS = re.compile(
     r"""(?x)
-    (?P<url>://)[^\s/?\#"'<>]+@                    # user information of a URL
-    | (?P<flag>--(?:[a-z]+-){0,3}(?:token|password|passwd|secret|key)[ ]++)[^\s"]+
+    (?P<url>://)(?!git@)[^\s/?\#"'<>]+@            # user information of a URL
+    | (?P<flag>--(?:[a-z]+-){0,3}(?:token|password|passwd|secret|key)[ ]++)(?!id=)[^\s"]+
     | (?P<name>
         (?:token|password|passwd|passphrase|pwd|secret|credentials?|signature|authorization|cookie
           |(?:api|access|private|secret|account|client|shared)[._-]?key(?:[._-]data)?
           |(?<![a-z])(?:auth|pass|sig)|[?&]key)
         \\*+["']?+\s*+
       )
+      (?![=:]\s*+(?:(?:none|null|true|false)\b|""|''))   # no value, so nothing to hide
       (?:
         (?P<set>=\s*+|:(?![\s/])|:\s*+(?=\\*["'\[]|b["']|[|>]))  # NAME=value, name:value, JSON
         (?P<open>(?:[|>][-+]?\s++|\[\s*+|b(?=["']))?+)
@@ -53,6 +54,9 @@ _SECRETS = re.compile(
           | (?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*+
           | [^\s"&]++ )
         | (?P<colon>:\s++)                            # YAML and headers
+          (?!(?-i:[a-z]+,?[ ][a-z]))                  # words: "/run/token: permission denied"
+          (?!(?<=secret:[ ])(?<![\w-]secret:[ ])     # a Secret's name, as in env_from
+             (?-i:[a-z][a-z.-]*\d{0,3})(?![\w.-]))
           (?:(?:bearer|basic|digest|negotiate|token)\s++[^\s"]++|[^\s"&]{6,})
       )
     | (?P<quoted>["'](?:bearer|basic|digest|negotiate)\s+)[^"']*

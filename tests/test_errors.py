@@ -41,6 +41,8 @@ SECRET = "s3cr3tValue"
         '{{"auth":"{}"}}',
         "client-key-data: {}",
         "password: |\n  {}",
+        "secret: {}",
+        "client_secret: {}",
         # by their form
         "exec: got eyJhbGciOiJSUzI1NiJ9.{}.c2ln instead",
         "pushed with ghp_abcdefgh{}",
@@ -63,6 +65,13 @@ def test_a_secret_is_never_shown(text):
         "secretName: login",
         "https://registry.example/v2/app@sha256:0123",
         'Bearer realm="https://auth.example"',
+        "env_from:\n- secret: login-2",
+        "/run/secrets/token: permission denied",
+        "getting credentials: decoding stdout: no kind is set",
+        "automountServiceAccountToken: false, as it was",
+        "token='' and password=None",
+        "git+ssh://git@host.example/team/lib.git",
+        "--secret id=pip,src=pip.conf",
     ],
 )
 def test_other_texts_stay_as_they_are(text):
