@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.rendering.context import COPY_MARK, MADE_HERE, OWN_IGNORE
 from k8sjob.rendering.dockerfile import HISTORY, PRIVATE_FILES, dockerignore
-from k8sjob.rendering.ignore import Ignore
+from k8sjob.rendering.ignore import Ignore, own_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -141,7 +141,7 @@ class _Walk:
     """One way through a context."""
 
     def __init__(self, folder: Path) -> None:
-        own = _own_patterns(folder / OWN_IGNORE)
+        own = own_patterns(folder / OWN_IGNORE)
         named = f"{HISTORY}{PRIVATE_FILES}"
         self._ignored = Ignore(dockerignore() if own is None else own)
         self._private = Ignore(named)
@@ -213,16 +213,6 @@ class _Walk:
         if file.is_link:
             _check_link(file.path)
         return True
-
-
-def _own_patterns(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ImageError(f"{path}: cannot be read: {reason}; repair it, or take it away") from None
 
 
 def _is_copy(folder: bytes) -> bool:

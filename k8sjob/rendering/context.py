@@ -21,7 +21,7 @@ from k8sjob.rendering.dockerfile import (
     dockerfile,
     dockerignore,
 )
-from k8sjob.rendering.ignore import Ignore
+from k8sjob.rendering.ignore import Ignore, own_patterns
 from k8sjob.rendering.manifest import render
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def write_context(
     if not source.is_dir():
         raise ImageError(f"image.context: {source} is not a folder; name the one with your code")
     own = source / OWN_IGNORE
-    theirs = own.read_text(encoding="utf-8") if own.is_file() else None
+    theirs = own_patterns(own)
     kept = Ignore(theirs or "")  # here, so that an error names the line of their file
     patterns = dockerignore() if theirs is None else f"{HISTORY}{PRIVATE_FILES}\n{theirs}"
     if target.resolve() == source.resolve():
@@ -119,7 +119,8 @@ def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
             )
         raise SpecError([Problem("run.script", message)])
     own = context / OWN_IGNORE
-    if Ignore(own.read_text(encoding="utf-8") if own.is_file() else dockerignore())(name):
+    patterns = own_patterns(own)
+    if Ignore(dockerignore() if patterns is None else patterns)(name):
         message = f"{script!r} is left out of the image by {own}; add a last line '!{name}' to it"
         raise SpecError([Problem("run.script", message)])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Ignore"]
+__all__ = ["Ignore", "own_patterns"]
 
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
@@ -92,6 +92,25 @@ class Ignore:
                     elif (entry.is_file() or entry.is_symlink()) and not self(name):
                         yield name
                 waiting += reversed(folders)
+
+
+def own_patterns(path: Path) -> str | None:
+    """The content of a .dockerignore; None: there is none.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        if not path.exists():
+            return None
+        reason = "not a file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "not UTF-8"
+    raise ImageError(f"{path}: cannot be read: {reason}; repair it or remove it")
 
 
 def _regex(pattern: str) -> str:

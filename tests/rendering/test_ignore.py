@@ -1,5 +1,6 @@
 """.dockerignore, by docker's documented examples and its parser's own rules."""
 
+import os
 import re
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering import dockerignore
-from k8sjob.rendering.ignore import Ignore
+from k8sjob.rendering.ignore import Ignore, own_patterns
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,22 @@ def test_double_stars_within_names_are_refused_where_there_are_several():
     with pytest.raises(ImageError, match=r"\.dockerignore:1: 'a\*\*b\*\*c' is not a pattern: betw"):
         Ignore("a**b**c")
     assert Ignore("a**b")("ax/b")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_bytes(b"\xff\xfe*.py"), "not UTF-8"),
+        (lambda path: path.mkdir(), "not a file"),
+        (os.mkfifo, "not a file"),
+    ],
+    ids=["not UTF-8", "folder", "FIFO"],
+)
+def test_a_file_of_patterns_that_cannot_be_read(tmp_path, make, reason):
+    path = tmp_path / ".dockerignore"
+    make(path)
+    with pytest.raises(ImageError, match=rf"dockerignore: cannot be read: {reason}; repair it"):
+        own_patterns(path)
 
 
 def test_a_deep_folder_is_walked(tmp_path):

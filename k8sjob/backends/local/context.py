@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import BackendError
 from k8sjob.rendering import dockerignore
-from k8sjob.rendering.ignore import Ignore
+from k8sjob.rendering.ignore import Ignore, own_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,11 +37,12 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
 
     Raises:
         BackendError: the context is no folder, or the copies do not fit on the disk.
+        ImageError: its .dockerignore cannot be read.
     """
     if not source.is_dir():
         raise BackendError(f"image.context: {source} is not a folder; name the one with your code")
-    own = source / ".dockerignore"
-    patterns = own.read_text(encoding="utf-8") if own.is_file() else dockerignore()
+    own = own_patterns(source / ".dockerignore")
+    patterns = dockerignore() if own is None else own
     names = [
         name
         for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
