@@ -77,7 +77,7 @@ class Image(Part):
         doc(
             "Where the built image goes, without a tag: it is used by its digest. Without base: the"
             " image itself.",
-            "registry/team/digits",
+            "registry.example/team/digits",
         ),
     ]
     base: Annotated[

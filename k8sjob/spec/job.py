@@ -51,8 +51,8 @@ class JobSpec(Part):
         AnyImage,
         doc(
             "The image of all replicas: a reference that is used as it is, or what to build.",
-            "registry/team/digits:1",
-            {"repository": "registry/team/digits", "base": "pytorch/pytorch:latest"},
+            "registry.example/team/digits:1",
+            {"repository": "registry.example/team/digits", "base": "pytorch/pytorch:latest"},
         ),
     ]
     run: Annotated[Run, doc("What is started in each replica.", {"script": "main.py"})]
