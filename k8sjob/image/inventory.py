@@ -44,6 +44,8 @@ _NAME: Final = re.compile(
 _LIBC: Final = re.compile(r"/libc(?:\.so\.6|-2\.\d+\.so)$")
 _MUSL: Final = re.compile(r"/ld-musl-[^/]+$")
 _MOST_LINKS: Final = 40
+_MOST_KEPT: Final = 128 << 20
+"""Characters that are kept of all layers together: those of large bases are a few millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +91,23 @@ def read_inventory(
 
     def read(number: int) -> Traces:
         content = RemoteContent(repository.session, repository.reference, layers[number])
-        return read_traces(content, where, count)
+        found = read_traces(content, where, count)
+        if count.keep(found.size) > _MOST_KEPT:
+            raise ImageError(
+                f"{where}: its {len(layers)} layers have more names and metadata than any Python"
+                " needs; take another base"
+            )
+        return found
 
     work = [lambda number=number: read(number) for number in range(len(layers))]
     return take_inventory(base, at_once(work, _AT_ONCE))
 
 
 class _Count:
-    """Adds up what several threads have read."""
+    """Adds up what several threads have read, and kept of it."""
 
     def __init__(self, total: int, progress: Callable[[int, int], object]) -> None:
-        self._read, self._total = 0, total
+        self._read, self._kept, self._total = 0, 0, total
         self._progress = progress
         self._lock = threading.Lock()
 
@@ -107,6 +115,12 @@ class _Count:
         with self._lock:
             self._read += size
             self._progress(self._read, self._total)
+
+    def keep(self, size: int) -> int:
+        """Add the size of what is kept of a layer; the sum over the layers so far."""
+        with self._lock:
+            self._kept += size
+            return self._kept
 
 
 def take_inventory(base: Base, layers: Iterable[Traces]) -> Inventory:

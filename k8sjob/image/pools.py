@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import socket
 import ssl
@@ -109,15 +110,26 @@ class _Deadline:
 
     def getresponse(self) -> urllib3.HTTPResponse:
         """The answer's status and headers."""
-        timer = threading.Timer(HEADERS_LIMIT, self._end)
+        late = threading.Event()
+        timer = threading.Timer(HEADERS_LIMIT, self._end, [late])
         timer.daemon = True
         timer.start()
+        answer: urllib3.HTTPResponse | None = None
         try:
-            return super().getresponse()  # type: ignore[misc,no-any-return]  # of the connection
+            answer = super().getresponse()  # type: ignore[misc]  # of the connection
+        except (OSError, http.client.HTTPException):
+            if not late.is_set():
+                raise
         finally:
             timer.cancel()
+        if answer is None or late.is_set():  # http.client takes cut headers for whole ones
+            if answer is not None:
+                answer.close()
+            raise TimeoutError
+        return answer
 
-    def _end(self) -> None:
+    def _end(self, late: threading.Event) -> None:
+        late.set()
         with suppress(OSError, AttributeError):
             self.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]  # see suppress
 

@@ -88,6 +88,12 @@ class Traces:
     hidden: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """Characters of all names and texts."""
+        texts = (self.links, self.links.values(), self.marks, self.marks.values())
+        return sum(len(text) for part in (*texts, self.hidden, self.emptied) for text in part)
+
 
 def read_traces(content: Content, where: str, note: Callable[[int], object]) -> Traces:
     """Look through a layer, or remember what was found in it.

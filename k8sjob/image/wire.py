@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import itertools
 import random
 import time
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Patience:
         connect: seconds for a connection.
         read: seconds without a byte from the other side.
         answer: seconds for a whole answer, however slowly it comes; a blob has more by its size.
+            After them nothing is tried again.
     """
 
     tries: int = 5
@@ -163,17 +165,19 @@ class Wire:
             Broken: there was none.
             ImageError: the other side is not to be trusted, or cannot be one.
         """
-        for failures in range(1, self.patience.tries):
-            asked = None
+        end = time.monotonic() + self.patience.answer
+        for failures in itertools.count(1):
+            asked, last = None, failures >= self.patience.tries
             try:
                 answer = self.send(method, url, headers=headers, body=body, stream=stream)
-                if answer.status not in _PASSING:
-                    return answer
+                if answer.status not in _PASSING or last or time.monotonic() > end:
+                    break
                 asked = answer.headers.get("Retry-After")
             except Broken:
-                pass
+                if last or time.monotonic() > end:
+                    raise
             self.patience.wait(failures, asked)
-        return self.send(method, url, headers=headers, body=body, stream=stream)
+        return answer
 
     def send(
         self,

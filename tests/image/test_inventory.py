@@ -14,11 +14,14 @@ from k8sjob.errors import ImageError
 from k8sjob.image import zstd
 from k8sjob.image.append import Base
 from k8sjob.image.content import SmallContent
-from k8sjob.image.inventory import take_inventory
+from k8sjob.image.inventory import read_inventory, take_inventory
 from k8sjob.image.manifest import Descriptor, Manifest
 from k8sjob.image.reference import Reference
+from k8sjob.image.repository import Repository
+from k8sjob.image.session import Session
 from k8sjob.image.tar import _record
 from k8sjob.image.traces import read_traces
+from k8sjob.image.wire import Wire
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -254,6 +257,19 @@ def test_a_layer_that_would_fill_the_memory(data, cache):
     with pytest.raises(ImageError, match="not an archive"):
         read_traces(content(compressed), "base", lambda _size: None)
     assert not cache.exists()
+
+
+def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
+    monkeypatch.setattr("k8sjob.image.inventory._MOST_KEPT", 250)
+    cache.mkdir(parents=True)
+    kept = {"form": 1, "traces": {"marks": {"a": "x" * 99}}}
+    (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
+    layers = (Descriptor(DIGEST, 1),) * 3
+    reference = Reference.parse("reg.example/base:1")
+    base = Base(reference, Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), layers), {})
+    repository = Repository(Session(Wire(), "reg", "reg", lambda: None), reference)
+    with pytest.raises(ImageError, match=r"base:1: its 3 layers have more names and metadata"):
+        read_inventory(base, repository, lambda _read, _total: None)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "-e", "a b", "a/b"])

@@ -86,7 +86,7 @@ def test_an_answer_that_comes_byte_by_byte(trickling):
 
 def test_headers_that_come_byte_by_byte(trickling, monkeypatch):
     monkeypatch.setattr(pools, "HEADERS_LIMIT", 0.1)
-    with pytest.raises(Broken, match="the connection broke"):
+    with pytest.raises(Broken, match="no answer in time"):
         Wire().send("GET", trickling(OK))
 
 
@@ -124,6 +124,12 @@ def test_a_pause_is_what_the_other_side_asks_for():
 def test_why_there_is_no_connection():
     with pytest.raises(Broken, match=r"^127\.0\.0\.1:\d+: Connection refused$"):
         Wire().send("GET", f"http://127.0.0.1:{free_port()}/v2/")
+
+
+def test_nothing_is_tried_again_after_the_time_for_an_answer():
+    wire = Wire(patience=Patience(tries=10**9, pause=0, answer=0))
+    with pytest.raises(Broken, match="Connection refused"):
+        wire.ask("GET", f"http://127.0.0.1:{free_port()}/v2/")
 
 
 @pytest.mark.parametrize(
