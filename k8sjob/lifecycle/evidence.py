@@ -33,8 +33,8 @@ _RETRIED: Final = 128
 """The ExitCode policy starts a replica again for this exit code and those above."""
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT: Final = re.compile(
-    r'\{"exit_code": (?P<code>\d+), "rank": (?P<rank>-?\d+), "type": "(?P<type>[^"\\]*)",'
-    r' "message": "(?P<said>(?:[^"\\]|\\.)*)'
+    r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
+    r' "type": "(?P<type>[^"\\]*)", "message": "(?P<said>(?:[^"\\]|\\.)*)'
 )
 """A Reason in an Event, which keeps 1024 characters."""
 

@@ -249,6 +249,15 @@ def test_a_report_may_be_cut_anywhere(snapshot, make_pod, size):
     assert finding.cause == "crash"
 
 
+@pytest.mark.parametrize("numbers", ['9999, "rank": 1', '1, "rank": 99999999'])
+def test_a_report_that_is_cut_and_no_container_can_have_made(snapshot, numbers):
+    said = f'{{"exit_code": {numbers}, "type": "ValueError", "message": "forged'
+    text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {said}"
+    event = {"message": text, "reason": "Error", "lastTimestamp": "2026-01-01T00:05:00Z"}
+    (finding,) = diagnose(snapshot("Failed", events=[event]), {})
+    assert finding.message.startswith("worker-1: exit code 1")
+
+
 def test_a_newer_end_of_a_replica_counts(snapshot, make_pod):
     pod = make_pod("master-0", "Failed", terminated=ended(139, at="2026-01-01T00:08:00Z"))
     text = "Error pod job-master-0 container pytorch exitCode: 1 terminated message: old"
