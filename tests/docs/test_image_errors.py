@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from wheelhouse import wheel
+from wheelhouse import alone, wheel
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
@@ -86,10 +86,11 @@ def wheels(given, folder):
     wheel(links, "scipy", "2.0", requires=["numpy>=2.3"])
     wheel(links, "numpy", "2.5")
     (links / "mamba-1.0.tar.gz").write_bytes(b"")
-    text = f"--no-index\n--find-links {links}\n{given}\n"
     numpy = {"numpy": "Name: numpy\nVersion: 2.2.4"}
     base = Inventory("base", "/usr/bin/python", "3.11", "amd64", (2, 36), "site", numpy)
-    unpack(base, Dependencies(requirements=text), folder / "deps", lambda _line: None)
+    with pytest.MonkeyPatch.context() as patch:
+        alone(links, folder, patch)
+        unpack(base, Dependencies(requirements=given), folder / "deps", lambda _line: None)
 
 
 def output(given, folder):
