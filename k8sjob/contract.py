@@ -120,6 +120,11 @@ class ExitCode(IntEnum):
 class EventKind(StrEnum):
     """What an Event tells. The runtime emits the first group; only the watcher makes the second."""
 
+    STARTING = "starting"
+    """How far the way to the user's code is: phase, "python" (processes were started: processes),
+    "importing" (one of them imports torch), "running" (all run the script), from each replica's
+    agent; "waiting" from rank 0 of a session: world_size, missing (how many have not come; 0: all
+    are here), ranks (the first of these)."""
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
     PROGRESS = "progress"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.generation import Member, Record, run_generation, verdict
+from k8sjob.runtime.starting import Starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,12 +125,15 @@ def start(
         leave: see run_generation().
     """
     with _folder() as folder:
+        members = program.members(restart, Path(folder))
+        observed = any(member.error_file for member in members)
         return run_generation(
-            program.members(restart, Path(folder)),
+            members,
             inbox,
             stop_grace=config.stop_grace,
             hang_timeout=config.hang_timeout,
             leave=leave,
+            watch=Starting(len(members)).note if observed else None,
         )
 
 

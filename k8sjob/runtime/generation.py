@@ -114,6 +114,7 @@ def run_generation(
     stop_grace: float,
     hang_timeout: float,
     leave: Callable[[Record], float | None] | None = None,
+    watch: Callable[[Mapping[int, Seen]], object] | None = None,
 ) -> Record:
     """Start the processes and stay until all have gone.
 
@@ -124,6 +125,7 @@ def run_generation(
         hang_timeout: see RuntimeConfig; 0: nobody is watched.
         leave: asked now and then with what is known; seconds that they have to stop as at a
             signal, or None: they go on.
+        watch: called now and then with what the observers have seen, by rank.
 
     Raises:
         OSError: a process could not be started.
@@ -136,19 +138,22 @@ def run_generation(
         group.poll()
         _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
-        if leave is not None and record.leave_time == _NEVER:
+        if leave is not None or watch is not None:
             record.seen = look(members)
-            if (grace := leave(record)) is not None:
-                record.leave_time, record.leave_grace = _now(), grace
+        grace = leave(record) if leave is not None and record.leave_time == _NEVER else None
+        if grace is not None:
+            record.leave_time, record.leave_grace = _now(), grace
         if group.gone:
             break
+        if watch is not None:
+            watch(record.seen)
         if not (record.hung or record.failures or signal.SIGKILL in record.sent):
             hung = pulse.stale(group.alive)
             if hung:
                 record.hung, record.hang_time = tuple(members[i].rank for i in hung), _now()
                 _dump(group, record)
         due = _enforce(group, record, members, stop_grace)
-        pause = 0.05 if group.lingering else _NEVER if leave is None else _LOOK
+        pause = 0.05 if group.lingering else _LOOK if leave or watch else _NEVER
         inbox.wait(min(due, pulse.interval, pause))
     strays.end()
     record.reasons, record.seen = _read_reasons(members), look(members)

@@ -31,6 +31,8 @@ __all__ = ["NOTE", "Hello", "Meeting", "meet"]
 NOTE: Final = "note"
 """Key under which one says that the group of this store has lost a rank."""
 _GO: Final = "go"
+_TELL_S: Final = 1.0
+"""Seconds between two words about who is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def meet(
     choose: Callable[[Sequence[Hello]], tuple[str, str]],
     timeout: float,
     launcher_hosts: bool = False,
+    on_wait: Callable[[Sequence[int]], object] = lambda _missing: None,
 ) -> Meeting:
     """Wait for all ranks.
 
@@ -97,6 +100,8 @@ def meet(
         choose: on rank 0: the backend for all, and a remark, from what each said.
         timeout: seconds until all must have come.
         launcher_hosts: the store belongs to the launcher (torchrun), which outlives the ranks.
+        on_wait: on rank 0: told which ranks have not come, at most once a second and where that
+            has changed; with none at the end, if it was told of some.
 
     Raises:
         PeerLost: ranks did not come in time; they are named, and may come after a new start.
@@ -105,10 +110,15 @@ def meet(
     began = time.monotonic()
     deadline = began + timeout
     place = Place(env, launcher_hosts=launcher_hosts)
+
+    def lead(store: Store) -> None:
+        _await_all(store, env.world_size, deadline, on_wait)
+        _give_word(store, env, choose, began)
+
     while True:
         try:
             store = place.store(deadline)
-            backend, remark = _roll_call(store, env, hello, choose, deadline)
+            backend, remark = _roll_call(store, env, hello, lead, deadline)
             break
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
             if time.monotonic() + RETRY_S > deadline:
@@ -125,7 +135,7 @@ def _roll_call(
     store: Store,
     env: DistEnv,
     hello: Hello,
-    choose: Callable[[Sequence[Hello]], tuple[str, str]],
+    lead: Callable[[Store], object],
     deadline: float,
 ) -> tuple[str, str]:
     """Say that this rank is here, and wait for the word; returns (backend, remark)."""
@@ -134,7 +144,7 @@ def _roll_call(
         raise _TryAgainError("an earlier group is still running there, without this rank")
     store.set(f"here/{env.rank}", hello.encode())
     if env.rank == 0:
-        _give_word(store, env, choose, deadline)
+        lead(store)
     while not store.check([_GO]):
         # Rank 0 gives the word at the deadline at the latest, whatever it says then.
         if time.monotonic() > deadline + 10:
@@ -154,14 +164,11 @@ def _give_word(
     store: Store,
     env: DistEnv,
     choose: Callable[[Sequence[Hello]], tuple[str, str]],
-    deadline: float,
+    began: float,
 ) -> None:
-    """Rank 0: wait for all, then tell them to go, or who is missing."""
-    began, keys = time.monotonic(), [f"here/{rank}" for rank in range(env.world_size)]
-    while not store.check(keys) and time.monotonic() < deadline:
-        time.sleep(PAUSE_S)
-    here = [rank for rank, key in enumerate(keys) if store.check([key])]
-    missing = [rank for rank in range(env.world_size) if rank not in here]
+    """Rank 0: tell all to go, or who is missing since `began`."""
+    keys, missing = _keys(env.world_size), _missing(store, env.world_size)
+    here = [rank for rank in range(env.world_size) if rank not in missing]
     word: dict[str, Any] = {"missing": missing}
     if missing:
         word["message"] = (
@@ -176,6 +183,31 @@ def _give_word(
     store.set(_GO, json.dumps(word))
     if missing or word["error"]:
         _await_heard(store, [rank for rank in here if rank != 0])
+
+
+def _await_all(
+    store: Store, world_size: int, deadline: float, on_wait: Callable[[Sequence[int]], object]
+) -> None:
+    """Rank 0: wait until all are here or the deadline has come."""
+    keys, told = _keys(world_size), list[int]()
+    look = time.monotonic() + _TELL_S
+    while not (all_here := store.check(keys)) and time.monotonic() < deadline:
+        if time.monotonic() >= look:
+            look += _TELL_S
+            if (missing := _missing(store, world_size)) != told:
+                told = missing
+                on_wait(told)
+        time.sleep(PAUSE_S)
+    if told and all_here:
+        on_wait(())
+
+
+def _keys(world_size: int) -> list[str]:
+    return [f"here/{rank}" for rank in range(world_size)]
+
+
+def _missing(store: Store, world_size: int) -> list[int]:
+    return [rank for rank, key in enumerate(_keys(world_size)) if not store.check([key])]
 
 
 def _await_heard(store: Store, ranks: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -26,12 +26,16 @@ class Seen:
     """What was seen of a rank.
 
     Attributes:
-        torch: whether it has imported torch.
+        runs: whether it has come as far as the observer.
+        torch: whether it has imported torch, or begun to.
+        importing: whether it is importing torch now.
         ranks: size of the largest process group that it was in; 0 before the first.
         step: optimizer steps done since the process began; -1 before the first.
     """
 
+    runs: bool = False
     torch: bool = False
+    importing: bool = False
     ranks: int = 0
     step: int = -1
 
@@ -79,12 +83,18 @@ class Observer:
             tick.wait(_EVERY_S)
 
     def _look(self) -> None:
-        torch = "torch" in sys.modules
+        torch = sys.modules.get("torch")
+        # importlib's own mark of a module that is not complete yet; it has no public form.
+        importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
         if torch and not self._counting:
             self._count_steps()
         step = self._steps - 1 if self._counting else -1
-        self._seen = replace(
-            self._seen, torch=torch, step=step, ranks=max(self._seen.ranks, self._ranks())
+        self._seen = Seen(
+            runs=True,
+            torch=torch is not None,
+            importing=importing,
+            ranks=max(self._seen.ranks, self._ranks()),
+            step=step,
         )
 
     def _ranks(self) -> int:

@@ -265,6 +265,7 @@ def open_group(
     serving: int = 0,
     on_cpu: bool = False,
     on_meeting: Callable[[Meeting], object] = lambda _met: None,
+    on_wait: Callable[[Sequence[int]], object] = lambda _missing: None,
 ) -> Group:
     """Meet the other ranks and make the process group.
 
@@ -279,6 +280,7 @@ def open_group(
         serving: how many ranks, the first ones, serve the others and are not in their group.
         on_cpu: leave the GPUs to something else, as JAX.
         on_meeting: called when several have met, before they connect with each other.
+        on_wait: see meet().
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -306,6 +308,7 @@ def open_group(
         choose=lambda hellos: common_backend(hellos[serving:]),
         timeout=rendezvous_timeout,
         launcher_hosts=launcher_hosts,
+        on_wait=on_wait,
     )
     on_meeting(met)
     if proposed == "nccl" and met.backend != "nccl":

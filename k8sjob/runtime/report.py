@@ -134,7 +134,14 @@ def _position(data: dict[str, Any]) -> str:
     return ", ".join(f"{key} {data[key]}" for key in ("epoch", "step") if key in data)
 
 
+def _starting(data: dict[str, Any]) -> str:
+    if not data["missing"]:
+        return "all processes are here"
+    return f"waiting for {data['missing']} of {data['world_size']} processes: {data['ranks']}"
+
+
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    EventKind.STARTING: _starting,
     EventKind.STARTED: _started,
     EventKind.PROGRESS: _progress,
     EventKind.CHECKPOINT: lambda data: f"checkpoint {data['path']} ({_position(data)})",

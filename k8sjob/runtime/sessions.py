@@ -26,7 +26,7 @@ from k8sjob.runtime.process_group import local_device, open_group
 from k8sjob.runtime.report import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.calls import Calls
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["session"]
 
 
+_MOST_RANKS: Final = 16
+"""Missing ranks that are named; of the others it is told how many they are."""
 _HEARD_S: Final = 1.0
 """How long a coordinator that fails keeps the store, for the others to read why."""
 
@@ -103,6 +105,17 @@ def _meet(
 ) -> tuple[Group, Lookout]:
     """The ranks' group, and the lookout for them, which begins before they connect."""
     lookout = Lookout(env.rank, env.world_size)
+    reporter = Reporter(active=env.rank == 0, events=settings.under_k8sjob())
+
+    def tell_missing(ranks: Sequence[int]) -> None:
+        reporter.emit(
+            EventKind.STARTING,
+            phase="waiting",
+            world_size=env.world_size,
+            missing=len(ranks),
+            ranks=list(ranks[:_MOST_RANKS]),
+        )
+
     try:
         group = open_group(
             env,
@@ -113,6 +126,7 @@ def _meet(
             serving=serving,
             on_cpu=on_cpu,
             on_meeting=lookout.start,
+            on_wait=tell_missing,
         )
     except BaseException as error:
         lookout.warn_others(f"rank {env.rank} failed: {in_a_line(error)}")

@@ -5,17 +5,17 @@ The agents share a roster; see k8sjob.runtime.roster. An elastic group has its o
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import Event, EventKind, ExitCode, Reason
+from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.attempts import repeats
 from k8sjob.runtime.port import is_loopback
 from k8sjob.runtime.roster import DONE, FAILED, RUNNING
+from k8sjob.runtime.starting import emit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -174,19 +174,13 @@ class Together:
             f" replica{'s' * (replicas > 1)}: each worked alone; if they were to train one model,"
             " call session() or torch.distributed.init_process_group in the script"
         )
-        self._emit(EventKind.UNMET, world_size=world, replicas=replicas, message=message)
+        emit(EventKind.UNMET, world_size=world, replicas=replicas, message=message)
         self._say(message)
         return Reason(exit_code=0, type="Unmet", message=message, time=time.time())
 
     def _warn(self, message: str) -> None:
-        self._emit(EventKind.WARNING, message=message)
+        emit(EventKind.WARNING, message=message)
         self._say(message)
-
-    @staticmethod
-    def _emit(kind: EventKind, **data: object) -> None:
-        with suppress(OSError, ValueError):
-            sys.stdout.write(Event(kind, dict(data), time.time()).encode() + "\n")
-            sys.stdout.flush()
 
     # --- whether the ranks have met -------------------------------------------------------------
 

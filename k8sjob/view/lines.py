@@ -10,7 +10,7 @@ from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.plot import number
-from k8sjob.view.story import flat, integer, text
+from k8sjob.view.story import STARTING, flat, integer, text, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,10 +73,10 @@ class Speaker:
     def line(self, event: Event) -> Text | None:
         """The event as a line, or None where it says nothing by itself or nothing new.
 
-        Progress is for the panel, findings are for the summary.
+        Progress and the start are for the panel, findings are for the summary.
         """
         message = phrase(event)
-        if message is None:
+        if message is None or event.kind == EventKind.STARTING:
             return None
         if event.kind == EventKind.JOB:
             if message.plain == self._state:
@@ -239,6 +239,13 @@ def _stopping(event: Event) -> Text:
     return Text(f"stopping after {signal}" if signal else "stopping", style="yellow")
 
 
+def _starting(event: Event) -> Text:
+    phase = text(event.data.get("phase"))
+    if phase == "waiting":
+        return Text(waiting(event.data) or "all processes are here")
+    return Text(STARTING.get(phase, "the script runs" if phase == "running" else phase))
+
+
 def _of(count: int, whole: int) -> str:
     return f"{count}/{whole}" if whole else str(count)
 
@@ -255,6 +262,7 @@ def colour(replica: str) -> str:
 _PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.JOB: _state,
     EventKind.REPLICA: _replica,
+    EventKind.STARTING: _starting,
     EventKind.STARTED: lambda event: Text(started(flat(event.data))),
     EventKind.METRICS: lambda event: Text(values(flat(event.data)), style="bold"),
     EventKind.CHECKPOINT: _checkpoint,

@@ -96,7 +96,10 @@ class Panel:
     def lines(self, columns: int, rows: int) -> list[Text]:
         """The lines for a terminal of that size: narrower than it by one column, and lower."""
         room, width = max(rows - 3, 1), max(columns - 1, 1)
-        lines = [self._title(), *self._progress(width), *self._costs(width)]
+        lines = [self._title()]
+        if self._story.starting:
+            lines.append(Text(self._story.starting, style="yellow"))
+        lines += [*self._progress(width), *self._costs(width)]
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
         for text in lines:
             text.truncate(width, overflow="crop" if self._ascii else "ellipsis")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["JsonView", "PlainView", "record"]
 
 EVERY_S: Final = 10.0
-"""Seconds between two lines about the progress of one epoch."""
+"""Seconds between two lines about the progress of one epoch, or about who is missing."""
+_WAITING: Final = "waiting for "
 
 
 class PlainView:
@@ -36,13 +37,13 @@ class PlainView:
         self._out = out
         self._speaker = Speaker()
         self._told: tuple[int, float] = (0, -math.inf)
+        self._start: tuple[str, float] = ("", -math.inf)
 
     def show(self, events: Sequence[Event]) -> None:
         """Write what the events say; nothing for none."""
         for event in events:
             self.story.add(event)
-            line = self._progress(event) if event.kind == EventKind.PROGRESS else None
-            line = line or self._speaker.line(event)
+            line = self._own(event) or self._speaker.line(event)
             if line is not None:
                 self._out.write(line.plain + "\n")
         if events:
@@ -50,6 +51,28 @@ class PlainView:
 
     def close(self) -> None:
         """Nothing is left open."""
+
+    def _own(self, event: Event) -> Text | None:
+        """What a screen shows in its panel."""
+        if event.kind == EventKind.PROGRESS:
+            return self._progress(event)
+        if event.kind in {EventKind.STARTING, EventKind.STARTED}:
+            return self._starting(event)
+        return None
+
+    def _starting(self, event: Event) -> Text | None:
+        """What keeps the job from training, where that has changed; who is missing, now and then.
+
+        It is said for the first replica that comes to it: all go the same way.
+        """
+        said, (before, at) = self.story.starting, self._start
+        if said == before:
+            return None
+        again = before.startswith(_WAITING) and said.startswith(_WAITING)
+        if again and 0 <= event.time - at < EVERY_S:
+            return None
+        self._start = said, event.time
+        return self._speaker.prefix(event.replica).append(said) if said else None
 
     def _progress(self, event: Event) -> Text | None:
         now = self.story.progress

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import EventKind
 from k8sjob.view.safe import safe_line, safe_text
@@ -16,10 +16,26 @@ from k8sjob.view.safe import safe_line, safe_text
 if TYPE_CHECKING:
     from k8sjob.contract import Event
 
-__all__ = ["Finding", "Progress", "Replica", "Story", "integer", "real", "text"]
+__all__ = [
+    "STARTING",
+    "Finding",
+    "Progress",
+    "Replica",
+    "Story",
+    "finding",
+    "flat",
+    "integer",
+    "real",
+    "text",
+    "waiting",
+]
 
 MAX_POINTS = 4096
 """Points of the loss curve that are kept; more than any terminal has columns for."""
+
+
+STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
+"""Phases of a start that a reader waits for, the most telling first."""
 
 
 @dataclass(slots=True)
@@ -98,6 +114,8 @@ class Story:
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
         metrics: the last values of what the script logged.
         checkpoint: path of the newest one.
+        phases: of the replicas that have not come to the user's code, as STARTING tells them.
+        waiting: the replica that waits for other processes to meet, and what it says of them.
     """
 
     job: str = ""
@@ -116,6 +134,8 @@ class Story:
     checkpoint: str = ""
     findings: list[Finding] = field(default_factory=list)
     stopping: bool = False
+    phases: dict[str, str] = field(default_factory=dict)
+    waiting: tuple[str, str] = ("", "")
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
@@ -125,8 +145,11 @@ class Story:
                 self._job(data)
             case EventKind.REPLICA:
                 self._replica(text(event.replica), data)
+            case EventKind.STARTING:
+                self._starting(text(event.replica), data)
             case EventKind.STARTED:
                 self.group = flat(data)
+                self._forget_start()
             case EventKind.PROGRESS:
                 self._advance(data)
             case EventKind.METRICS:
@@ -147,6 +170,29 @@ class Story:
             return None
         return self.finished - self.started
 
+    @property
+    def starting(self) -> str:
+        """What keeps the job from training yet, as far as it is known; empty for nothing."""
+        phases = self.phases.values()
+        return self.waiting[1] or next((STARTING[one] for one in STARTING if one in phases), "")
+
+    def _starting(self, replica: str, data: dict[str, Any]) -> None:
+        phase = text(data.get("phase"))
+        if phase == "waiting":
+            self.waiting = replica, waiting(data)
+            return
+        self._forget_start(replica)
+        if phase in STARTING:
+            self.phases[replica] = phase
+
+    def _forget_start(self, replica: str | None = None) -> None:
+        """Take back what is known of a replica's start; None: of all."""
+        if replica is None:
+            self.phases.clear()
+        self.phases.pop(replica or "", None)
+        if replica in {None, self.waiting[0]}:
+            self.waiting = "", ""
+
     def _job(self, data: dict[str, Any]) -> None:
         self.state = text(data.get("state"))
         self.reason = text(data.get("reason"))
@@ -156,6 +202,8 @@ class Story:
             real(data.get(key)) for key in ("created", "started", "finished")
         )
         self.stopping = False
+        if self.state not in {"Created", "Running", "Restarting"}:
+            self._forget_start()
 
     def _replica(self, name: str, data: dict[str, Any]) -> None:
         if not name:
@@ -168,6 +216,8 @@ class Story:
             exit_code=integer(data.get("exit_code")),
             message=text(data.get("message")),
         )
+        if self.replicas[name].phase != "Running":
+            self._forget_start(name)
 
     def _advance(self, data: dict[str, Any]) -> None:
         epoch = integer(data.get("epoch"))
@@ -194,6 +244,22 @@ class Story:
         self.curve.append((now.at, now.loss))
         if len(self.curve) > MAX_POINTS:
             del self.curve[1:-1:2]
+
+
+def waiting(data: dict[str, Any]) -> str:
+    """`waiting for 2 of 4 processes: ranks 1, 3`; empty where all are here, or none is told."""
+    missing, size, named = (data.get(key) for key in ("missing", "world_size", "ranks"))
+    count = _count(missing)
+    if not count:
+        return ""
+    ranks = (
+        [f"{rank}" for one in named if (rank := integer(one)) is not None]
+        if (isinstance(named, list))
+        else []
+    )
+    who = f": rank{'s' * (count > 1)} {', '.join(ranks)}" if ranks else ""
+    more = ", ..." if 0 < len(ranks) < count else ""
+    return f"waiting for {count} of {_count(size)} processes{who}{more}"
 
 
 def finding(event: Event) -> Finding:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
+    """How a node ended; `out` is without what the agent tells of the start."""
+
     code: int
     out: str
     err: str
@@ -55,11 +57,16 @@ class Node:
         words = self.folder / "termination-log"
         return Result(
             contract.ExitCode.of_status(self.process.returncode),
-            out,
+            "".join(line for line in out.splitlines(keepends=True) if not is_of_start(line)),
             err,
             Reason.decode(words.read_text()) if words.exists() else None,
             time.monotonic() - self.started,
         )
+
+
+def is_of_start(line: str) -> bool:
+    event = contract.Event.decode(line)
+    return event is not None and event.kind == contract.EventKind.STARTING
 
 
 def clean_environ() -> dict[str, str]:

@@ -22,10 +22,10 @@ def port():
         yield holder.getsockname()[1]
 
 
-def join(port, rank, world, *, timeout=10.0, backend="gloo"):
+def join(port, rank, world, *, timeout=10.0, backend="gloo", **options):
     env = DistEnv(rank, rank, world, world, 0, 1, "127.0.0.1", port)
     hello = Hello(rank, world, "here", 100 + rank, backend)
-    return meet(env, hello, choose=common_backend, timeout=timeout)
+    return meet(env, hello, choose=common_backend, timeout=timeout, **options)
 
 
 def in_threads(*calls):
@@ -64,6 +64,27 @@ def test_the_late_one_is_waited_for(port):
     meetings = in_threads(late, lambda: join(port, 1, 2))
     assert all(meeting.seconds >= 0 for meeting in meetings)
     assert meetings[1].seconds > 0.5
+
+
+def test_rank_0_tells_who_is_missing_until_all_are_here(port):
+    told, come = [], threading.Event()
+
+    def tell(missing):
+        told.append(list(missing))
+        come.set()
+
+    def late():
+        come.wait(20)
+        return join(port, 1, 2)
+
+    in_threads(lambda: join(port, 0, 2, timeout=20, on_wait=tell), late)
+    assert told == [[1], []]
+
+
+def test_nothing_is_told_of_a_meeting_without_a_wait(port):
+    told = []
+    in_threads(lambda: join(port, 0, 2, on_wait=told.append), lambda: join(port, 1, 2))
+    assert told == []
 
 
 def test_a_store_serves_one_meeting(port):

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,41 @@ def test_stopping_ends_with_the_next_state():
     stopping = Event(EventKind.STOPPING, {"signal": "SIGTERM"})
     assert told([stopping]).stopping
     assert not told([stopping, Event(EventKind.JOB, {"state": "Stopped"})]).stopping
+
+
+def starting(phase, replica="master-0", **data):
+    return Event(EventKind.STARTING, {"phase": phase, **data}, 0.0, replica)
+
+
+MISSING = starting("waiting", world_size=4, missing=2, ranks=[1, 3])
+WAITS = "waiting for 2 of 4 processes: ranks 1, 3"
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], ""),
+        ([starting("python")], "starting Python"),
+        ([starting("python"), starting("importing", "worker-0")], "importing torch"),
+        ([starting("importing"), starting("running")], ""),
+        ([starting("importing", "worker-0"), starting("running"), MISSING], WAITS),
+        ([MISSING, starting("waiting", world_size=4, missing=0, ranks=[])], ""),
+        ([MISSING, starting("python")], "starting Python"),
+        ([MISSING, starting("running", "worker-0")], WAITS),
+        ([starting("importing"), MISSING, Event(EventKind.STARTED, {"world_size": 4})], ""),
+        ([MISSING, Event(EventKind.REPLICA, {"phase": "Failed"}, 0, "master-0")], ""),
+        ([MISSING, Event(EventKind.JOB, {"state": "Suspended"})], ""),
+        ([MISSING, Event(EventKind.JOB, {"state": "Running"})], WAITS),
+        ([starting("of a later version")], ""),
+        ([starting("waiting", missing="x", ranks=3)], ""),
+        (
+            [starting("waiting", world_size=99, missing=98, ranks=[1, "2", None])],
+            "waiting for 98 of 99 processes: ranks 1, ...",
+        ),
+    ],
+)
+def test_what_keeps_a_job_from_training(events, said):
+    assert told(events).starting == said
 
 
 JSON = st.recursive(

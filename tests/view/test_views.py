@@ -95,6 +95,37 @@ def test_what_many_replicas_say_alike_is_said_for_some():
     ]
 
 
+def starting(phase, replica="master-0", time=0.0, **data):
+    return Event(EventKind.STARTING, {"phase": phase, **data}, time, replica)
+
+
+def test_the_way_to_the_script_is_told_once_for_all_replicas():
+    names = ["master-0", "worker-0", "worker-1"]
+    missing = [
+        starting("waiting", time=at, world_size=3, missing=len(ranks), ranks=ranks)
+        for at, ranks in ((1.0, [1, 2]), (2.0, [2]), (12.0, [2]))
+    ]
+    assert plain([
+        *(starting("python", name) for name in names),
+        *(starting("importing", name) for name in names),
+        *(starting("running", name) for name in names),
+        *missing,
+        Event(EventKind.STARTED, {"world_size": 3}, 13.0, "master-0"),
+    ]) == [
+        "master-0 | starting Python",
+        "master-0 | importing torch",
+        "master-0 | waiting for 2 of 3 processes: ranks 1, 2",
+        "master-0 | waiting for 1 of 3 processes: rank 2",
+        "master-0 | 3 processes met",
+    ]  # fmt: skip
+
+
+def test_the_panel_shows_the_way_to_the_script(console, terminal):
+    view = LiveView(console(), "x")
+    view.show([starting("importing")])
+    assert terminal.getvalue().count("importing torch") == 1
+
+
 def test_progress_is_told_now_and_then_in_a_pipe(progress):
     lines = plain([progress(step=1 + i, time=float(i)) for i in range(25)])
     assert len(lines) == 1 + 24 // EVERY_S

@@ -48,7 +48,7 @@ _TRAINING: Final = re.compile(
     re.IGNORECASE,
 )
 """A line in which a script tells its progress, a progress bar of tqdm among them."""
-_ASIDE: Final = frozenset({EventKind.WARNING, EventKind.STOPPING})
+_ASIDE: Final = frozenset({EventKind.STARTING, EventKind.WARNING, EventKind.STOPPING})
 """Events that are no sign of training."""
 _PEER_LOST: Final = re.compile(
     r"Connection closed by|Connection reset by peer|Broken pipe|remote process exit(?:ed|ing)"
