@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -49,6 +50,9 @@ _SELF: Final = "k8sjob"
 """Who speaks where it is not a replica."""
 _ORDINARY: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
 """What every replica goes through."""
+_OF_AN_AGENT: Final = "k8sjob: rank "
+_RECENT: Final = 32
+"""So many of the agents' last lines are compared with what a replica's end says."""
 _ALIKE: Final = 5
 """So many replicas say the same before the others are left out."""
 _MOST_SAYINGS: Final = 1000
@@ -69,6 +73,7 @@ class Speaker:
         self._width = NAME_WIDTH
         self._state = ""
         self._said_by: dict[str, set[str]] = defaultdict(set)
+        self._closing: deque[str] = deque(maxlen=_RECENT)
 
     def line(self, event: Event) -> Text | None:
         """The event as a line, or None where it says nothing by itself or nothing new.
@@ -82,7 +87,12 @@ class Speaker:
             if message.plain == self._state:
                 return None
             self._state = message.plain
+        if event.kind == EventKind.LOG and message.plain.startswith(_OF_AN_AGENT):
+            self._closing.append(message.plain)
         if event.kind == EventKind.REPLICA:
+            detail = last_words(event.data.get("message"))
+            if detail and any(detail in line for line in self._closing):
+                message = phrase(replace(event, data={**event.data, "message": ""})) or message
             prefix = self._replica_prefix(event.replica, message.plain)
             return prefix.append_text(message) if prefix else None
         return self.prefix(event.replica).append_text(message)

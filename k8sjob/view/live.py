@@ -19,6 +19,7 @@ from k8sjob.view.lines import (
     started,
 )
 from k8sjob.view.region import Region
+from k8sjob.view.repeats import Repeats
 from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
@@ -63,9 +64,18 @@ class LiveView:
         self._speaker = Speaker()
         self._panel = Panel(self.story, ascii_only=ascii_only)
         self._region = Region(console)
+        self._repeats = Repeats()
 
     def show(self, events: Sequence[Event]) -> None:
         """Print what the events say and draw the panel, in one write."""
+        self._draw(self._repeats.without(events))
+
+    def close(self) -> None:
+        """Take the panel away; the lines stay."""
+        self._draw(self._repeats.rest())
+        self._region.close()
+
+    def _draw(self, events: Sequence[Event]) -> None:
         lines = []
         for event in events:
             self.story.add(event)
@@ -74,10 +84,6 @@ class LiveView:
         above = Text("\n").join(lines) if lines else None
         size = self._console.size
         self._region.draw(self._panel.lines(size.width, size.height), above)
-
-    def close(self) -> None:
-        """Take the panel away; the lines stay."""
-        self._region.close()
 
 
 class Panel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import EventKind
 from k8sjob.view.lines import Speaker, costs, position
+from k8sjob.view.repeats import Repeats
 from k8sjob.view.story import Story
 
 if TYPE_CHECKING:
@@ -36,11 +37,19 @@ class PlainView:
         self.story = Story(job)
         self._out = out
         self._speaker = Speaker()
+        self._repeats = Repeats()
         self._told: tuple[int, float] = (0, -math.inf)
         self._start: tuple[str, float] = ("", -math.inf)
 
     def show(self, events: Sequence[Event]) -> None:
         """Write what the events say; nothing for none."""
+        self._write(self._repeats.without(events))
+
+    def close(self) -> None:
+        """Write what was held back."""
+        self._write(self._repeats.rest())
+
+    def _write(self, events: Sequence[Event]) -> None:
         for event in events:
             self.story.add(event)
             line = self._own(event) or self._speaker.line(event)
@@ -48,9 +57,6 @@ class PlainView:
                 self._out.write(line.plain + "\n")
         if events:
             self._out.flush()
-
-    def close(self) -> None:
-        """Nothing is left open."""
 
     def _own(self, event: Event) -> Text | None:
         """What a screen shows in its panel."""
