@@ -189,6 +189,28 @@ def test_a_report_is_told_apart_by_its_own_text(snapshot, make_pod, kind, said, 
     assert why(snapshot, make_pod, end, ["step 3 loss 0.5"]).cause == cause
 
 
+RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()
+REFUSED = "Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight: copying"
+
+
+@pytest.mark.parametrize(
+    ("said", "lines", "hint"),
+    [
+        (REFUSED, [RESUMED], True),
+        ("loaded state dict has a different number of parameter groups", [RESUMED], True),
+        (REFUSED, [], False),  # a pretrained model, for instance
+        ("the size does not fit", [RESUMED], False),
+    ],
+)
+def test_a_resumed_checkpoint_of_another_model(snapshot, make_pod, said, lines, hint):
+    end = ended(1, Reason(1, 1, "RuntimeError", said, "train.py:3").encode())
+    finding = why(snapshot, make_pod, end, lines)
+    assert finding.cause == "crash"
+    assert said.splitlines()[0] in finding.message
+    assert ("what it resumed from /checkpoints/step-4.pt" in finding.next_step) == hint
+    assert ("start from scratch (an empty checkpoint.dir)" in finding.next_step) == hint
+
+
 @pytest.mark.parametrize("code", [1, 134, 137])
 @pytest.mark.parametrize(
     "progress",

@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import ExitCode
+from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.lifecycle.diagnose.account import Account, account_of
 from k8sjob.lifecycle.diagnose.collectives import explained, timed_out_ranks
 from k8sjob.lifecycle.diagnose.finding import SAME_STEPS, Cause, Finding, Told
@@ -35,6 +35,13 @@ _SIGNALLED: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) rec
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """As the kernel's refusal reads in a container's output, and in the runtime's message."""
+
+
+_STATE_REFUSED: Final = re.compile(
+    r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
+    r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
+)
+"""What torch's load_state_dict says of a state of another model or optimizer."""
 
 
 def how_it_ended(case: Case, end: End) -> Finding:
@@ -281,7 +288,24 @@ def _change(end: End) -> str:
     return f"change {field[1]} in the job.yaml" if field else ""
 
 
-def _crashed(case: Case, end: End) -> Finding | None:
+def _of_another_model(case: Case, end: End) -> Finding | None:
+    """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
+    if not any(_STATE_REFUSED.search(line) for line in _account(case, end).error):
+        return None
+    events = (Event.decode(line) for lines in case.logs.values() for line in lines)
+    resumed = [event for event in events if event and event.kind == EventKind.RESUMED]
+    if not resumed:
+        return None
+    name = " ".join(str(resumed[-1].data.get("path") or "the checkpoint").split())
+    scratch = "k8sjob run --fresh" if case.local else "an empty checkpoint.dir"
+    step = (
+        f"the script refused what it resumed from {name}: if that was saved with another model or"
+        f" optimizer, start from scratch ({scratch}), or give the script the former ones"
+    )
+    return replace(_crashed(case, end), next_step=step)
+
+
+def _crashed(case: Case, end: End) -> Finding:
     return Finding(
         Cause.CRASH,
         f"{end.told}: exit code {end.exit_code}{_said(end, case)}",
@@ -322,5 +346,6 @@ _ENDS: tuple[Callable[[Case, End], Finding | None], ...] = (
     _explained,
     _lost_connection,
     _killed,
+    _of_another_model,
     _crashed,
 )
