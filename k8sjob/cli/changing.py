@@ -12,14 +12,15 @@ from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend
 from k8sjob.cli.output import line
 from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import selector_option
+from k8sjob.cli.selecting import ago, selector_option
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.status import deletion, job_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
-    from k8sjob.backends.api import Backend
+    from k8sjob.backends.api import Backend, Snapshot
 
 __all__ = ["delete_command", "resume_command", "suspend_command"]
 
@@ -65,9 +66,21 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
 @click.option(
     "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs of this machine, too."
 )
+@click.option(
+    "--older-than",
+    "before",
+    metavar="AGE",
+    callback=ago,
+    help="With -l or --all: only jobs that ended so long ago, as 12h or 7d.",
+)
 @place_options()
-def delete_command(
-    jobs: tuple[str, ...], labels: str, everything: bool, checkpoints: bool, place: Place
+def delete_command(  # noqa: PLR0917 - click hands them over by name
+    jobs: tuple[str, ...],
+    labels: str,
+    everything: bool,
+    checkpoints: bool,
+    before: datetime | None,
+    place: Place,
 ) -> None:
     """Stop jobs and remove them with their logs; checkpoints stay, unless --checkpoints is given.
 
@@ -76,7 +89,9 @@ def delete_command(
     """
     if sum((bool(jobs), bool(labels), everything)) != 1:
         raise click.UsageError("name jobs, or say which by -l SELECTOR or --all; one of the three")
-    chosen = find_all(jobs, place) if jobs else _chosen(labels, place)
+    if jobs and before:
+        raise click.UsageError("--older-than chooses among the jobs of -l SELECTOR or --all")
+    chosen = find_all(jobs, place) if jobs else _chosen(labels, before, place)
     if checkpoints and any(ref.namespace != LOCAL for _, ref in chosen):
         raise click.UsageError(
             "--checkpoints is for jobs of this machine; in a cluster checkpoints lie on volumes"
@@ -121,12 +136,23 @@ def _kept(backend: Backend, ref: JobRef) -> str:
     return deletion(job) if job["metadata"].get("deletionTimestamp") else ""
 
 
-def _chosen(labels: str, place: Place) -> Sequence[tuple[Backend, JobRef]]:
-    """The jobs of one place that fit a selector; all for an empty one."""
+def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:
+    """The jobs of one place that fit a selector, all for an empty one, and had ended by then."""
+    backend: Backend
     if place.is_local:
-        here = local_backend()
-        return [(here, JobRef.of(snapshot.job)) for snapshot in jobs_here(labels)]
-    if not place.namespace:
+        backend, found = local_backend(), jobs_here(labels)
+    elif place.namespace:
+        backend = cluster = place.connect()
+        found = cluster.jobs(selector=labels)
+    else:
         raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
-    cluster = place.connect()
-    return [(cluster, JobRef.of(snapshot.job)) for snapshot in cluster.jobs(selector=labels)]
+    return [
+        (backend, JobRef.of(snapshot.job))
+        for snapshot in found
+        if before is None or _had_ended(snapshot, before)
+    ]
+
+
+def _had_ended(snapshot: Snapshot, moment: datetime) -> bool:
+    status = job_status(snapshot)
+    return status.state.finished and status.finished is not None and status.finished <= moment

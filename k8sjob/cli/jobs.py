@@ -127,13 +127,13 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     status = job_status(snapshot)
+    saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
     match output:
         case "name":
             line(status.ref)
         case "json" | "yaml":
-            document(record(snapshot), output)
+            document({**record(snapshot), "checkpoints": saved and str(saved)}, output)
         case _:
-            saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
             _show(status, snapshot, saved)
             _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from k8sjob.cli.naming import find, job_argument
 from k8sjob.cli.output import format_option, line
 from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.saving import Saver
+from k8sjob.cli.selecting import ago
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.logs import MOST_AT_ONCE, logs, select
 from k8sjob.lifecycle.status import job_status
@@ -29,6 +28,7 @@ from k8sjob.view.story import Story, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
 
     from k8sjob.backends.api import LogLine
     from k8sjob.lifecycle.status import JobStatus
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["logs_command"]
 
 _FIELDS = ("replica", "attempt", "timestamp", "text", "gap")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
-    """The moment that lies as long ago as `90s`, `5m`, `2h`, `1d` say."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
-    if not match:
-        raise click.BadParameter(f"{value!r} is not a duration; write 90s, 5m, 2h or 1d")
-    return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _UNITS[match[2]])
 
 
 @click.command("logs")
@@ -62,7 +51,7 @@ def _ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) ->
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the last one.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
-@click.option("--since", callback=_ago, help="Only what is newer, as 90s, 5m, 2h, 1d.")
+@click.option("--since", callback=ago, help="Only what is newer, as 90s, 5m, 2h, 1d.")
 @click.option("--timestamps", is_flag=True, help="The time in front of each line.")
 @click.option(
     "--save",

@@ -1,8 +1,9 @@
-"""`-l`: label selectors, for the jobs of this machine; a cluster reads them by itself."""
+"""Which jobs or lines are meant: by labels (a cluster reads these itself), or by age."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -10,8 +11,9 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["selector", "selector_option"]
+__all__ = ["ago", "selector", "selector_option"]
 
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _KEY: Final = r"[A-Za-z0-9][\w./-]*"
 _VALUE: Final = r"[\w.-]*"
 _TERM: Final = re.compile(
@@ -56,3 +58,13 @@ def _holds(term: re.Match[str], labels: Mapping[str, str]) -> bool:
     if term["key"]:
         return (labels.get(term["key"]) == term["value"]) == (term["is"] != "!=")
     return (term["there"] in labels) == (not term["absent"])
+
+
+def ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
+    """The moment that lies as long ago as `90s`, `5m`, `2h`, `1d` say."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is not a duration; write 90s, 5m, 2h or 1d")
+    return datetime.now(UTC) - timedelta(seconds=int(match[1]) * _UNITS[match[2]])

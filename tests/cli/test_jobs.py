@@ -159,6 +159,7 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
     (tmp_path / "program.py").write_text(save)
     assert k8sjob("run", file).code == 0
     folder = k8sjob("status", "tiny").out.partition("CHECKPOINTS\n")[2].splitlines()[0]
+    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["checkpoints"] == folder
     done = k8sjob("delete", "tiny")
     assert done.out == "local/tiny deleted\n"
     assert f"its checkpoints stay in {folder} (" in done.err
@@ -166,6 +167,28 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
     assert k8sjob("run", file).code == 0
     assert k8sjob("delete", "tiny", "--checkpoints") == (0, "local/tiny deleted\n", "")
     assert len(list((tmp_path / "state/checkpoints/tiny").iterdir())) == 1
+
+
+def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
+    assert k8sjob("run", job("end")).code == 0
+    assert k8sjob("delete", "--local", "--all", "--older-than", "1d").err == "nothing to delete\n"
+    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["checkpoints"] is None
+    done = k8sjob("delete", "--local", "--all", "--older-than", "0s")
+    assert (done.code, done.out) == (0, "local/tiny deleted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tiny", "--older-than", "7d"], "--older-than chooses among the jobs of -l"),
+        (["--local", "--all", "--older-than", "a week"], "'a week' is not a duration"),
+        (["--all", "--older-than", "7d"], "say where: --local for this machine"),
+    ],
+)
+def test_delete_by_age_asks_for_what_it_needs(k8sjob, arguments, said):
+    refused = k8sjob("delete", *arguments)
+    assert refused.code == 2
+    assert said in refused.err
 
 
 def test_the_time_to_the_first_step_is_split(job, k8sjob):
