@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime import frames
@@ -31,8 +31,8 @@ __all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement", "ra
 LEAVING: Final = "leave"
 """The name of the call that ends a session."""
 _OFTEN: Final = 16
-"""So many calls of a line are checked each; from then on those whose number is a power of two."""
-_MAX_PLACES: Final = 1000
+"""So many calls of a kind are checked each; from then on those whose number is a power of two."""
+_MAX_KINDS: Final = 1000
 _POLL_S: Final = (0.0001, 0.1)
 _FIRST_LOOK_S: Final = 1.5
 """Seconds of waiting until the others' last calls are read; twice as many for each further time."""
@@ -90,7 +90,7 @@ class CallOrder:
         self._group, self._first, self._timeout, self._alert = group, first_rank, timeout, alert
         self._rank = first_rank + group.rank
         self._last = Call(0, "runtime.session", "", "", 0)
-        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._seen: Counter[tuple[tuple[str, str], ...]] = Counter()
         self._store: Store | None = None
         self._keys: tuple[str, ...] = ()
 
@@ -110,12 +110,18 @@ class CallOrder:
         self.meet(self.note(name, detail))
 
     def check_often(self, name: str, detail: str = "") -> None:
-        """The same for a call that may come many times a step: the more often, the less checked."""
+        """The same for a call that may come many times a step: the more often, the less checked.
+
+        Whether it is checked has to be the same on all ranks, so their lines, which may differ, do
+        not count: only what they call and what they called before.
+        """
+        before = self._last.what
         call = self.note(name, detail)
-        if len(self._seen) >= _MAX_PLACES:
-            self._seen.clear()  # on all ranks at the same call
-        self._seen[call[1:]] += 1
-        times = self._seen[call[1:]]
+        if len(self._seen) >= _MAX_KINDS:
+            self._seen.clear()
+        kind = before, call.what
+        self._seen[kind] += 1
+        times = self._seen[kind]
         if times <= _OFTEN or not times & (times - 1):
             self.meet(call)
 

@@ -90,6 +90,7 @@ class Job:
         self.fitted: Callable[[], Any] | None = None
         self.most_ranks = most_ranks(os.environ, env.local_world_size)
         self._env, self._step = env, 0
+        self._in_main_first = False
         self.saves = None
         if self.checkpoint_dir is not None:
             checkpoints = Checkpoints(self.checkpoint_dir, config.checkpoint_keep)
@@ -356,10 +357,17 @@ class Job:
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Rank 0 does the block, the others when it is done: for a download to a shared volume."""
+        if self._in_main_first:  # rank 0 has done this one as well when the others come to it
+            yield
+            return
         call = self.calls.note("job.main_first")
         if not self.is_main:
             self.calls.meet(call)
-        yield
+        self._in_main_first = True
+        try:
+            yield
+        finally:
+            self._in_main_first = False
         if self.is_main:
             self.calls.meet(call)
 

@@ -1,8 +1,16 @@
 """What ranks called, told to the user; ranks that really disagree are in tests/dist."""
 
-import pytest
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from k8sjob.runtime.call_order import LEAVING, Call, disagreement, ranks_in_words
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from k8sjob.runtime.call_order import LEAVING, Call, CallOrder, disagreement, ranks_in_words
+from k8sjob.runtime.env import DistEnv
+from k8sjob.runtime.meeting import Meeting
+from k8sjob.runtime.process_group import Group
 
 
 def call(number, name, detail="", line=1):
@@ -52,3 +60,23 @@ def test_ranks_are_spans():
     assert ranks_in_words([0]) == "rank 0"
     assert ranks_in_words([3, 1, 2, 5]) == "ranks 1-3, 5"
     assert ranks_in_words([4, 5]) == "ranks 4-5"
+
+
+def test_the_same_calls_are_checked_on_all_ranks_whichever_lines_they_come_from():
+    store, together = HashStore(), threading.Barrier(2, timeout=20)
+    met = Meeting(store, lambda: store, "gloo", "", 0.0)
+
+    def train(rank):
+        env = DistEnv(rank, 0, 2, 1, rank, 2, "127.0.0.1", 29500)
+        group = Group(env, "gloo", torch.device("cpu"), met)
+        calls = CallOrder(group, 0, 10.0, lambda: None)
+        for step in range(70):
+            if rank == 0 and step % 10 == 0:
+                calls.check_often("job.reduce", "loss")
+            else:
+                calls.check_often("job.reduce", "loss")
+            together.wait()  # the collective itself
+
+    with ThreadPoolExecutor() as pool:
+        for rank in [pool.submit(train, rank) for rank in range(2)]:
+            rank.result()

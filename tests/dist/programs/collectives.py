@@ -15,6 +15,8 @@ with runtime.session() as job:
     target = torch.randint(4, (sum(sizes),), generator=generator).split(sizes)[job.rank]
     loss, hits = functional.cross_entropy(output, target), (output.argmax(1) == target).sum()
     mine = torch.tensor([job.rank, 10.0])
+    with job.main_first(), job.main_first():  # a function that uses it, called within it
+        pass
     found = {
         "means": job.reduce(loss=(loss * len(target), len(target)), accuracy=(hits, len(target))),
         "nothing": job.reduce(none=(0, 0))["none"] != job.reduce(none=(0, 0))["none"],
