@@ -89,25 +89,37 @@ class Together:
             reason = self._before
         if reason is None or reason.exit_code < 128:
             return None
-        if done := self._done(record, reason):
-            message = f"it waited for {_named(done)}, which had ended with exit code 0"
-            return replace(
-                reason, type="Left", message=f"{message}: {reason.message}", culprits=tuple(done)
-            )
+        if left := self._left(record, reason):
+            return left
         before, self._before = self._before, reason
         if not repeats(before, reason):
             return None
         message = f"{reason.message}; twice at the same step, so it is not tried again"
         return replace(reason, message=message)
 
-    def _done(self, record: Record, reason: Reason) -> list[int]:
-        """The ranks that have ended with 0, and so would not be there after another start."""
+    def _left(self, record: Record, reason: Reason) -> Reason | None:
+        """The reason to end with where ranks have ended with 0, and would be missing in a start.
+
+        Processes that never met do not need each other.
+        """
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
         if reason.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG}:
             self._depends = True
             sent = min(record.sent.values(), default=float("inf"))
             done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
-        return sorted(done)
+            if not done:
+                return None
+            waited = f"it waited for {_named(sorted(done))}, which had ended with exit code 0"
+            return replace(
+                reason,
+                type="Left",
+                message=f"{waited}: {reason.message}",
+                culprits=tuple(sorted(done)),
+            )
+        if not done or not self._roster.own.met:
+            return None
+        ended = f"{_named(sorted(done))} had ended with exit code 0"
+        return replace(reason, message=f"{reason.message}; {ended}, so it is not tried again")
 
     def give_up(self, reason: Reason) -> None:
         """Tell the others that this node does not start again."""

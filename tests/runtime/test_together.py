@@ -94,6 +94,36 @@ class TestDone:
             said = last_words(tmp_path, 0).message
             assert said.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
 
+    def test_who_never_met_does_not_need_the_others(self, group, tmp_path):
+        """Replicas that each do work of their own: what one lacks is not what another has ended."""
+        script = """
+            if rank and restart == 0:
+                time.sleep(2)
+                os.kill(os.getpid(), 9)
+        """
+        nodes = group(script, max_restarts=3)
+        assert [node.finish().code for node in nodes] == [0, 0]
+        assert [starts(tmp_path, rank) for rank in range(2)] == [1, 2]
+
+    def test_a_killed_rank_has_waited_for_nobody(self, group, tmp_path):
+        """It is not tried again, since the others are gone, but they are not to blame."""
+        script = """
+            import types
+            met = types.SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+            sys.modules["torch.distributed.distributed_c10d"] = met
+            time.sleep(1)
+            if rank:
+                time.sleep(2)
+                os.kill(os.getpid(), 9)
+        """
+        nodes = group(script, max_restarts=3)
+        codes = [node.finish().code for node in nodes]
+        assert codes[1] == ExitCode.RESTARTS_SPENT
+        reason = last_words(tmp_path, 1)
+        assert (reason.type, reason.culprits) == ("Signal", ())
+        assert "rank 0 had ended with exit code 0, so it is not tried again" in reason.message
+        assert starts(tmp_path, 1) == 1
+
     def test_a_rank_that_is_stopped_has_not_left(self, run, tmp_path):
         script = f"""
             import signal
