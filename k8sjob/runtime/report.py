@@ -67,6 +67,8 @@ class Reporter:
             key
             for key, value in data.items()
             if "loss" in key and isinstance(value, float) and not math.isfinite(value)
+            # the lowest loss of all begins with inf in many scripts
+            if math.isnan(value) or not any(word in key for word in ("best", "min", "lowest"))
         ]
         if bad:
             self._diverged = True

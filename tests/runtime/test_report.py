@@ -93,7 +93,7 @@ def test_a_number_that_is_none_survives():
 
 def test_a_loss_that_is_no_number_is_warned_of_once():
     speaker, out = reporter(events=False)
-    speaker.emit(EventKind.METRICS, epoch=2, auc=float("nan"))
+    speaker.emit(EventKind.METRICS, epoch=2, auc=float("nan"), best_loss=float("inf"))
     assert "warning" not in out.getvalue()
     for _ in range(2):
         speaker.emit(EventKind.METRICS, epoch=3, val_loss=torch.tensor(float("inf")))
