@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,8 @@ class Seen:
         torch: whether it has imported torch, or begun to.
         importing: whether it is importing torch now.
         ranks: size of the largest process group that it was in; 0 before the first.
-        step: optimizer steps done since the process began; -1 before the first.
+        step: optimizer steps done, also those of a checkpoint that a session resumed; -1 before
+            the first of this process.
     """
 
     runs: bool = False
@@ -41,7 +42,13 @@ class Seen:
 
 
 class Observer:
-    """Looks at the process that it runs in, and writes what it sees to a file."""
+    """Looks at the process that it runs in, and writes what it sees to a file.
+
+    Attributes:
+        resumed: steps of the checkpoint that this process resumed.
+    """
+
+    resumed: ClassVar[int] = 0
 
     def __init__(self, file: Path | None, world_size: int) -> None:
         """An observer; start() begins.
@@ -88,7 +95,7 @@ class Observer:
         importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
         if torch and not self._counting:
             self._count_steps()
-        step = self._steps - 1 if self._counting else -1
+        step = self.resumed + self._steps - 1 if self._steps else -1
         self._seen = Seen(
             runs=True,
             torch=torch is not None,

@@ -13,6 +13,7 @@ from k8sjob.contract import EventKind
 from k8sjob.runtime import rng, shards
 from k8sjob.runtime.background import Background
 from k8sjob.runtime.checkpoint import FROM_SCRATCH, check_state, remove
+from k8sjob.runtime.observer import Observer
 from k8sjob.runtime.resuming import newest_whole, sees_one_folder
 from k8sjob.runtime.tally import Tally
 
@@ -343,6 +344,7 @@ class Saves:
                 f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
                 f"resume it with the code that saved it, or {FROM_SCRATCH}"
             )
+        Observer.resumed = state["step"]
         return Saved(str(path), state["step"], state, self)
 
     def _look(self) -> None:

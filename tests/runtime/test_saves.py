@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from k8sjob.runtime import digests, shards
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.env import dist_env
+from k8sjob.runtime.observer import Observer
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.report import Reporter
 from k8sjob.runtime.saves import Saves
@@ -69,7 +70,7 @@ def desk(tmp_path):
 def test_what_each_rank_wrote_is_found_again(desk):
     desk.save(1, 7)
     found = desk.newest()
-    assert found["epoch"] == 7
+    assert (found["epoch"], Observer.resumed) == (7, 7)
     assert torch.equal(found["model"]["a.weight"], state(7)["model"]["a.weight"])
     assert torch.equal(
         found["optimizer"]["state"][0]["momentum"], state(7)["model"]["a.weight"] * 2
