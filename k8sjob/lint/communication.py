@@ -163,8 +163,12 @@ class Communication:
             names = names[1:]
         pairs = [*zip(names, call.args, strict=False)]
         pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
-        kinds = ((name, self.kind(value, given)) for name, value in pairs)
+        kinds = ((name, self.kind(value, given) or self._own(value)) for name, value in pairs)
         return frozenset((name, kind) for name, kind in kinds if kind)
+
+    def _own(self, value: ast.expr) -> str:
+        """A kind for objects of the program's own classes: their parameters' names mean nothing."""
+        return "own" if self._scopes.instance(value) else ""
 
 
 def _of_torch(name: str, call: ast.Call) -> str:

@@ -273,8 +273,10 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
         if not isinstance(call.func, ast.Attribute) or not script.loops(call):
             continue
         values = script.scopes.values(call.func.value)
-        made = [script.name(value.func) for value in values if isinstance(value, ast.Call)]
-        if script.trains and any(_OPTIMIZER.fullmatch(name) for name in made):
+        made = [value for value in values if isinstance(value, ast.Call)]
+        # One that is made anew for each step finds no older gradients in the model made with it.
+        kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]
+        if script.trains and any(_OPTIMIZER.fullmatch(script.name(one.func)) for one in kept):
             yield script.at(
                 call,
                 "no zero_grad() in this program: each step adds its gradients to those of all "

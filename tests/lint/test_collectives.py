@@ -547,3 +547,21 @@ def test_a_module_that_imports_itself_or_cannot_be_read(tmp_path):
 def test_a_script_nested_too_deep_to_be_followed():
     chain = "".join(f"    if kind == {n}:\n        return dist.barrier()\n" for n in range(900))
     assert found(f"def f(kind):\n{chain}\nif rank == 0:\n    f(1)") == []
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"), [("Own()", []), ("job.prepare(build)", [FOUND]), ("unknown()", [FOUND])]
+)
+def test_a_class_of_the_program_is_no_run_of_the_session(made, expected):
+    text = f"""
+        from k8sjob import runtime
+        class Own:
+            def step(self):
+                pass
+        def show(run, job):
+            if job.is_main:
+                run.step()
+        with runtime.session() as job:
+            show({made}, job)
+    """
+    assert [one.id for one in lint_script(dedent(text))] == expected

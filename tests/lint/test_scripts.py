@@ -326,6 +326,9 @@ def test_gradients_that_are_never_cleared(clear, found):
     assert ids(text, group=False) == (["gradients-not-cleared"] if found else [])
     once = text.replace("for x, y in data", "if x")
     assert ids(once, group=False) == []
+    start, loop = LOOP.splitlines(keepends=True)[:2]
+    anew = text.replace(start + loop, f"{loop}    {start}")
+    assert ids(anew, group=False) == []
 
 
 def test_a_comment_silences_its_line_alone():
