@@ -1,9 +1,9 @@
 """What the agents of a group tell each other: who has ended, and how often the group has started.
 
-The agent of node 0 listens beside the rendezvous' port; the others call once a second, say how they
-are, and get the whole table. A call is one line of JSON each way, so a node that was away needs no
-repair. Where nobody answers, a NetworkPolicy in between for instance, each agent goes by what it
-sees itself.
+The agent of node 0 listens on a port of its own, derived from MASTER_PORT. The others call once a
+second, say how they are, and get the whole table. A call is one line of JSON each way, so a node
+that was away needs no repair. Where nobody answers, a NetworkPolicy in between for instance, each
+agent goes by what it sees itself.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ DONE: Final = "done"
 """All processes of the node ended with 0; it does not start again."""
 FAILED: Final = "failed"
 """The node's agent gave up."""
+_DISTANCE: Final = 4096
+"""From MASTER_PORT; the ports next to it are what scripts take for groups of their own."""
 _EVERY_S: Final = 1.0
 _ANSWER_S: Final = 2.0
 _CLOSE_S: Final = 0.1
@@ -286,10 +288,11 @@ def _connect(node: NodeEnv) -> socket.socket:
 
 
 def _port(node: NodeEnv) -> int:
-    return node.master_port + (1 if node.master_port < 65535 else -1)
+    far = node.master_port + _DISTANCE
+    return far if far <= 65535 else node.master_port - _DISTANCE
 
 
 def _local_name(node: NodeEnv) -> str:
-    """The socket's name on one machine, where the next port may belong to another job."""
+    """The socket's name on one machine, where a second port may belong to another job."""
     name = f"k8sjob-{os.getuid()}-{node.master_port}"
     return f"\0{name}" if sys.platform == "linux" else f"{tempfile.gettempdir()}/{name}"
