@@ -334,7 +334,8 @@ class RuntimeConfig:
         restart_policy: the replicas' restartPolicy.
         rendezvous_timeout: seconds until all ranks must have come.
         collective_timeout: seconds until a collective counts as failed.
-        hang_timeout: seconds without progress after which the watchdog ends the group; 0: never.
+        hang_timeout: seconds without progress, or of a wait in a collective where there is no
+            session, after which the group is ended; 0: never.
         stop_grace: seconds between SIGTERM and SIGKILL inside the pod; under the pod's own grace.
     """
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from k8sjob.runtime.env import EnvError
 from k8sjob.runtime.generation import Member, Record, run_generation, verdict
 from k8sjob.runtime.starting import Starting
+from k8sjob.runtime.stuck import hang_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ def keep(program: Program, config: RuntimeConfig, inbox: Inbox, group: Together)
     restart = group.attempts.restarts
     while not inbox.stopping():
         group.begin(restart)
-        record = start(program, restart, config, inbox, leave=group.leave)
+        record = start(program, restart, config, inbox, leave=group.leave, hang=group.hang)
         reason = verdict(record, inbox.stop)
         group.note(record)
         if inbox.stopping():
@@ -114,6 +115,7 @@ def start(
     inbox: Inbox,
     *,
     leave: Callable[[Record], float | None] | None = None,
+    hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
 ) -> Record:
     """One start of a program, to its end.
 
@@ -123,6 +125,7 @@ def start(
         config: see keep().
         inbox: entered already.
         leave: see run_generation().
+        hang: likewise.
     """
     with _folder() as folder:
         members = program.members(restart, Path(folder))
@@ -134,6 +137,7 @@ def start(
             hang_timeout=config.hang_timeout,
             leave=leave,
             watch=Starting(len(members)).note if observed else None,
+            hang=hang,
         )
 
 

@@ -81,7 +81,11 @@ def _observer() -> Observer:
         world_size = dist_env(os.environ).world_size
     except EnvError:
         world_size = 1
-    return Observer(seen_file(config.error_file()), world_size)
+    try:
+        hang_timeout = config.runtime_config().hang_timeout
+    except EnvError:
+        hang_timeout = 0.0
+    return Observer(seen_file(config.error_file()), world_size, hang_timeout)
 
 
 def exit_code(error: BaseException) -> int:

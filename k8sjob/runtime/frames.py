@@ -88,7 +88,7 @@ def where_is(thread: int) -> Spot:
     code, number = frames[own].f_code, frames[own].f_lineno
     # A torch.distributed.Work waits in C++, without a frame of its own.
     line = linecache.getline(code.co_filename, number)
-    waits = waits or (own == 0 and ".wait(" in line)
+    waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
     return Spot(f"{shown(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 

@@ -19,6 +19,7 @@ from k8sjob.runtime.group import Command, Exit, Group
 from k8sjob.runtime.heartbeat import Pulse
 from k8sjob.runtime.last_words import by_rank, read_reason, read_stacks, seen_file
 from k8sjob.runtime.observer import Seen, read_seen
+from k8sjob.runtime.stuck import hang_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ KILL_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL where nobody is to save anything: a failure, an orphan."""
 DUMP_GRACE: Final = 2.0
 """Seconds that processes which do not end have to write their stacks."""
+_AGREE_S: Final = 2.5
+"""Seconds until the agents of other nodes see the same hang: the first end breaks connections."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the group is to meet again."""
 _NEVER: Final = float("inf")
@@ -72,8 +75,8 @@ class Record:
         orphan_time: the parent was seen to be gone.
         leave_time: the group was told to end, since it is to meet again with other nodes.
         leave_grace: seconds that its processes have for that.
-        hang_time: the agent found processes without progress.
-        hung: their ranks.
+        hang: why the agent holds that the group hangs; None: it does not.
+        hang_time: when the processes are to write their stacks for that.
         sent: when which signal was sent to all.
         seen: by rank, what its observer saw last.
         early: ranks that had written a reason before the first signal from here, and so failed by
@@ -86,11 +89,16 @@ class Record:
     orphan_time: float = _NEVER
     leave_time: float = _NEVER
     leave_grace: float = 0.0
+    hang: Reason | None = None
     hang_time: float = _NEVER
-    hung: tuple[int, ...] = ()
     sent: dict[int, float] = field(default_factory=dict)
     seen: Mapping[int, Seen] = field(default_factory=dict)
     early: frozenset[int] = frozenset()
+
+    @property
+    def running(self) -> dict[int, Seen]:
+        """What was seen of the ranks that have not ended."""
+        return {rank: one for rank, one in self.seen.items() if rank not in self.exits}
 
     @property
     def failures(self) -> dict[int, Exit]:
@@ -115,6 +123,7 @@ def run_generation(
     hang_timeout: float,
     leave: Callable[[Record], float | None] | None = None,
     watch: Callable[[Mapping[int, Seen]], object] | None = None,
+    hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
 ) -> Record:
     """Start the processes and stay until all have gone.
 
@@ -126,6 +135,7 @@ def run_generation(
         leave: asked now and then with what is known; seconds that they have to stop as at a
             signal, or None: they go on.
         watch: called now and then with what the observers have seen, by rank.
+        hang: likewise; why the group hangs, or None. By default the group is this node's processes.
 
     Raises:
         OSError: a process could not be started.
@@ -134,26 +144,27 @@ def run_generation(
     files = [member.heartbeat_file for member in members]
     pulse = Pulse(files, hang_timeout, stopped=group.stopped)
     record = Record()
+    watched = leave is not None or watch is not None or hang_timeout > 0
     while True:
         group.poll()
         _take_exits(group, members, record)
         record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
-        if leave is not None or watch is not None:
+        if watched:
             record.seen = look(members)
-        grace = leave(record) if leave is not None and record.leave_time == _NEVER else None
+        grace = leave(record) if leave and record.leave_time == _NEVER else None
         if grace is not None:
             record.leave_time, record.leave_grace = _now(), grace
         if group.gone:
             break
         if watch is not None:
             watch(record.seen)
-        if not (record.hung or record.failures or signal.SIGKILL in record.sent):
-            hung = pulse.stale(group.alive)
-            if hung:
-                record.hung, record.hang_time = tuple(members[i].rank for i in hung), _now()
-                _dump(group, record)
+        if not (record.hang or record.failures or signal.SIGKILL in record.sent):
+            silent = tuple(members[index].rank for index in pulse.stale(group.alive))
+            record.hang = _silence(silent, record) if silent else hang(record)
+            if record.hang:
+                record.hang_time = _now() + (0 if silent or leave is None else _AGREE_S)
         due = _enforce(group, record, members, stop_grace)
-        pause = 0.05 if group.lingering else _LOOK if leave or watch else _NEVER
+        pause = 0.05 if group.lingering else _LOOK if watched else _NEVER
         inbox.wait(min(due, pulse.interval, pause))
     strays.end()
     record.reasons, record.seen = _read_reasons(members), look(members)
@@ -180,13 +191,15 @@ def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
 
 
 def last_look(record: Record, stop_grace: float) -> float:
-    """When those that SIGTERM did not end are to write their stacks, by time.monotonic().
+    """When those that hang, or that SIGTERM did not end, write their stacks, by time.monotonic().
 
     Whoever made the others fail may be the one that cannot end: its stacks must not be lost.
     Infinite: not at all; an orphan has nobody to read them.
     """
     if record.orphan_time < _NEVER or signal.SIGABRT in record.sent:
         return _NEVER
+    if record.hang:
+        return record.hang_time
     term, kill = deadlines(record, stop_grace)
     return max((term + kill) / 2, kill - DUMP_GRACE)
 
@@ -201,8 +214,8 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
         record: with all exits.
         stop: the signal that asked for a stop, where stop_time is finite.
     """
-    if record.hung:
-        return _hang(record)
+    if record.hang:
+        return record.hang
     reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
     cause = min(
         reasons.values(),
@@ -248,7 +261,8 @@ def _enforce(group: Group, record: Record, members: Sequence[Member], stop_grace
     elif now >= look:
         _dump(group, record)
         look = _NEVER
-    upcoming = [kill, look] if signal.SIGTERM in record.sent else [term, kill]
+    asked = record.hang or signal.SIGTERM in record.sent
+    upcoming = [kill, look] if asked else [term, kill]
     return min(upcoming) - now
 
 
@@ -272,16 +286,17 @@ def _take_exits(group: Group, members: Sequence[Member], record: Record) -> None
                 sys.stderr.flush()
 
 
-def _hang(record: Record) -> Reason:
-    names = ", ".join(str(rank) for rank in record.hung)
+def _silence(ranks: tuple[int, ...], record: Record) -> Reason:
+    """The hang of ranks whose watchdogs cannot tell it themselves."""
+    names = ", ".join(map(str, ranks))
     return Reason(
         exit_code=ExitCode.HUNG,
-        rank=record.hung[0],
+        rank=ranks[0],
         type="Hang",
         message=f"rank {names}: no progress, not even a watchdog's; ended by the node's agent",
         time=time.time(),
-        culprits=record.hung,
-        step=record.seen.get(record.hung[0], Seen()).step,
+        culprits=ranks,
+        step=record.seen.get(ranks[0], Seen()).step,
     )
 
 

@@ -1,7 +1,8 @@
 """What a rank's process shows of itself, with a session or without one, to the agent of its node.
 
-A thread looks four times a second whether a process group was made, and counts optimizer steps by
-torch's own hook. A script is not changed by it, and torch is not imported for it.
+A thread looks four times a second whether a process group was made, and whether the main thread is
+blocked in a collective. Optimizer steps are counted by torch's own hook. A script is not changed by
+it, and torch is not imported for it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from k8sjob.runtime.stuck import Waiting
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Observer", "Seen", "read_seen"]
+__all__ = ["Observer", "Seen", "decode_ranks", "encode_ranks", "read_seen"]
 
 _EVERY_S: Final = 0.25
 
@@ -32,6 +36,10 @@ class Seen:
         ranks: size of the largest process group that it was in; 0 before the first.
         step: optimizer steps done, also those of a checkpoint that a session resumed; -1 before
             the first of this process.
+        where: its place in the user's code; empty where nobody watches for a hang.
+        waited: whole seconds that it has been blocked in a collective; 0: it is not.
+        stuck: whether that is too long.
+        steps_on: whether it has done a step lately.
     """
 
     runs: bool = False
@@ -39,6 +47,10 @@ class Seen:
     importing: bool = False
     ranks: int = 0
     step: int = -1
+    where: str = ""
+    waited: int = 0
+    stuck: bool = False
+    steps_on: bool = False
 
 
 class Observer:
@@ -50,13 +62,15 @@ class Observer:
 
     resumed: ClassVar[int] = 0
 
-    def __init__(self, file: Path | None, world_size: int) -> None:
+    def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
         """An observer; start() begins.
 
         Args:
             file: where the agent reads it; None: no agent asks.
             world_size: size of a group that was made and gone between two looks.
+            hang_timeout: see RuntimeConfig.
         """
+        self._waiting = Waiting(hang_timeout)
         self._file, self._world_size = file, world_size
         self._seen, self._written = Seen(), Seen()
         self._steps, self._counting = 0, False
@@ -96,12 +110,17 @@ class Observer:
         if torch and not self._counting:
             self._count_steps()
         step = self.resumed + self._steps - 1 if self._steps else -1
+        self._waiting.look(self._steps)
         self._seen = Seen(
             runs=True,
             torch=torch is not None,
             importing=importing,
             ranks=max(self._seen.ranks, self._ranks()),
             step=step,
+            where=self._waiting.where,
+            waited=self._waiting.seconds,
+            stuck=self._waiting.too_long,
+            steps_on=self._waiting.steps_on,
         )
 
     def _ranks(self) -> int:
@@ -133,3 +152,29 @@ def read_seen(file: Path | None) -> Seen:
         return Seen(**json.loads(file.read_text())) if file else Seen()
     except (OSError, ValueError, TypeError):
         return Seen()
+
+
+def encode_ranks(seen: Mapping[int, Seen]) -> str:
+    """What the agents of other nodes must know where a group may hang.
+
+    That is each rank that does not wait, and one of those that do: there may be thousands.
+    """
+    late = max(seen, key=lambda rank: (seen[rank].stuck, seen[rank].waited, -rank), default=None)
+    told = {rank: one for rank, one in seen.items() if rank == late or not one.waited}
+    return json.dumps({rank: asdict(one) for rank, one in told.items()})
+
+
+def decode_ranks(text: str) -> dict[int, Seen]:
+    """What encode_ranks() encoded; empty where another program did.
+
+    A Seen of values of the wrong types is none.
+    """
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        found = {int(rank): Seen(**one) for rank, one in json.loads(text).items()}
+        if all(
+            type(getattr(one, name)) is type(default)
+            for one in found.values()
+            for name, default in asdict(Seen()).items()
+        ):
+            return found
+    return {}

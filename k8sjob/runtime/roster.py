@@ -60,6 +60,7 @@ class NodeState:
         met: whether a process group spanned the nodes, or one of them was connected to node 0.
         torch: whether its processes used torch.
         reason: encoded, where it failed.
+        ranks: what was seen of its ranks, encoded, once a rank of any node is stuck.
     """
 
     node: int
@@ -68,6 +69,7 @@ class NodeState:
     met: bool = False
     torch: bool = False
     reason: str = ""
+    ranks: str = ""
 
     @classmethod
     def of(cls, body: Any, nnodes: int) -> NodeState:
@@ -83,6 +85,7 @@ class NodeState:
             bool(body["met"]),
             bool(body["torch"]),
             str(body["reason"]),
+            str(body["ranks"]),
         )
         if not 0 <= found.node < nnodes or found.state not in {RUNNING, DONE, FAILED}:
             raise ValueError(f"no node of this group: {body}")

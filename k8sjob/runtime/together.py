@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.attempts import repeats
+from k8sjob.runtime.observer import decode_ranks, encode_ranks
 from k8sjob.runtime.port import is_loopback
 from k8sjob.runtime.roster import DONE, FAILED, RUNNING
 from k8sjob.runtime.starting import emit
+from k8sjob.runtime.stuck import hang_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Together"]
 
 _LEAVE_GRACE_S: Final = 3.0
+_ANSWERED_S: Final = 5.0
+"""How long nodes that can be reached take at most to say where their ranks are."""
 _TOLD_S: Final = 3.0
 """How long a node tries to tell node 0 of its end."""
 _OTHERS_S: Final = 30.0
@@ -50,12 +54,14 @@ class Together:
         self.attempts = attempts
         self._before: Reason | None = None
         self._depends = False
+        self._stuck_since = float("inf")
         self._out_of_reach = not roster.active or is_loopback(node.master_addr)
 
     def begin(self, restart: int) -> None:
         """The node's processes are started for the so-many-th time after the first."""
         self.attempts.begin(restart)
-        self._roster.report(state=RUNNING, restarts=restart)
+        self._stuck_since = float("inf")
+        self._roster.report(state=RUNNING, restarts=restart, ranks="")
 
     def next_restart(self, own: int) -> int:
         """The number of the group's next restart, or of the one that the others have begun.
@@ -77,6 +83,34 @@ class Together:
         self.note(record)
         waits = self._depends and not self._spans(record)
         return _LEAVE_GRACE_S if waits and self._roster.done() else None
+
+    def hang(self, record: Record) -> Reason | None:
+        """Why the group hangs; None: it does not.
+
+        Once a rank is stuck, the nodes tell each other where their ranks are.
+
+        Args:
+            record: with what was seen of this node's ranks a moment ago.
+        """
+        told = [
+            decode_ranks(other.ranks)
+            for other in self._roster.others()
+            # What a node tells of another start is about ranks that have ended.
+            if other.ranks and other.restarts == self._roster.own.restarts
+        ]
+        seen = {rank: one for ranks in (*told, record.running) for rank, one in ranks.items()}
+        if not any(one.stuck for one in seen.values()):
+            self._stuck_since = float("inf")
+            if self._roster.own.ranks:
+                self._roster.report(ranks="")
+            return None
+        self._stuck_since = min(self._stuck_since, time.monotonic())
+        if not self._roster.own.ranks:
+            self._roster.report(ranks=encode_ranks(record.running))
+        complete = len(told) == self._node.nnodes - 1 or not self._roster.active
+        if not complete and time.monotonic() - self._stuck_since < _ANSWERED_S:
+            return None
+        return hang_of(seen)
 
     def last(self, record: Record, reason: Reason | None) -> Reason | None:
         """The reason to end with, where another start cannot end better; None: it may.

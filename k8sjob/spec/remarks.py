@@ -23,6 +23,14 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
             "without checkpoint the training begins anew whenever a node comes or goes; set"
             " checkpoint.dir, on a volume that all nodes share",
         )
+    if not spec.uses_agent:
+        for name in ("rendezvous_timeout", "collective_timeout", "hang_timeout"):
+            if name in spec.run.model_fields_set:
+                yield Broken(
+                    ("run", name),
+                    "no agent starts a command, so only scripts that call session() heed this; set"
+                    " the timeouts of the launcher and of init_process_group instead",
+                )
     if warning := STRATEGIES[spec.strategy.kind].warning:
         yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
     checkpoint, volume = spec.checkpoint, spec.checkpoint_volume

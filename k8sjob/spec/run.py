@@ -132,7 +132,8 @@ class Run(Part):
     hang_timeout: Annotated[
         Duration,
         doc(
-            "How long a rank may make no progress before the job is ended as hung; 0: for ever.",
+            "How long a rank may make no progress, or in a script without session() wait in a"
+            " collective, before the job is ended as hung; 0: for ever.",
             "10m",
             unit="time",
         ),

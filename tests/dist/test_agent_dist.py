@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -56,8 +58,8 @@ def nodes(tmp_path, port):
     """nodes(script, nnodes, nproc=1, **settings) -> [(code, stderr, reason)], one for each node."""
     running = []
 
-    def run(script, nnodes, nproc=1, limit=60, **settings):
-        (tmp_path / "main.py").write_text(textwrap.dedent(MEET) + textwrap.dedent(script))
+    def run(script, nnodes, nproc=1, limit=60, meet=MEET, **settings):
+        (tmp_path / "main.py").write_text(textwrap.dedent(meet) + textwrap.dedent(script))
         settings = {"max_restarts": 0, "hang_timeout": 0.0, **settings}
         for rank in range(nnodes):
             environ = {
@@ -265,3 +267,98 @@ def test_a_module_level_model_does_not_abort_at_the_end(nodes):
             model(torch.randn(8, 64)).sum().backward()
     """
     assert [code for code, _, _ in nodes(script, 1, nproc=3)] == [0]
+
+
+RAW = """
+    import os, signal, time, torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def together():
+        dist.all_reduce(torch.ones(4))
+
+    together()
+"""
+
+
+class TestScriptWithoutSession:
+    """Nobody beats there: the agents see where the main threads are blocked."""
+
+    @pytest.fixture
+    def raw(self, nodes):
+        """raw(script, ...): as nodes(), for a script that imports nothing of k8sjob."""
+        return partial(nodes, meet=RAW)
+
+    @pytest.mark.parametrize(
+        ("nnodes", "nproc", "wait"),
+        [
+            (1, 2, "model(torch.ones(2, 4)).sum().backward()"),
+            (1, 2, "dist.all_reduce(torch.ones(4), async_op=True).wait()"),
+            (2, 1, "dist.barrier()"),
+        ],
+    )
+    def test_a_rank_that_does_not_come_is_named(self, raw, nnodes, nproc, wait):
+        script = f"""
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+            def prepare():
+                time.sleep(600)  # here
+            if rank == 1:
+                prepare()
+            {wait}
+        """
+        for code, err, why in raw(script, nnodes, nproc, hang_timeout=1.0):
+            assert (code, why.type, why.culprits, why.rank) == (ExitCode.HUNG, "Hang", (1,), 1), err
+            assert f"{why.where} in prepare; rank 0 has waited" in why.message
+            file, _, line = why.where.rpartition(":")
+            assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
+
+    def test_no_alarm_without_a_hang(self, raw, tmp_path):
+        """Each case takes longer than hang_timeout, and rank 0 gets to the next one."""
+        script = """
+            import threading
+            from datetime import timedelta
+
+            def late():
+                for _ in range(4):
+                    time.sleep(rank * 0.8)
+                    together()
+
+            def asleep():
+                time.sleep(2)
+
+            def computing():
+                end = time.monotonic() + 2
+                while time.monotonic() < end:
+                    torch.ones(9).sum()
+
+            def waiting_for_a_thread():
+                threading.Event().wait(2)
+
+            def most_of_the_time_in_one_line():
+                for _ in range(20):
+                    time.sleep(rank * 0.1)
+                    together()
+
+            def training_alone():
+                model = torch.nn.Linear(2, 2)
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                for _ in range(rank * 15):
+                    optimizer.step()
+                    time.sleep(0.2)
+                dist.barrier()
+
+            def with_a_longer_timeout_of_its_own():
+                patient = dist.new_group(timeout=timedelta(hours=1))
+                time.sleep(rank * 3)
+                dist.barrier(patient)
+
+            for case in [late, asleep, computing, waiting_for_a_thread,
+                         most_of_the_time_in_one_line, training_alone,
+                         with_a_longer_timeout_of_its_own]:
+                together()
+                open("cases", "a").write(f"{case.__name__}\\n")
+                case()
+        """
+        [(code, err, why)] = raw(script, 1, 2, hang_timeout=1.5)
+        assert (code, why) == (0, None), (err, (tmp_path / "cases").read_text())

@@ -203,3 +203,12 @@ def test_checkpoints_lie_on_the_innermost_volume():
     assert volume("/elsewhere") is None
     assert JobSpec(**base).checkpoint_volume is None
     assert JobSpec(**base, checkpoint={"dir": "/data"}).remarks == ()
+
+
+def test_timeouts_that_a_command_does_not_heed_are_remarked_on():
+    base = {"name": "x", "image": "r/x"}
+    command = {"command": ["torchrun", "main.py"]}
+    assert JobSpec(**base, run=command).remarks == ()
+    [said] = JobSpec(**base, run={**command, "hang_timeout": "5m"}).remarks
+    assert said.startswith("run.hang_timeout: no agent starts a command")
+    assert JobSpec(**base, run={"script": "main.py", "hang_timeout": "5m"}).remarks == ()
