@@ -35,7 +35,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_line(start_ranks, where, sa
         assert "stuck.py:" in reason["message"]
         assert " in stay_away" in reason["message"]
     assert "in stay_away" in outcome.errors[2], "its stack"
-    assert 'stuck.py", line ' in outcome.errors[0], "where the others waited"
+    assert any('stuck.py", line ' in text for text in outcome.errors[:2]), "where the others waited"
 
 
 def test_beside_a_server_ranks_are_counted_as_everywhere(start_ranks):

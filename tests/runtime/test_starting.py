@@ -55,7 +55,7 @@ def torch(monkeypatch):
 
 
 def test_an_observer_tells_an_import_from_its_end(torch, tmp_path):
-    observer = Observer(tmp_path / "seen", 1)
+    observer = Observer(tmp_path / "seen", 1, 0)
     assert read_seen(tmp_path / "seen") == NOT_YET
     observer.write()
     assert read_seen(tmp_path / "seen") == IMPORTS
@@ -67,5 +67,5 @@ def test_an_observer_tells_an_import_from_its_end(torch, tmp_path):
 
 def test_an_observer_is_seen_without_torch(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    Observer(tmp_path / "seen", 1).write()
+    Observer(tmp_path / "seen", 1, 0).write()
     assert read_seen(tmp_path / "seen") == RUNS
