@@ -5,8 +5,9 @@ In README*.md and docs/**/*.md
 - a ```console block is a terminal session: each line after `$ ` runs in one folder for the whole
   page, and what it prints must match what the page shows, where `...` stands for anything;
 - a ```python block runs in that folder, in a fresh interpreter, and must end with exit code 0;
-- a ```yaml block that starts with `name:` is a job.yaml: it must validate, and is written to
-  job.yaml in the page's folder, as any block under <!-- file: NAME --> is written to NAME;
+- a ```yaml block that starts with `name:` is a job.yaml: it must validate, with its script in
+  place, and is written to job.yaml in the page's folder, as any block under <!-- file: NAME --> is
+  written to NAME;
 - a block under <!-- shows: FILE --> is that file of the repository, to the letter (`make
   docs` writes it anew);
 - <!-- needs: a cluster --> on the line before a block: it is run where there is one;
@@ -84,6 +85,8 @@ class Reader:
             self._console(body, where)
         elif language == "yaml" and body.startswith("name:"):
             (self.folder / "job.yaml").write_text(body)
+            if script := re.search(r"\bscript: ([\w./-]+)", body):  # the reader's own
+                (self.folder / script[1]).touch()
             done = self._run(["k8sjob", "validate", "job.yaml"])
             assert done.returncode == 0, f"{where}: {done.stdout}"
         elif language == "python":
