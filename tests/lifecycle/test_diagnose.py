@@ -641,6 +641,16 @@ def test_what_made_a_pod_leave_is_told_with_its_age(snapshot, make_pod, events, 
         assert "resources.memory" not in finding.next_step
 
 
+def test_the_end_of_an_earlier_jobs_pod_is_not_this_jobs(snapshot):
+    said = 'Error creating: object is being deleted: pods "job-worker-0" already exists'
+    refused = about("PyTorchJob", "job", "FailedCreatePod", said)
+    made = about("PyTorchJob", "job", "SuccessfulCreatePod", "Created pod: job-worker-0")
+    job = snapshot("Created", events=[refused, KILLING], replicas={"Worker": 1})
+    assert [one.cause for one in diagnose(job, {}, now=NOW)] == ["name-taken"]
+    job = snapshot("Created", events=[made, refused, KILLING], replicas={"Worker": 1})
+    assert "pod-deleted" in [one.cause for one in diagnose(job, {}, now=NOW)]
+
+
 def test_what_a_replica_got_over_hides_nothing_newer(snapshot, make_pod):
     crash = ended(1, Reason(1, 0, "ValueError", "no").encode(), at="2026-01-01T00:08:00Z")
     pod = make_pod("worker-0", "Failed", terminated=crash)

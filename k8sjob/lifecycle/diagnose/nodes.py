@@ -13,7 +13,7 @@ from k8sjob.lifecycle.diagnose.finding import Cause, Seen, grouped
 from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     from k8sjob.backends.api import Json
@@ -164,17 +164,27 @@ def _of_pod(pod: Pod) -> Seen | None:
 def _past(case: Case) -> Iterator[Seen]:
     """What Events still tell of Pods that the operator has replaced, one for each Pod."""
     present = {(pod.object.get("metadata") or {}).get("uid") for pod in case.pods}
+    said = [event.get("message", "") for event in case.job_events]
     told: dict[str, Seen] = {}
     for event in case.snapshot.events:
         subject = event.get("involvedObject") or {}
         uid = subject.get("uid", "")
         if subject.get("kind") != "Pod" or uid in present or not _tells(case, event):
             continue
-        seen = _of_event(event, subject.get("name", "").removeprefix(f"{case.name}-"))
+        name = subject.get("name", "")
+        if _is_of_an_earlier_job(name, said):
+            continue
+        seen = _of_event(event, name.removeprefix(f"{case.name}-"))
         # That it was killed follows from whatever else made it go.
         if seen and not (uid in told and seen.cause is Cause.POD_DELETED):
             told[uid] = replace(seen, at=event_time(event))
     yield from told.values()
+
+
+def _is_of_an_earlier_job(pod: str, said: Sequence[str]) -> bool:
+    """Whether the operator could not make a Pod for one of its name, and never did."""
+    refused = any(f'"{pod}" already exists' in message for message in said)
+    return refused and not any(message == f"Created pod: {pod}" for message in said)
 
 
 def _tells(case: Case, event: Json) -> bool:
