@@ -124,7 +124,10 @@ def _watch_all(output: str, labels: str, place: Place) -> int:
     """Many jobs of one place, until an interrupt comes."""
     stop = threading.Event()
     if place.is_local or not (place.is_cluster or place.all_namespaces or configured()):
-        events = poll_all(partial(jobs_here, labels), stop)
+        jobs = partial(jobs_here, labels)
+        if not jobs():
+            say("no jobs on this machine yet; waiting for the first")
+        events = poll_all(jobs, stop)
     else:
         changes = place.connect().watch_jobs(
             stop=stop, all_namespaces=place.all_namespaces, selector=labels
