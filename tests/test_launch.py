@@ -260,7 +260,9 @@ def test_a_killed_worker_costs_time_and_nothing_else(digits, undisturbed, whom):
     status, events = digits(whom, kill)
     assert status.state is JobState.SUCCEEDED
     worker = next(replica for replica in status.replicas if replica.name == "worker-1")
-    assert worker.restarts == 0  # a rank is started anew by its agent, a lost pod is another one
+    assert worker.restarts == (
+        whom == "agent"
+    )  # a rank is restarted by its agent, in its container
     assert [e.kind for e in events].count(EventKind.STARTED) == 2
     assert EventKind.RESUMED in [e.kind for e in events]
     expected, seen = curve(undisturbed[1]), curve(events)

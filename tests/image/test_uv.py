@@ -194,7 +194,6 @@ REFUSED = {
     "slow": r"(?s)slow.*or take --builder buildah",
     "fast>=4": r"(?s)fast.*or take --builder buildah",
     "not-there": r"(?s)not-there.*ask for another version",
-    "x @ file:///no/such.whl": r"(?s)no/such\.whl",
 }
 
 
@@ -206,6 +205,15 @@ def test_what_cannot_be_had_is_told_and_nothing_is_pushed(registry, debian, buil
     assert str(caught.value).startswith(
         f"what is to be installed cannot be had for {debian} (Python"
     )
+    assert registry.tags(name) == []
+
+
+def test_a_file_of_this_machine_is_refused(registry, debian, built):
+    name = "uv/refused"
+    with pytest.raises(
+        ImageError, match=r"image\.pip\[0\]: 'x @ file:///no/such\.whl' is not a pack"
+    ):
+        built(f"{registry.host}/{name}", debian, "x @ file:///no/such.whl")
     assert registry.tags(name) == []
 
 
