@@ -3,16 +3,29 @@
 import importlib.util
 from pathlib import Path
 
+from pages import PAGES, name
+
 from k8sjob.compat import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def program(name):
+    found = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 def test_the_page_of_the_spec_is_up_to_date():
-    found = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
-    generate = importlib.util.module_from_spec(found)
-    found.loader.exec_module(generate)
+    generate = program("generate")
     assert generate.PAGE.read_text() == generate.page(), "run: python docs/generate.py"
+
+
+def test_the_files_that_pages_show_are_up_to_date():
+    filled = program("generate_shown").filled
+    old = [name(page) for page in PAGES if filled(page.read_text()) != page.read_text()]
+    assert old == [], "run: python docs/generate_shown.py"
 
 
 def test_every_strategy_has_a_row_of_its_proof():
