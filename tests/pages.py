@@ -10,6 +10,7 @@ In README*.md and docs/**/*.md
   written to NAME;
 - a block under <!-- shows: FILE --> is that file of the repository, or parts of it (`make docs`
   writes it, tests/docs compares it);
+- a Korean page (.ko.md) has the same blocks as the English one; only the English one is run;
 - <!-- needs: a cluster --> on the line before a block: it is run where there is one;
 - <!-- not run: REASON --> on the line before a block says why it is only shown.
 """
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
 )
+KOREAN = [page for page in PAGES if page.name.endswith(".ko.md")]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>not run|needs|file|shows): (?P<text>[^\n]+?) -->\n)?"
     r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$",

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import PAGES, Reader, blocks, name
+from pages import KOREAN, PAGES, Reader, blocks, name
 
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -26,7 +26,7 @@ def trains(page):
     [
         pytest.param(page, marks=pytest.mark.dist if trains(page) else ())
         for page in PAGES
-        if runs_something(page)
+        if page not in KOREAN and runs_something(page)
     ],
     ids=name,
 )
@@ -40,3 +40,18 @@ def test_links_lead_somewhere(page):
         target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", KOREAN, ids=name)
+def test_a_korean_page_shows_what_the_english_one_shows(page):
+    english = page.with_name(page.name.replace(".ko.md", ".md"))
+    assert shown(page) == shown(english)
+
+
+def shown(page):
+    """The blocks that are run on an English page."""
+    return [
+        (block["language"], block["body"])
+        for block in blocks(page)
+        if block["language"] in {"console", "python", "yaml"}
+    ]
