@@ -1,6 +1,11 @@
 # make demo   set everything up and run the main job on this machine, no cluster needed
-# make test   everything that can run here; says what it needs for the rest
-# make check  the fast part: lint, types, import contracts, unit and property tests
+# make test   the whole program once, in ten minutes on two cores; needs Python alone
+# make check  the fast part of it: lint, types, import contracts, unit and property tests
+# make test-dist     every strategy and shape in several processes of torch, and all examples of the properties
+# make test-image    images built and pushed for real; needs root on Debian (installs buildah, skopeo ...)
+# make test-cluster  a real Kubernetes; needs root on Debian and Go, or KUBECONFIG and K8SJOB_TEST_REGISTRY
+# make test-chaos    what kills processes and stops parts of a cluster; needs root on Debian and Go
+# make test-all      all of these
 # make bench  measurements beside the tools one would use instead
 # make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
 # make cluster-down   its end
@@ -13,17 +18,45 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lint bench cluster cluster-down goldens docs clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built lint bench cluster cluster-down goldens docs clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
 	$(BIN)/k8sjob run --fresh manifests/digits-ddp/job.yaml
 
-test: lint system-packages
-	$(BIN)/python -m pytest --durations=10 -n 2 --no-loadscope-reorder
+# A test without a mark is fast and needs nothing; the marks are told in pyproject.toml.
+SPECIAL   := system or cluster or chaos
+MARKED    := dist or slow or $(SPECIAL)
+PYTEST    := $(BIN)/python -m pytest -q --durations=10
+PARALLEL  := -n 2 --no-loadscope-reorder
+ALL       := --hypothesis-profile=full
+
+test: lint
+	$(PYTEST) $(PARALLEL) -m "essential or not ($(MARKED))"
 
 check: lint
-	$(BIN)/python -m pytest -q -m "not dist and not system and not cluster and not slow"
+	$(PYTEST) $(PARALLEL) -m "not ($(MARKED))"
+
+test-dist: $(VENV)/.dev
+	$(PYTEST) $(PARALLEL) $(ALL) -m "(dist or slow or property) and not ($(SPECIAL))"
+
+test-image: $(VENV)/.dev system-packages
+	@$(BIN)/python tests/needs.py image
+	$(PYTEST) $(PARALLEL) -m "system"
+
+test-cluster: cluster-built
+	$(PYTEST) $(PARALLEL) -m "cluster and not chaos"
+
+test-chaos: cluster-built
+	@$(BIN)/python tests/needs.py chaos
+	$(PYTEST) -m "chaos"
+
+# What test-all has besides test. The cluster's tests mostly wait, hence three processes.
+test-rest: cluster-built
+	@$(BIN)/python tests/needs.py image chaos
+	$(PYTEST) -n 3 --no-loadscope-reorder $(ALL) -m "($(MARKED) or property) and not essential"
+
+test-all: test test-rest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -43,15 +76,19 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_shown.py
-	$(BIN)/python docs/generate_architecture.py
 
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
 
+# What a cluster is made of, once: Kubernetes and the operator from source, in ten to fifteen minutes.
+cluster-built: $(VENV)/.dev system-packages
+	@$(BIN)/python tests/needs.py cluster
+	@if [ -z "$$KUBECONFIG" ] || [ -z "$$K8SJOB_TEST_REGISTRY" ]; then cd tests && ../$(BIN)/python -m cluster.bed build; fi
+
 cluster-down: | $(BIN)/python
 	@cd tests && ../$(BIN)/python -m cluster.bed down
 
-# What only root on Debian can have: image builds and a cluster. Others are told by the tests that are skipped.
+# What only root on Debian can have: image builds and a cluster. Others are told what is missing by tests/needs.py.
 SYSTEM := buildah gcc libc6-dev debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
 	iproute2 iptables conntrack openssl util-linux ca-certificates
 system-packages:

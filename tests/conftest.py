@@ -1,13 +1,15 @@
-"""What tests of several parts need: the operator's CRD, which this project carries no copy of."""
+"""Deadlines and order of the tests, and the operator's CRD, of which this project has no copy."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -24,14 +26,45 @@ def pytest_addoption(parser):
     )
 
 
+CHAOS, CLUSTER, OWN_BED = "chaos", "tests/cluster/", "own-bed"
+# How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
+LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
+hypothesis.settings.register_profile("full", max_examples=100, **LOADED)
+hypothesis.settings.load_profile("quick")
+DEADLINES = {"dist": 900, "slow": 600, "system": 900, "cluster": 1200, "chaos": 1200}
+"""Seconds that a test with this mark may take, its fixtures included."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The cluster's tests come first: they mostly wait, while another process runs all the rest."""
-    items.sort(key=lambda item: not _of_cluster(item.nodeid))
+    """Set marks, deadlines, and the order in which several processes of pytest take files."""
+    for item in items:
+        if item.nodeid.startswith(CLUSTER):
+            item.add_marker("chaos" if OWN_BED in item.nodeid else "cluster")
+        if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
+        seconds = [DEADLINES[mark.name] for mark in item.iter_markers() if mark.name in DEADLINES]
+        if seconds and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(max(seconds)))
+    yield  # here pytest leaves out what -m does not name
+    scopes = {}
+    for item in items:
+        scopes.setdefault(_scope(item.nodeid), []).append(item)
+    chaos = scopes.pop(CHAOS, [])
+    cluster = [scopes.pop(scope) for scope in list(scopes) if scope.startswith(CLUSTER)]
+    items[:] = [*chaos, *_mixed(cluster, list(scopes.values()))]
+
+
+def _mixed(cluster, others):
+    """The cluster's files, which mostly wait, in turn with as many others: one list of items."""
+    turns = itertools.zip_longest(cluster, others, fillvalue=())
+    return [item for turn in turns for scope in turn for item in scope]
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config, log):
-    """Among several processes a file is never divided, and the cluster's tests share one cluster.
+    """Among several processes a file is never divided, nor are the tests that stop components.
 
     xdist has marks for that, which pytest 9.2 does not show it any more.
     """
@@ -39,13 +72,15 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "cluster" if _of_cluster(nodeid) else nodeid.partition("::")[0]
+            return _scope(nodeid)
 
     return Scheduler(config, log)
 
 
-def _of_cluster(nodeid):
-    return nodeid.startswith("tests/cluster/")
+def _scope(nodeid):
+    """What one process of pytest runs from its beginning to its end."""
+    own_bed = nodeid.startswith(CLUSTER) and OWN_BED in nodeid
+    return CHAOS if own_bed else nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")

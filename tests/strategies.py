@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from k8sjob.spec import JobSpec
@@ -16,6 +17,11 @@ HOSTILE = (
     "...", "2020-01-01", "<<", "=", "ENTRYPOINT x", "`id`", "a" * 2000,
 )  # fmt: skip
 """Texts that YAML, jinja2, a shell, a Dockerfile or Kubernetes might take for something else."""
+
+
+def examples(count: int) -> settings:
+    """The settings of a property with so many examples, of which the profile takes its part."""
+    return settings(max_examples=max(1, count * settings().max_examples // 100))
 
 
 def texts(max_size: int = 40) -> st.SearchStrategy[str]:

@@ -1,9 +1,12 @@
-"""One cluster for all of these tests: a bed of this session, or the one that KUBECONFIG names."""
+"""The cluster of these tests: one bed for all that only use it, or the one that KUBECONFIG names.
+
+Tests that stop parts of a cluster have a bed of their own, in one process of pytest.
+"""
 
 import contextlib
+import fcntl
 import json
 import os
-import shutil
 import sys
 import time
 import uuid
@@ -13,52 +16,33 @@ import pytest
 from baseimage import Buildah, missing_tools
 from cluster.bed import Bed, Cluster
 from cluster.desk import Desk
+from needs import lacking
 
 from k8sjob.rendering import write_context
 
-PROGRAMS = {
-    "containerd": "containerd",
-    "runc": "runc",
-    "docker-registry": "docker-registry",
-    "skopeo": "skopeo",
-    "buildah": "buildah",
-    "debootstrap": "debootstrap",
-    "openssl": "openssl",
-    "ip": "iproute2",
-    "iptables": "iptables",
-    "nsenter": "util-linux",
-}
-OWN = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
+YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
+OWN = "own-bed"  # tests/conftest.py looks for it in the names of tests
+STOPPING = {"bed", "with_template"}
+"""Fixtures by which a test stops parts of its cluster: no other test may use that one."""
+KEPT = []
+"""Beds that other processes of this session use, too; they end with the session."""
 
 
-def pytest_collection_modifyitems(items):
-    """Everything in this folder is marked, so that a test cannot forget it."""
-    for item in items:
-        if "tests/cluster/" in item.nodeid:
-            item.add_marker(pytest.mark.cluster)
-
-
-def lacking():
-    """What a bed lacks on this machine, as one clause, or None."""
-    if os.uname().sysname != "Linux" or os.geteuid() != 0:
-        return "a cluster of one's own needs root on Linux"
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
-    if not Path("/usr/lib/cni/bridge").exists():
-        missing.append("containernetworking-plugins")
-    if shutil.which("go") is None:
-        return "go missing, which builds Kubernetes and the operator: install go 1.21 or newer"
-    if missing:
-        packages = " ".join(dict.fromkeys(PROGRAMS.get(program, program) for program in missing))
-        return f"{', '.join(missing)} missing; on Debian: apt install {packages}"
-    return None
+def pytest_generate_tests(metafunc):
+    """Each test has the cluster of all, or its process's own, of which its name tells."""
+    names = set(metafunc.fixturenames)
+    if names & STOPPING:
+        metafunc.parametrize("cluster", [OWN], indirect=True, scope="session")
+    elif "cluster" in names:
+        shared = pytest.param("shared", id=pytest.HIDDEN_PARAM)
+        metafunc.parametrize("cluster", [shared], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def a_bed(request):
     """Makes a bed, on demand; its logs are kept when a test of the session has failed."""
-    if reason := lacking():
-        pytest.skip(f"{reason}; {OWN}")
+    if reason := lacking("cluster"):
+        pytest.skip(f"{reason}; {YOURS}")
 
     @contextlib.contextmanager
     def make():
@@ -73,21 +57,46 @@ def a_bed(request):
 
 
 @pytest.fixture(scope="session")
-def cluster(request):
-    """A `Cluster`: kubeconfig, registry, env, kubectl(), push()."""
-    registry = os.environ.get("K8SJOB_TEST_REGISTRY")
-    if registry and (kubeconfig := os.environ.get("KUBECONFIG")):
-        yield Cluster(kubeconfig, registry)
-        return
-    with request.getfixturevalue("a_bed")() as bed:
+def own_bed(a_bed):
+    """A bed of this process of pytest."""
+    with a_bed() as bed:
         yield bed
+
+
+@pytest.fixture(scope="session")
+def cluster(request, tmp_path_factory):
+    """A `Cluster`: kubeconfig, registry, env, kubectl(), push()."""
+    if request.param == OWN:
+        return request.getfixturevalue("own_bed")
+    registry, kubeconfig = map(os.environ.get, ("K8SJOB_TEST_REGISTRY", "KUBECONFIG"))
+    if registry and kubeconfig:
+        return Cluster(kubeconfig, registry)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        if reason := lacking("cluster"):
+            pytest.skip(f"{reason}; {YOURS}")
+        return shared_cluster(tmp_path_factory.getbasetemp().parent)
+    return request.getfixturevalue("own_bed")
+
+
+def shared_cluster(folder):
+    """The bed that the first process of this session makes, which ends with pytest's own."""
+    file = folder / "cluster.json"
+    with (folder / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            KEPT.append(Bed(owner=os.getppid()).__enter__())
+            made = KEPT[-1]
+            parts = [made.kubeconfig, made.registry, made.kubectl_path]
+            file.write_text(json.dumps([str(part) for part in parts]))
+    kubeconfig, registry, kubectl = json.loads(file.read_text())
+    found = Cluster(Path(kubeconfig), registry)
+    found.kubectl_path = Path(kubectl)
+    return found
 
 
 @pytest.fixture
 def bed(cluster):
     """The cluster as a `Bed`, whose components can be stopped; a test starts them again."""
-    if not isinstance(cluster, Bed):
-        pytest.skip("stopping parts of a cluster is done to the tests' own alone")
     yield cluster
     for name in cluster.parts:
         if name not in cluster.running():

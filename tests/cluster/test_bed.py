@@ -11,6 +11,7 @@ import pytest
 from baseimage import Buildah, missing_tools
 from cluster.bed.keeper import sweep
 
+pytestmark = pytest.mark.chaos
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys, time

@@ -136,7 +136,7 @@ def test_a_host_of_the_store_that_dies_is_a_lost_peer(nodes):
     assert (killed, lost) == (137, ExitCode.PEER_LOST), err
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.essential)])
 def test_a_group_meets_again_after_a_kill(nodes, tmp_path, victim):
     """Both agents start their rank anew, in place; rank 0 brings the store back."""
     script = f"""
@@ -166,7 +166,11 @@ def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
 
 @pytest.mark.parametrize(
     "hang",
-    ["time.sleep(100)", "ctypes.PyDLL(None).sleep(100)", "os.kill(os.getpid(), signal.SIGSTOP)"],
+    [
+        pytest.param("time.sleep(100)", marks=pytest.mark.essential),
+        "ctypes.PyDLL(None).sleep(100)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
     ids=["asleep", "holds the lock", "stopped"],
 )
 def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):

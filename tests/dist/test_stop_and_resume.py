@@ -18,9 +18,9 @@ def checkpoints(tmp_path):
     return str(tmp_path / "checkpoints")
 
 
-@pytest.fixture
-def undisturbed(run_ranks):
-    return run_ranks(OPTIONS, world=2).result
+@pytest.fixture(scope="module")
+def undisturbed(run_once):
+    return run_once(OPTIONS, world=2).result
 
 
 def same(one, other):
@@ -30,6 +30,7 @@ def same(one, other):
     assert one["steps"] == other["steps"]
 
 
+@pytest.mark.essential
 def test_sigterm_to_one_rank_stops_all_at_a_common_step(
     start_ranks, run_ranks, checkpoints, undisturbed
 ):
@@ -49,6 +50,7 @@ def test_sigterm_to_one_rank_stops_all_at_a_common_step(
     same(resumed.result, undisturbed)
 
 
+@pytest.mark.essential
 def test_a_killed_rank_costs_only_the_steps_since_the_checkpoint(
     start_ranks, run_ranks, checkpoints, undisturbed
 ):

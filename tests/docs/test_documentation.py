@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pages import KOREAN, PAGES, Reader, blocks, name
+from pages import KOREAN, PAGES, ROOT, Reader, blocks, name
 
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -16,15 +16,19 @@ def runs_something(page):
     )
 
 
-def trains(page):
+def marks(page):
+    """What trains is no fast test; README and tutorial are essential all the same."""
     text = page.read_text()
-    return "k8sjob run" in text or "torch" in text
+    if "k8sjob run" not in text and "torch" not in text:
+        return []
+    first = page == ROOT / "README.md" or page.parent.name == "tutorial"
+    return [pytest.mark.dist, *[pytest.mark.essential] * first]
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.dist if trains(page) else ())
+        pytest.param(page, marks=marks(page))
         for page in PAGES
         if page not in KOREAN and runs_something(page)
     ],

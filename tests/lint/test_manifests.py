@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from strategies import job_specs
+from strategies import examples, job_specs
 
 from k8sjob.document import dump
 from k8sjob.lint import lint_manifest
@@ -22,7 +22,7 @@ def test_a_sound_job_gives_nothing(pytorchjob):
 
 
 @given(job_specs())
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_what_k8sjob_renders_is_found_sound(spec):
     found = {f.id for f in lint_manifest(render(spec.with_(overlay={})))}
     # What a user may ask for, and is warned of all the same.

@@ -1,16 +1,16 @@
 from contextlib import suppress
 
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import json_values, texts
+from strategies import examples, json_values, texts
 
 from k8sjob.document import dump, flow, parse, scalar
 from k8sjob.errors import SpecError
 
 
 @given(json_values())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_what_is_dumped_is_read_back_by_any_reader(data):
     text = dump(data)
     assert same(yaml.safe_load(text), data)
@@ -21,7 +21,7 @@ def test_what_is_dumped_is_read_back_by_any_reader(data):
 
 @given(texts() | st.text(max_size=30))
 @example("\ud83d\ude00")
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_every_text_survives_as_a_scalar(text):
     if any("\ud800" <= character <= "\udfff" for character in text):
         return
@@ -32,7 +32,7 @@ def test_every_text_survives_as_a_scalar(text):
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_text_is_read_or_refused_and_never_crashes(text):
     with suppress(SpecError):
         assert parse(text, "x").source == "x"

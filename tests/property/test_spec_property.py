@@ -1,14 +1,14 @@
 import copy
 import pickle
 
-from hypothesis import given, settings
-from strategies import job_specs
+from hypothesis import given
+from strategies import examples, job_specs
 
 from k8sjob.spec import JobSpec
 
 
 @given(job_specs())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_spec_survives_yaml_exactly(spec):
     text = spec.to_yaml()
     assert JobSpec.from_yaml(text) == spec
@@ -16,7 +16,7 @@ def test_a_spec_survives_yaml_exactly(spec):
 
 
 @given(job_specs())
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_a_spec_survives_json_copies_and_pickles(spec):
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     assert copy.deepcopy(spec) == spec
@@ -24,7 +24,7 @@ def test_a_spec_survives_json_copies_and_pickles(spec):
 
 
 @given(job_specs())
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_ranks_and_names_of_any_spec(spec):
     assert spec.world_size == spec.nnodes * spec.nproc_per_node >= 1
     last = spec.replicas.elastic.max - 1 if spec.replicas.elastic else spec.replicas.workers

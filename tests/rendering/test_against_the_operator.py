@@ -12,7 +12,7 @@ import pytest
 
 from k8sjob.rendering import manifest, operator_env, webhook_problems
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster  # go compiles the operator's code
 PROGRAM = Path(__file__).parent / "operator/main.go"
 
 

@@ -5,9 +5,9 @@ import itertools
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import HOSTILE
+from strategies import HOSTILE, examples
 
 from k8sjob.document import parse
 from k8sjob.errors import SpecError
@@ -134,7 +134,7 @@ VALUES = st.recursive(
 
 
 @given(path=st.sampled_from(list(paths())), value=VALUES)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @example(path=("run", "env"), value=[{"name": "A", "value": 1}])
 @example(path=("run", "rendezvous_timeout"), value=[0])
 @example(path=("image", "repository"), value="localhost:5000/a@sha256:" + "0" * 64)

@@ -3,8 +3,8 @@ import json
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
-from strategies import job_specs
+from hypothesis import given
+from strategies import examples, job_specs
 
 from k8sjob.document import parse
 from k8sjob.errors import SpecError
@@ -80,7 +80,7 @@ def test_defaults_are_written_as_in_a_job_yaml():
 
 
 @given(job_specs())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_schema_takes_every_spec_that_k8sjob_takes(spec):
     data = parse(spec.to_yaml()).data
     assert not list(validator().iter_errors(data))

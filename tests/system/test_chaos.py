@@ -1,30 +1,25 @@
 """Random faults, a few of them, by seeds that play them again: the whole run is bench/chaos.py."""
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from clocks import COMPILER
+from needs import lacking
 
 CHAOS = Path(__file__).resolve().parents[2] / "bench/chaos.py"
-NEEDED = [name for name in ("unshare", "ip", "mount") if shutil.which(name) is None]
+REASON = lacking("chaos")
 
 pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or bool(NEEDED) or COMPILER is None,
-        reason="needs root, iproute2, util-linux and a C compiler: networks and disks go away",
-    ),
+    pytest.mark.chaos,
+    pytest.mark.skipif(bool(REASON), reason=f"{REASON}: networks and disks go away"),
 ]
 
 
 @pytest.mark.parametrize("seed", [100])
 def test_jobs_end_with_the_curve_of_one_that_nobody_touched(seed):
     argv = [sys.executable, str(CHAOS), "4", str(seed)]
-    played = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=3000)
+    played = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1100)
     assert played.returncode == 0, played.stdout + played.stderr
     assert "the same curve" in played.stdout
     assert ": failed: " not in played.stdout, played.stdout

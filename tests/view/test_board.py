@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -105,7 +105,6 @@ DATA = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100)
 @given(st.lists(DATA, max_size=5), st.integers(10, 150), st.integers(4, 40))
 def test_whatever_a_cluster_says_is_text_within_the_terminal(found, width, height):
     events = [Event(EventKind.JOB, data) for data in found]

@@ -5,11 +5,12 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from strategies import examples
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.lines import Speaker, duration, last_words
@@ -230,7 +231,7 @@ def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
 ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=300)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.lists(st.tuples(st.sampled_from(list(EventKind)), ANY_TEXT, ANY_TEXT), max_size=6),
     st.integers(1, 150),
@@ -245,7 +246,7 @@ def test_the_panel_never_outgrows_the_terminal(said, width, height):
     assert all("\n" not in line for line in lines)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(ANY_TEXT, ANY_TEXT)
 def test_a_line_of_a_job_is_one_line_and_never_markup(name, said):
     line = Speaker().line(Event(EventKind.LOG, {"text": said}, 0, name))

@@ -5,8 +5,9 @@ import threading
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import examples
 
 from k8sjob.backends.cluster.reflect import Kind, reflect
 from k8sjob.backends.transport import ApiError
@@ -219,7 +220,7 @@ class History:
         return next(self.cuts, None)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=25),
     st.lists(st.sampled_from([None, None, None, "miss", "expire", "end", "refuse"]), max_size=25),

@@ -4,8 +4,9 @@ import copy
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import examples
 
 from k8sjob.backends.conditions import finished, is_true
 from k8sjob.backends.local.operator import (
@@ -291,7 +292,7 @@ def cases(draw):
     return resource, looks
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases())
 def test_conditions_stay_in_order_whatever_happens(case):
     resource, looks = case
@@ -320,7 +321,7 @@ def test_conditions_stay_in_order_whatever_happens(case):
         resource["status"] = status
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(cases())
 def test_looking_again_changes_nothing_more(case):
     resource, [(_, _, pods), *_] = case

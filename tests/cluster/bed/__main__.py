@@ -1,4 +1,7 @@
-"""`python -m cluster.bed up`: a cluster to work with; `down`: end it, and clear up after others."""
+"""`python -m cluster.bed up`: a cluster to work with; `down`: end it, and clear up after others.
+
+`build` makes what every cluster needs: its programs, its images and the template of its node.
+"""
 
 import contextlib
 import json
@@ -7,7 +10,7 @@ import signal
 import sys
 import time
 
-from baseimage import cache_home
+from baseimage import Buildah, cache_home
 
 from .bed import Bed
 from .keeper import sweep
@@ -15,7 +18,7 @@ from .keeper import sweep
 
 def up():
     """Start a cluster that outlives this process, and say how to use it."""
-    with Bed(detached=True) as bed:
+    with Bed(owner=0) as bed:
         print(f"export KUBECONFIG={bed.kubeconfig}")
         print(f"export K8SJOB_TEST_REGISTRY={bed.registry}")
         print(f"export PATH={bed.bin}:$PATH")
@@ -36,5 +39,12 @@ def down():
         print(f"cleared up after {name}")
 
 
+def build():
+    """Make what lies in the cache, so that no test has to wait for it."""
+    Buildah().newer_image()
+    with Bed():
+        print("the test cluster is built", file=sys.stderr)
+
+
 if __name__ == "__main__":
-    {"up": up, "down": down}[sys.argv[1]]()
+    {"up": up, "down": down, "build": build}[sys.argv[1]]()

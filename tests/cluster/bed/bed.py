@@ -35,7 +35,7 @@ class Bed(Cluster):
     """One cluster in namespaces of its own, for as long as the `with` block lasts.
 
     Args:
-        detached: stay up after this process has ended, until `make cluster-down`.
+        owner: the process with which the bed ends; 0: none, it stays up until `make cluster-down`.
         parts: the components to start, in this order.
 
     Attributes:
@@ -43,8 +43,8 @@ class Bed(Cluster):
         logs: folder of the components' logs, one file for each.
     """
 
-    def __init__(self, *, detached=False, parts=components.ORDER):
-        self.detached = detached
+    def __init__(self, *, owner=None, parts=components.ORDER):
+        self.owner = os.getpid() if owner is None else owner
         self.parts = parts
         self.bin = binaries()
         self.keeper = None
@@ -67,7 +67,7 @@ class Bed(Cluster):
         return self
 
     def __exit__(self, *_):
-        if not self.detached:
+        if self.owner == os.getpid():
             self.down()
 
     def _make(self):
@@ -75,11 +75,10 @@ class Bed(Cluster):
         if "kubelet" in self.parts:
             images.clone(images.template(self.bin / "pause", _fill), self.folder / "lib")
         pki.make(self.folder / "pki")
-        owner = 0 if self.detached else os.getpid()
         with (self.folder / "keeper.log").open("w") as log:
             # Nothing of ours may stay open in it: it can outlive us, and whoever reads us waits.
             self.keeper = subprocess.Popen(
-                [sys.executable, str(KEEPER), str(self.folder), str(self.bin), str(owner)],
+                [sys.executable, str(KEEPER), str(self.folder), str(self.bin), str(self.owner)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
