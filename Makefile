@@ -76,6 +76,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_shown.py
+	$(BIN)/python docs/generate_architecture.py
 
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up

@@ -28,6 +28,11 @@ def test_the_files_that_pages_show_are_up_to_date():
     assert old == [], "run: python docs/generate_shown.py"
 
 
+def test_the_drawing_of_the_architecture_is_up_to_date():
+    generate = program("generate_architecture")
+    assert generate.PATH.read_text() == generate.drawing(), "run: make docs"
+
+
 def test_every_strategy_has_a_row_of_its_proof():
     page = (ROOT / "docs/reference/strategies.md").read_text()
     assert [kind for kind in STRATEGIES if f"\n| `{kind}`" not in page] == []
