@@ -295,7 +295,7 @@ def test_the_end_of_a_program_that_never_started(snapshot, make_pod):
     [
         ("ModuleNotFoundError: No module named 'pandas'", "install 'pandas'"),
         ("RuntimeError: Found no NVIDIA driver on your system", "this machine has a GPU"),
-        ("RuntimeError: Connection closed by peer", "see what stands between them"),
+        ("RuntimeError: Connection closed by peer", "check what is between them"),
         ("sh: python4: not found", "install the program on this machine"),
     ],
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, Reason
 from k8sjob.lifecycle.diagnose import Cause, diagnose
-from k8sjob.lifecycle.diagnose.account import since_training
-from k8sjob.lifecycle.diagnose.finding import same_text
+from k8sjob.lifecycle.diagnose.finding import without_replica
+from k8sjob.lifecycle.diagnose.output import since_training
 
 WORKERS = ("worker-0", "worker-1")
 PAST = "Failed:x:Job j has failed because"
@@ -104,13 +104,13 @@ def test_the_job_itself(snapshot, condition, cause, step):
             ended(255),
             ["exec /usr/local/bin/python: exec format error"],
             "image",
-            "not made for its node's kind of processor",
+            "built for another processor architecture",
         ),
         (
             ended(128, "runc: unable to start: exec: x: exec format error: unknown", "StartError"),
             [],
             "image",
-            "not made for its node's kind of processor",
+            "built for another processor architecture",
         ),
         (
             ended(1, Reason(1, 0, "OSError", "x: exec format error: unknown").encode()),
@@ -135,7 +135,7 @@ def test_the_job_itself(snapshot, condition, cause, step):
             ended(138, Reason(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)).encode()),
             [],
             "rendezvous",
-            "rank 1 did not come: 2 of 3 came",
+            "rank 1 did not join the rendezvous: 2 of 3 came",
         ),
         (
             ended(2, Reason(2, -1, "EnvError", "WORLD_SIZE=0 is too small").encode()),
@@ -212,7 +212,7 @@ def test_who_left_while_others_waited_is_named(snapshot, make_pod):
     tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
     left, runs = ({"terminated": {"exitCode": 0}}, {"running": {}})
     who = "worker-0 (rank 1) had ended with exit code 0, and master-0 still waited for it"
-    for state, said in ((left, who), (runs, "broke off")):
+    for state, said in ((left, who), (runs, "another rank broke")):
         job = snapshot("Failed", pods=[master, make_pod("worker-0", **state)])
         finding = diagnose(job, tail)[0]
         assert finding.cause == ("connection" if state is runs else "left-early")
@@ -395,12 +395,12 @@ def node(name, labels=None, **allocatable):
         (
             {"cpu": "500"},
             "cpu (it asks for 501, and the largest node has 2)",
-            "no waiting helps: lower resources.cpu, or use more replicas that are smaller",
+            "waiting will not help: lower resources.cpu, or use more, smaller replicas",
         ),
         (
             {"memory": "4Ti"},
             "memory (it asks for 4Ti, and the largest node has 8Gi)",
-            "no waiting helps: lower resources.memory,",
+            "waiting will not help: lower resources.memory,",
         ),
         (
             {"cpu": "1"},
@@ -483,7 +483,7 @@ def test_a_silent_operator(snapshot, make_pod):
     (waits,) = diagnose(new, {}, now=created + timedelta(seconds=2))
     assert (waits.cause, waits.message) == (
         "waiting",
-        "the job has no pods yet, 2 s after it was made",
+        "the job has no pods yet, 2 s after it was created",
     )
     deployment = {
         "kind": "Deployment",
@@ -562,7 +562,7 @@ def test_a_deadline_that_the_operator_has_not_noticed(snapshot, make_pod):
     late = snapshot("Running", pods=pods, startTime="2026-01-01T00:06:00Z")
     (finding,) = diagnose(late, {}, now=NOW)
     assert finding.cause == "deadline"
-    assert "its deadline of 60 s was over 3 min ago" in finding.message
+    assert "its deadline of 60 s passed 3 min ago" in finding.message
     assert "kubectl label pytorchjob job -n ns" in finding.next_step
     assert diagnose(late, {}, now=datetime(2026, 1, 1, 0, 7, 2, tzinfo=UTC)) == []
 
@@ -603,7 +603,7 @@ def test_a_pod_that_is_recreated_without_end_says_so(snapshot, make_pod):
     said = "Pod: ns.job-worker-0 exited with code 137"
     event = {**about("PyTorchJob", "job", "ExitedWithCode", said), "count": 34}
     (finding,) = diagnose(Snapshot(job.job, job.pods, [event]), {}, now=NOW)
-    assert finding.message.endswith("it runs again; its pod was recreated 34 times")
+    assert finding.message.endswith("it is running again; its pod was recreated 34 times")
     assert "policy.max_restarts" in finding.next_step
     assert "or one of its processes ran out of memory" in finding.next_step
 
@@ -636,7 +636,7 @@ def test_what_made_a_pod_leave_is_told_with_its_age(snapshot, make_pod, events, 
         job = snapshot("Running", pods=[pod], events=events, replicas={"Worker": 1})
         (finding,) = diagnose(job, {}, now=NOW)
         assert finding.cause == cause
-        again = "; it runs again" if pod is pods[0] else ""
+        again = "; it is running again" if pod is pods[0] else ""
         assert finding.message in {f"worker-0: {what}, {n} min ago{again}" for n in (4, 5)}
         assert "resources.memory" not in finding.next_step
 
@@ -758,8 +758,8 @@ def test_a_name_that_is_not_there_is_told_though_the_master_had_crashed(
     pods = [master, *awaiting("worker-0", "worker-1")]
     found = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
     assert [one.cause for one in found] == ["master-awaited", "crash"]
-    assert "see the cluster's DNS" in found[0].next_step
-    assert found[1].message == "master-0: exit code 1: no, 5 min ago; it runs again"
+    assert "check the cluster's DNS" in found[0].next_step
+    assert found[1].message == "master-0: exit code 1: no, 5 min ago; it is running again"
 
 
 def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):
@@ -795,7 +795,7 @@ def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
         for n in (0, 143, 137, 0)
     ]
     (finding,) = diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW)
-    assert finding.message == "worker-1: ended by SIGKILL, 5 min ago; it runs again"
+    assert finding.message == "worker-1: ended by SIGKILL, 5 min ago; it is running again"
     sidecar = "Error pod job-worker-1 container proxy exitCode: 1 terminated message: x"
     events = [about("PyTorchJob", "job", "Error", sidecar)]
     assert diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW) == []
@@ -820,7 +820,7 @@ def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     state = snapshot("Running", pods=[pod], replicas={"Master": 1})
     (finding,) = diagnose(state, {}, now=NOW)
     assert finding.cause == "sidecar"
-    assert finding.message.endswith("'istio-proxy' runs on: so the pod does not end, for 5 min")
+    assert finding.message.endswith("'istio-proxy' keeps the pod running, for 5 min")
     just_now = datetime(2026, 1, 1, 0, 5, 3, tzinfo=UTC)
     assert diagnose(state, {}, now=just_now) == []
 
@@ -875,7 +875,7 @@ def test_nobody_is_blamed_for_a_job_that_is_being_deleted(snapshot, make_pod):
     assert finding.message == (
         "the job is being deleted; it waits for its finalizers: example.com/keep, for 46 s"
     )
-    assert "whoever set example.com/keep must take it away" in finding.next_step
+    assert "whoever set example.com/keep must remove it" in finding.next_step
     assert "kubectl get pytorchjob job -n ns -o yaml" in finding.next_step
 
 
@@ -1057,7 +1057,7 @@ def test_a_volume_that_nobody_makes_is_told_though_the_scheduler_is_silent(snaps
     (finding,) = diagnose(job, {}, [claim(), event], now=NOW)
     assert finding.cause == "volume-claim"
     assert finding.message.startswith("master-0: the claim 'data' has no volume: Waiting for a")
-    assert "see whether the provisioner csi.example runs" in finding.next_step
+    assert "check whether the provisioner csi.example runs" in finding.next_step
     chosen = claim(**{"volume.kubernetes.io/selected-node": "node-3"})
     (finding,) = diagnose(job, {}, [chosen], now=NOW)
     assert "its volume is awaited on node node-3" in finding.message
@@ -1088,7 +1088,7 @@ def test_a_queue_that_never_admits_a_job(snapshot, related, said):
     job.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     (finding,) = diagnose(job, {}, related, now=NOW)
     assert finding.cause == "no-queue"
-    assert finding.message.startswith(f"the job waits in vain: {said}")
+    assert finding.message.startswith(f"the job will never start: {said}")
     (unknown,) = diagnose(job, {}, now=NOW)  # where nothing of it may be read
     assert unknown.cause == "queued"
     assert "starts by itself" not in unknown.next_step
@@ -1110,7 +1110,7 @@ def test_of_ends_that_were_got_over_the_newest_failure_is_told(snapshot, make_po
     (finding,) = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
     assert (
         finding.message
-        == "worker-0, rank 0: exit code 1: ValueError: new, 3 min ago; it runs again"
+        == "worker-0, rank 0: exit code 1: ValueError: new, 3 min ago; it is running again"
     )
 
 
@@ -1129,7 +1129,7 @@ def test_who_was_lost_by_others_is_the_cause_though_it_runs_again(snapshot, make
 def test_lines_of_any_length_are_read_in_linear_time(part):
     """With a pattern that starts anew at each character this would take minutes."""
     text = part * 2**18
-    assert same_text(text)
+    assert without_replica(text)
     assert since_training([text, "last"])[-1] == "last"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.lifecycle.diagnose.starting import _image
+from k8sjob.lifecycle.diagnose.containers import explain_pull
 
 SAID = json.loads(Path(__file__).with_name("image_errors.json").read_text())
 CASES = [(cause, name) for cause, said in SAID.items() for name in said]
@@ -17,4 +17,4 @@ CASES = [(cause, name) for cause, said in SAID.items() for name in said]
 
 @pytest.mark.parametrize(("cause", "name"), CASES)
 def test_what_a_registry_says_has_its_cause(cause, name):
-    assert _image("ErrImagePull", "team/train:1", SAID[cause][name]).cause == cause
+    assert explain_pull("ErrImagePull", "team/train:1", SAID[cause][name]).cause == cause

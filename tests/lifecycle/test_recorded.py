@@ -25,9 +25,9 @@ SAID = {
     " executable file not found in $PATH",
     "config": "config-map | master-0: there is no config map 'settings' in namespace team",
     "crash": "crash | master-0: exit code 3: ValueError: no",
-    "drained": "evicted | master-0: its node was drained, or somebody evicted it: Eviction API:"
-    " evicting, 31 s ago",
-    "evicted": "evicted | master-0: its node put it out: Pod ephemeral local storage usage exceeds"
+    "drained": "evicted | master-0: its node was drained, or it was evicted by request: Eviction"
+    " API: evicting, 31 s ago",
+    "evicted": "evicted | master-0: evicted by its node: Pod ephemeral local storage usage exceeds"
     " the total limit of containers 10Mi",
     "gpus": "unschedulable | master-0: none of 3 nodes takes it: 1 has too little nvidia.com/gpu"
     " free (it asks for 8): there is 1 node of A100 with 4; 2 have a taint that it does not"
@@ -37,15 +37,15 @@ SAID = {
     " [manifests 1]: 401 Unauthorized",
     "image-missing": "image-missing | master-0: there is no image registry.example/team:no-such in"
     " its registry",
-    "image-name": "image-name | master-0: 'Train:1:2' is no image name: Failed to apply default"
-    " image tag \"Train:1:2\": couldn't parse image name \"Train:1:2\": invalid reference format:"
-    " repository name (library/Train) must be lowercase",
+    "image-name": "image-name | master-0: 'Train:1:2' is not a valid image name: Failed to apply"
+    " default image tag \"Train:1:2\": couldn't parse image name \"Train:1:2\": invalid reference"
+    " format: repository name (library/Train) must be lowercase",
     "image-registry": "registry | master-0: the registry of the image 127.0.0.1:1/train:1 cannot be"
     ' reached from its node: failed to do request: Head "http://127.0.0.1:1/v2/train/manifests/1":'
     " dial tcp 127.0.0.1:1: connect: connection refused",
     "init": "init | master-0: its init container 'mine' ended with exit code 6, 2 times over, for"
     " 3 s",
-    "interface": "interface | master-0: it found no network interface of the name that it was told:"
+    "interface": "interface | master-0: it found no network interface of the given name:"
     " [enforce fail at ./gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address"
     " for: ib7",
     "job-name": "job-name | master-0: the job's name is too long for a Service of this replica...",
@@ -53,19 +53,19 @@ SAID = {
     "limit": "crash | master-0: exit code 5",
     "lost": "node-lost | master-0: its node ghost-lost is not ready: Kubelet stopped posting node"
     " status, for 47 s",
-    "meeting": "rendezvous | master-0: 1 of 4 processes came to the meeting in 6 s",
+    "meeting": "rendezvous | master-0: 1 of 4 processes joined the rendezvous within 6 s",
     "memory": "memory | master-0: killed by the kernel, which was out of memory: its limit is 64Mi"
-    " (started again 2 times; the next start is at most five minutes away)",
+    " (restarted 2 times; the next start is at most five minutes away)",
     "path": "volume | master-0: the volume 'v' cannot be mounted: hostPath type check failed:"
     " /no/such is not a directory, for 42 s",
     "preempted": "preempted | master-0: a pod of higher priority took its place, 21 s ago",
     "probe": "master-awaited | worker-0: its init container waits until the name probe-master-0 can"
-    " be found; the Master runs and is not ready by its readinessProbe, for 3 min",
+    " be found; the Master runs but is not ready, by its readinessProbe, for 3 min",
     "quota": "quota | worker-0: the namespace's quota 'small' has no room: pods 1 asked, 1 of 1"
     " used",
     "restricted": "pod-security | worker-0 (1 more has no pod yet): namespace team enforces the pod"
     " security level 'restricted:latest': ...",
-    "root": "container | master-0: its container 'pytorch' cannot be made: container has"
+    "root": "container | master-0: its container 'pytorch' cannot be created: container has"
     " runAsNonRoot and image will run as root",
     "scheduler": "waiting | master-0: the scheduler 'nobody' has not looked at it, for 36 s",
     "secret": "secret | master-0: there is no secret 'hf' in namespace team",

@@ -1,6 +1,6 @@
-"""Why a job stands where it stands: objects and last lines of output in, findings out. Pure."""
+"""Why a job is in its state: objects and last lines of output in, findings out. Pure."""
 
-from k8sjob.lifecycle.diagnose.diagnosis import diagnose
+from k8sjob.lifecycle.diagnose.causes import diagnose
 from k8sjob.lifecycle.diagnose.finding import Cause, Finding
 
 __all__ = ["Cause", "Finding", "diagnose"]

@@ -1,4 +1,4 @@
-"""What a diagnosis says: a cause by its name, what was seen, and what to do now."""
+"""Causes, findings, and rules that recognise a cause by a text."""
 
 from __future__ import annotations
 
@@ -8,44 +8,41 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
 __all__ = [
     "REPLICA",
     "SAME_STEPS",
     "Cause",
+    "Explanation",
     "Finding",
-    "Seen",
-    "Told",
+    "ReplicaFinding",
+    "Rule",
+    "age",
+    "ago",
+    "first_match",
     "grouped",
-    "lasting",
-    "passed",
-    "plain",
-    "who",
+    "listed",
+    "one_line",
 ]
 
-
-_OF_ONE_POD: Final = re.compile(
+_POD_IDENTIFIERS: Final = re.compile(
     r' \(pod: "[^"]*", container: [^)]*\)|"?[0-9a-f]{64}"? ?'
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 )
-"""Identifiers in the kubelet's messages, which differ by Pod where the trouble is the same."""
-
-
-_BY_REPLICA: Final = re.compile(
+"""Parts of the kubelet's messages that differ by Pod where the problem is the same."""
+_REPLICA_IDENTIFIERS: Final = re.compile(
     r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
     r"|\d+ times over"
 )
-
-
 SAME_STEPS: Final = (
     "let all ranks take the same number of steps, in the same order: run.batches and a"
-    " DistributedSampler give each as many batches; torch's Join stands in for who is done"
+    " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
 )
 """The next step where a rank was done before the others."""
 REPLICA: Final = "{replica}"
-"""Stands in a Seen's next step, which is one for all replicas of a finding, for the first one."""
+"""In the next step of a ReplicaFinding: the first of the replicas that share it."""
 
 
 class Cause(StrEnum):
@@ -126,11 +123,11 @@ class Finding:
 
     Attributes:
         cause: a Cause.
-        message: what was seen, in one paragraph; it begins with the replicas that it concerns.
+        message: what was seen, in one paragraph; it begins with the replicas concerned.
         next_step: what to do now.
         replica: "worker-2", the first of the replicas; empty where it concerns the whole job.
-        replicas: all that it concerns.
-        over: whether it has passed, since the replicas run again.
+        replicas: all replicas concerned.
+        over: whether it is past, since the replicas are running again.
     """
 
     cause: str
@@ -148,8 +145,8 @@ class Finding:
         return data
 
 
-class Told(NamedTuple):
-    """What a text says, wherever it stands: a Cause, what was seen, and what to do now."""
+class Explanation(NamedTuple):
+    """A Cause, what was seen, and what to do now."""
 
     cause: Cause
     what: str
@@ -157,17 +154,59 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A cause at one replica, before it is known how many others have the same.
+class Rule:
+    """A cause that a text names.
+
+    Attributes:
+        pattern: how the cause is written.
+        cause: a Cause.
+        what: what was seen; the pattern's groups and the caller's facts fill its braces.
+        next_step: what to do now, filled likewise.
+        local_step: the next step for a job on this machine, where that differs.
+        exception_only: whether only an exception with this text ends a container; other lines that
+            contain it are warnings.
+    """
+
+    pattern: str
+    cause: Cause
+    what: str
+    next_step: str
+    local_step: str = ""
+    exception_only: bool = False
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Where the text names the cause."""
+        return re.search(self.pattern, text, re.DOTALL)
+
+    def explain(
+        self, found: re.Match[str], facts: Mapping[str, str], *, local: bool = False
+    ) -> Explanation:
+        """The explanation of a match, filled in."""
+        values = {**found.groupdict(""), **facts}
+        step = (local and self.local_step) or self.next_step
+        return Explanation(self.cause, self.what.format_map(values), step.format_map(values))
+
+
+def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:
+    """The explanation of the first rule whose pattern is in the text."""
+    for rule in rules:
+        if found := rule.search(text):
+            return rule.explain(found, facts)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFinding:
+    """A cause at one replica, before it is known which others share it.
 
     Attributes:
         cause: a Cause.
-        what: what was seen, without the replica's name and without what differs by replica.
-        next_step: what to do now; REPLICA in it is the first of the replicas that have it.
+        what: what was seen, without the replica's name.
+        next_step: what to do now; see REPLICA.
         replica: "worker-2".
-        since: since when, where that is worth telling.
-        at: when it happened, of what has passed.
-        over: whether the replica runs again.
+        since: when it began, where that is worth saying.
+        at: when it happened, if it is past.
+        over: whether the replica is running again.
     """
 
     cause: Cause
@@ -179,39 +218,38 @@ class Seen:
     over: bool = False
 
 
-def grouped(seen: Iterable[Seen], now: datetime) -> list[Finding]:
-    """One finding for all replicas at which the same was seen, in the order of the first ones."""
-    groups: dict[object, list[Seen]] = {}
-    for one in seen:
-        key = one.cause, same_text(one.what), same_text(one.next_step), one.over
+def grouped(findings: Iterable[ReplicaFinding], now: datetime) -> list[Finding]:
+    """One finding for all replicas with the same problem, in the order of the first ones."""
+    groups: dict[object, list[ReplicaFinding]] = {}
+    for one in findings:
+        key = one.cause, without_replica(one.what), without_replica(one.next_step), one.over
         groups.setdefault(key, []).append(one)
-    return [_of_all(members, now) for members in groups.values()]
+    return [_merged(members, now) for members in groups.values()]
 
 
-def same_text(text: str) -> str:
-    """A text without the names, ranks and addresses in which it differs by replica."""
-    return _BY_REPLICA.sub("", text)
+def without_replica(text: str) -> str:
+    """A text without the names, ranks and addresses by which it differs between replicas."""
+    return _REPLICA_IDENTIFIERS.sub("", text)
 
 
-def _of_all(members: Sequence[Seen], now: datetime) -> Finding:
+def _merged(members: Sequence[ReplicaFinding], now: datetime) -> Finding:
     first = members[0]
     replicas = tuple(one.replica for one in members)
     begun = min((one.since for one in members if one.since), default=None)
     newest = max((one.at for one in members if one.at), default=None)
-    message = f"{who(replicas)}: {first.what}" + (f", for {lasting(begun, now)}" if begun else "")
-    if newest or first.over:
-        message += passed(newest, now, again=first.over)
+    message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
+    message += ago(newest, now, again=first.over)
     step = first.next_step.replace(REPLICA, first.replica)
     return Finding(first.cause, message, step, first.replica, replicas, first.over)
 
 
-def passed(moment: datetime | None, now: datetime, *, again: bool) -> str:
-    """The end of a message about the past: how long ago it was, and whether training resumed."""
-    age = f", {lasting(moment, now)} ago" if moment else ""
-    return age + "; it runs again" * again
+def ago(moment: datetime | None, now: datetime, *, again: bool = False) -> str:
+    """The end of a message about the past: `, 5 min ago; it is running again`."""
+    passed = f", {age(moment, now)} ago" if moment else ""
+    return passed + "; it is running again" * again
 
 
-def who(replicas: Iterable[str]) -> str:
+def listed(replicas: Iterable[str]) -> str:
     """The replicas by name, at most three of them: `worker-3, worker-7 and 995 more`."""
     names = list(replicas)
     if len(names) > 3:
@@ -219,8 +257,8 @@ def who(replicas: Iterable[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def lasting(begun: datetime, now: datetime) -> str:
-    """How long something has lasted: `40 s`, `12 min`, `3 h`, `2 days`."""
+def age(begun: datetime, now: datetime) -> str:
+    """The time since a moment: `40 s`, `12 min`, `3 h`, `2 days`."""
     seconds = max(int((now - begun).total_seconds()), 0)
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -228,6 +266,6 @@ def lasting(begun: datetime, now: datetime) -> str:
     return f"{seconds} s"
 
 
-def plain(said: str) -> str:
-    """A message of the kubelet's in one line, without what is true of one Pod alone."""
-    return " ".join(_OF_ONE_POD.sub("", said).split()).rstrip(".")
+def one_line(message: str) -> str:
+    """A message of the kubelet's in one line, without the identifiers of one Pod."""
+    return " ".join(_POD_IDENTIFIERS.sub("", message).split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""Replicas that lost their place: their node is silent, or they had to leave it."""
+"""Replicas that lost their node, or had to leave it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import event_time, moment
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.lifecycle.diagnose.finding import Cause, Seen, grouped
+from k8sjob.lifecycle.diagnose.finding import Cause, ReplicaFinding, grouped
 from k8sjob.lifecycle.status import JobState
 
 if TYPE_CHECKING:
@@ -17,105 +17,105 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import Json
-    from k8sjob.lifecycle.diagnose.case import Case, Pod
+    from k8sjob.lifecycle.diagnose.facts import End, Facts, Pod
     from k8sjob.lifecycle.diagnose.finding import Finding
-    from k8sjob.lifecycle.evidence import End
 
-__all__ = ["ended_with_its_place", "left_their_place", "lost_its_place"]
+__all__ = ["displaced", "ended_by_displacement", "lost_or_displaced"]
 
-_AGAIN: Final = "the operator makes it anew; with checkpoints the job goes on from the newest one"
+_RECREATED: Final = (
+    "the operator recreates it; with checkpoints the job continues from the newest one"
+)
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
-    "EvictionByEvictionAPI": "its node was drained, or somebody evicted it",
+    "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
     "TerminationByKubelet": "its node had to end it",
     "DeletionByPodGC": "its node is gone from the cluster",
     "DeletionByTaintManager": "its node got a taint that it does not tolerate",
 }
-_PAST_SECONDS: Final = 3600
-"""What happened to a Pod that is gone is told for so long."""
-_STAMPS: Final = 2.0
-"""Seconds: a Pod is recreated in the second in which the end of the one before is written down."""
+_MAX_AGE_SECONDS: Final = 3600
+"""What happened to a Pod that is gone is reported for so long."""
+_STAMP_SECONDS: Final = 2.0
+"""A Pod may be recreated in the second in which the end of the one before is written down."""
 _GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 
 
-def lost_its_place(case: Case) -> Iterator[Finding]:
-    """Replicas whose node is lost, or that were evicted, preempted or turned away by it."""
-    left = left_their_place(case)
-    lost = {} if case.status.state.finished else {one.replica: one for one in _lost(case)}
-    # A lost node's Pods are evicted at last; who was preempted before has left it.
-    lost = {name: one for name, one in lost.items() if not _preempted_at(left.get(name))}
-    newest = sorted(left.values(), key=_moment, reverse=True)
-    seen = (*lost.values(), *(one for one in newest if one.replica not in lost))
-    yield from grouped(seen, case.now)
+def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
+    """Replicas whose node is lost, or that were evicted, preempted or rejected by it."""
+    left = displaced(facts)
+    lost = {one.replica: one for one in _lost(facts)} if not facts.status.state.finished else {}
+    # A lost node's Pods are evicted at last; one that was preempted before has left it.
+    preempted = {name for name, one in left.items() if one.cause is Cause.PREEMPTED}
+    lost = {name: one for name, one in lost.items() if name not in preempted}
+    newest = sorted(left.values(), key=_time, reverse=True)
+    found = (*lost.values(), *(one for one in newest if one.replica not in lost))
+    yield from grouped(found, facts.now)
 
 
-def left_their_place(case: Case) -> dict[str, Seen]:
+def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
     """What made each replica leave its node, the newest of it."""
-    left: dict[str, Seen] = {}
-    for one in (*_past(case), *_present(case)):
-        if one.replica not in left or _moment(left[one.replica]) <= _moment(one):
-            left[one.replica] = replace(one, over=case.runs_again(one.replica))
+    left: dict[str, ReplicaFinding] = {}
+    present = (found for pod in facts.pods if (found := _displaced(pod)))
+    for one in (*_displaced_before(facts), *present):
+        if one.replica not in left or _time(left[one.replica]) <= _time(one):
+            left[one.replica] = replace(one, over=facts.runs_again(one.replica))
     return left
 
 
-def ended_with_its_place(case: Case, end: End, left: Mapping[str, Seen]) -> bool:
+def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFinding]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted.
 
     Args:
-        case: the job.
+        facts: about the job.
         end: how the container ended.
-        left: see left_their_place.
+        left: see displaced.
     """
-    pod = next((pod for pod in case.pods if pod.replica == end.replica), None)
-    if pod and (pod.dying or _of_pod(pod)):
+    pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
+    if pod and (pod.terminating or _displaced(pod)):
         return True
-    seen = left.get(end.replica)
-    if seen is None:
+    found = left.get(end.replica)
+    if found is None:
         return False
-    newer = pod and pod.created and pod.created.timestamp() + _STAMPS < end.time
-    return not newer and end.time <= _moment(seen) + _GRACE_SECONDS
+    newer = pod and pod.created and pod.created.timestamp() + _STAMP_SECONDS < end.time
+    return not newer and end.time <= _time(found) + _GRACE_SECONDS
 
 
-def _moment(seen: Seen) -> float:
-    return seen.at.timestamp() if seen.at else math.inf
+def _time(found: ReplicaFinding) -> float:
+    return found.at.timestamp() if found.at else math.inf
 
 
-def _preempted_at(seen: Seen | None) -> bool:
-    return seen is not None and seen.cause is Cause.PREEMPTED
-
-
-def _lost(case: Case) -> Iterator[Seen]:
-    nodes = {
+def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
+    ready = {
         node["metadata"]["name"]: condition
-        for node in case.of_kind("Node")
+        for node in facts.of_kind("Node")
         for condition in (node.get("status") or {}).get("conditions") or ()
         if condition.get("type") == "Ready"
     }
     gone = {
         status["details"]["name"]
-        for status in case.of_kind("Status")
+        for status in facts.of_kind("Status")
         if status["details"].get("kind") == "nodes"
     }
-    for pod in case.pods:
+    for pod in facts.pods:
         if not pod.node or pod.phase in ("Succeeded", "Failed"):
             continue
-        told = "is gone from the cluster" if pod.node in gone else ""
-        silence, since = (told, None) if told else _silence(pod, nodes.get(pod.node))
-        if silence:
-            yield Seen(
+        what, since = _unreachable(pod, ready.get(pod.node))
+        if pod.node in gone:
+            what, since = "is gone from the cluster", None
+        if what:
+            yield ReplicaFinding(
                 Cause.NODE_LOST,
-                f"its node {pod.node} {silence}",
-                "after five minutes the cluster gives its pods up and the operator makes them anew;"
-                f" have the node looked at (kubectl describe node {pod.node}), and if it is really"
-                f" off, kubectl delete pod --force -n {case.namespace} for those on it",
+                f"its node {pod.node} {what}",
+                "after five minutes the cluster gives its pods up and the operator recreates them;"
+                f" have the node checked (kubectl describe node {pod.node}), and if it is really"
+                f" off, kubectl delete pod --force -n {facts.namespace} for those on it",
                 pod.replica,
                 since,
             )
 
 
-def _silence(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
-    """What is wrong with the Pod's node, and since when; empty if it is well or not known.
+def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
+    """What is wrong with the Pod's node, and since when; empty if nothing is, or it is not known.
 
     Args:
         pod: the Pod.
@@ -124,21 +124,16 @@ def _silence(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
     if ready is not None:
         if ready.get("status") == "True":
             return "", None
-        told = ready.get("message") or "it does not report"
-        return f"is not ready: {told.rstrip('.')}", moment(ready.get("lastTransitionTime"))
+        message = ready.get("message") or "it does not report"
+        return f"is not ready: {message.rstrip('.')}", moment(ready.get("lastTransitionTime"))
     event = pod.last_event("NodeNotReady")
     if event and pod.condition("Ready").get("status") == "False":
         return "is not ready", event_time(event)
     return ("is lost" if pod.status.get("reason") == "NodeLost" else ""), None
 
 
-def _present(case: Case) -> Iterator[Seen]:
-    for pod in case.pods:
-        if seen := _of_pod(pod):
-            yield seen
-
-
-def _of_pod(pod: Pod) -> Seen | None:
+def _displaced(pod: Pod) -> ReplicaFinding | None:
+    """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")
     at = moment(target.get("lastTransitionTime"))
@@ -149,62 +144,63 @@ def _of_pod(pod: Pod) -> Seen | None:
     if target.get("status") == "True":
         why = _DISRUPTIONS.get(target.get("reason", ""), target.get("reason", ""))
         what = f"{why}: {target.get('message', '')}"
-        return Seen(Cause.EVICTED, what, _AGAIN, pod.replica, at=at)
+        return ReplicaFinding(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
     if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
-        return Seen(
+        return ReplicaFinding(
             Cause.NODE_REFUSED,
-            f"node {pod.node} turned it away: {reason}: {message}",
-            f"{_AGAIN}; if it happens again, the node's devices or resources are not what it says:"
-            f" kubectl describe node {pod.node}",
+            f"node {pod.node} rejected it: {reason}: {message}",
+            f"{_RECREATED}; if it happens again, the node's devices or resources are not what it"
+            f" says: kubectl describe node {pod.node}",
             pod.replica,
         )
     return None
 
 
-def _past(case: Case) -> Iterator[Seen]:
-    """What Events still tell of Pods that the operator has replaced, one for each Pod."""
-    present = {(pod.object.get("metadata") or {}).get("uid") for pod in case.pods}
-    said = [event.get("message", "") for event in case.job_events]
-    told: dict[str, Seen] = {}
-    for event in case.snapshot.events:
+def _displaced_before(facts: Facts) -> Iterator[ReplicaFinding]:
+    """What Events say of Pods that the operator has replaced, one for each Pod."""
+    present = {pod.meta.get("uid") for pod in facts.pods}
+    messages = [event.get("message", "") for event in facts.job_events]
+    found: dict[str, ReplicaFinding] = {}
+    for event in facts.snapshot.events:
         subject = event.get("involvedObject") or {}
         uid = subject.get("uid", "")
-        if subject.get("kind") != "Pod" or uid in present or not _tells(case, event):
+        if subject.get("kind") != "Pod" or uid in present or not _matters(facts, event):
             continue
         name = subject.get("name", "")
-        if _is_of_an_earlier_job(name, said):
+        if _is_of_an_earlier_job(name, messages):
             continue
-        seen = _of_event(event, name.removeprefix(f"{case.name}-"))
-        # That it was killed follows from whatever else made it go.
-        if seen and not (uid in told and seen.cause is Cause.POD_DELETED):
-            told[uid] = replace(seen, at=event_time(event))
-    yield from told.values()
+        one = _of_event(event, name.removeprefix(f"{facts.name}-"))
+        # That it was killed follows from whatever else made it leave.
+        if one and not (uid in found and one.cause is Cause.POD_DELETED):
+            found[uid] = replace(one, at=event_time(event))
+    yield from found.values()
 
 
-def _is_of_an_earlier_job(pod: str, said: Sequence[str]) -> bool:
-    """Whether the operator could not make a Pod for one of its name, and never did."""
-    refused = any(f'"{pod}" already exists' in message for message in said)
-    return refused and not any(message == f"Created pod: {pod}" for message in said)
+def _is_of_an_earlier_job(pod: str, messages: Sequence[str]) -> bool:
+    """Whether the operator could not create a Pod for one of its name, and never did."""
+    refused = any(f'"{pod}" already exists' in message for message in messages)
+    return refused and not any(message == f"Created pod: {pod}" for message in messages)
 
 
-def _tells(case: Case, event: Json) -> bool:
+def _matters(facts: Facts, event: Json) -> bool:
     """Whether an Event about a Pod that is gone still matters.
 
     What happened before a suspended job was resumed does not; and the operator itself deletes
     the Pods of a job that is suspended or has ended.
     """
-    at, status = event_time(event), case.status
-    if (case.now - at).total_seconds() > _PAST_SECONDS or (status.started and at < status.started):
+    at, status = event_time(event), facts.status
+    too_old = (facts.now - at).total_seconds() > _MAX_AGE_SECONDS
+    if too_old or (status.started and at < status.started):
         return False
     if event.get("reason") != "Killing":
         return True
     by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
         status.finished is not None and at >= status.finished
     )
-    return not (case.local or by_operator)
+    return not (facts.local or by_operator)
 
 
-def _of_event(event: Json, replica: str) -> Seen | None:
+def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
     reason, message = event.get("reason"), event.get("message", "")
     if reason == "Preempted":
         return _preempted(replica, message)
@@ -212,29 +208,31 @@ def _of_event(event: Json, replica: str) -> Seen | None:
         return _evicted(replica, message)
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
-        return Seen(Cause.EVICTED, why, _AGAIN, replica)
+        return ReplicaFinding(Cause.EVICTED, why, _RECREATED, replica)
     if reason == "Killing" and message.startswith(f"Stopping container {CONTAINER_NAME}"):
-        step = f"{_AGAIN}; a drain, an autoscaler or kubectl delete pod does this"
-        return Seen(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
+        step = f"{_RECREATED}; a drain, an autoscaler or kubectl delete pod does this"
+        return ReplicaFinding(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
 
 
-def _preempted(replica: str, message: str) -> Seen:
-    return Seen(
+def _preempted(replica: str, message: str) -> ReplicaFinding:
+    by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
+    return ReplicaFinding(
         Cause.PREEMPTED,
-        "a pod of higher priority took its place"
-        + (f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""),
-        f"{_AGAIN} when there is room; priority_class in the job gives it a higher priority",
+        f"a pod of higher priority took its place{by}",
+        f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
         replica,
     )
 
 
-def _evicted(replica: str, message: str) -> Seen:
+def _evicted(replica: str, message: str) -> ReplicaFinding:
+    step = _RECREATED
     if re.search(r"ephemeral|EmptyDir", message):
-        step = "write less to the container's own disk, or ask for more (resources.extended:"
-        step += " ephemeral-storage; volumes[].empty_dir.size_limit); " + _AGAIN
+        step = (
+            "write less to the container's own disk, or ask for more (resources.extended:"
+            f" ephemeral-storage; volumes[].empty_dir.size_limit); {_RECREATED}"
+        )
     elif "low on resource: memory" in message:
-        step = f"ask for the memory that it uses (resources.memory); {_AGAIN}"
-    else:
-        step = _AGAIN
-    return Seen(Cause.EVICTED, f"its node put it out: {message.strip().rstrip('.')}", step, replica)
+        step = f"ask for the memory that it uses (resources.memory); {_RECREATED}"
+    what = f"evicted by its node: {message.strip().rstrip('.')}"
+    return ReplicaFinding(Cause.EVICTED, what, step, replica)

@@ -1,4 +1,4 @@
-"""Volumes that keep a replica from starting: claims without a volume, mounts that fail."""
+"""Causes about volumes, secrets and config maps: missing ones, claims without a volume, mounts."""
 
 from __future__ import annotations
 
@@ -7,137 +7,145 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.events import event_time
-from k8sjob.lifecycle.diagnose.finding import Cause, Seen, plain
+from k8sjob.lifecycle.diagnose.finding import Cause, ReplicaFinding, Rule, first_match, one_line
 
 if TYPE_CHECKING:
-    from k8sjob.lifecycle.diagnose.case import Case, Pod
+    from k8sjob.lifecycle.diagnose.facts import Facts, Pod
 
-__all__ = ["not_mounted", "reference", "unbound", "unprovisioned"]
+__all__ = ["missing_reference", "not_mounted", "unbound", "unprovisioned"]
 
 _AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
-"""What an Event says of a claim before the scheduler has chosen a node for its Pod."""
+"""In an Event about a claim, before the scheduler has chosen a node for its Pod."""
 _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
-
+_OR_CORRECT: Final = ", or correct its name in the job; the replica starts by itself then"
+_NO_SECRET: Final = (
+    Cause.SECRET,
+    "there is no secret {name!r} in namespace {namespace}",
+    "create it (kubectl create secret generic {name} ... -n {namespace})" + _OR_CORRECT,
+)
+_NO_CONFIG_MAP: Final = (
+    Cause.CONFIG_MAP,
+    "there is no config map {name!r} in namespace {namespace}",
+    "create it (kubectl create configmap {name} ... -n {namespace})" + _OR_CORRECT,
+)
+_ADD_TO_SECRET: Final = "add the key (kubectl edit secret {name} -n {namespace})" + _OR_CORRECT
+_ADD_TO_CONFIG_MAP: Final = (
+    "add the key (kubectl edit configmap {name} -n {namespace})" + _OR_CORRECT
+)
 _REFERENCES: Final = (
-    (re.compile(r'secret "(?P<name>[^"]+)" not found'), Cause.SECRET, "secret"),
-    (re.compile(r'configmap "(?P<name>[^"]+)" not found'), Cause.CONFIG_MAP, "config map"),
-    (
-        re.compile(r"couldn't find key (?P<key>\S+) in Secret (?:[^/\s]+/)?(?P<name>\S+)"),
+    Rule(r'secret "(?P<name>[^"]+)" not found', *_NO_SECRET),
+    Rule(r'configmap "(?P<name>[^"]+)" not found', *_NO_CONFIG_MAP),
+    Rule(
+        r"couldn't find key (?P<key>\S+) in Secret (?:[^/\s]+/)?(?P<name>\S+)",
         Cause.SECRET,
-        "secret",
+        "the secret {name!r} has no key {key!r}",
+        _ADD_TO_SECRET,
     ),
-    (
-        re.compile(r"couldn't find key (?P<key>\S+) in ConfigMap (?:[^/\s]+/)?(?P<name>\S+)"),
+    Rule(
+        r"couldn't find key (?P<key>\S+) in ConfigMap (?:[^/\s]+/)?(?P<name>\S+)",
         Cause.CONFIG_MAP,
-        "config map",
+        "the config map {name!r} has no key {key!r}",
+        _ADD_TO_CONFIG_MAP,
     ),
-    (
-        re.compile(r'"(?P<name>[^"]+)" : references non-existent secret key: (?P<key>\S+)'),
+    Rule(
+        r'"(?P<name>[^"]+)" : references non-existent secret key: (?P<key>\S+)',
         Cause.SECRET,
-        "secret of volume",
+        "the secret of volume {name!r} has no key {key!r}",
+        _ADD_TO_SECRET,
     ),
-    (
-        re.compile(r'"(?P<name>[^"]+)" : references non-existent config key: (?P<key>\S+)'),
+    Rule(
+        r'"(?P<name>[^"]+)" : references non-existent config key: (?P<key>\S+)',
         Cause.CONFIG_MAP,
-        "config map of volume",
+        "the config map of volume {name!r} has no key {key!r}",
+        _ADD_TO_CONFIG_MAP,
+    ),
+)
+_CLAIMS: Final = (
+    Rule(
+        r'persistentvolumeclaim "(?P<name>[^"]+)" not found',
+        Cause.VOLUME_CLAIM,
+        "there is no claim {name!r} in namespace {namespace}",
+        "create it (kubectl get pvc -n {namespace} shows the existing ones), or correct"
+        " volumes[].pvc in the job",
+    ),
+    Rule(
+        r'persistentvolumeclaim "(?P<name>[^"]+)" is being deleted',
+        Cause.VOLUME_CLAIM,
+        "the claim {name!r} is being deleted",
+        "create it again, or use another claim",
     ),
 )
 
 
-def reference(case: Case, pod: Pod, said: str) -> Seen | None:
-    """A secret or config map, or a key in one, that the kubelet looked for in vain."""
-    for pattern, cause, kind in _REFERENCES:
-        found = pattern.search(said)
-        if found:
-            parts = found.groupdict()
-            key, name = parts.get("key"), parts["name"]
-            noun = "secret" if cause is Cause.SECRET else "configmap"
-            if key:
-                what = f"the {kind} {name!r} has no key {key!r}"
-                step = f"add the key (kubectl edit {noun} {name} -n {case.namespace})"
-            else:
-                what = f"there is no {kind} {name!r} in namespace {case.namespace}"
-                sort = " generic" * (cause is Cause.SECRET)
-                step = f"make it (kubectl create {noun}{sort} {name} ... -n {case.namespace})"
-            step += ", or correct its name in the job; the replica starts by itself then"
-            return Seen(cause, what, step, pod.replica)
-    return None
+def missing_reference(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
+    """A secret or config map, or a key in one, that the kubelet did not find."""
+    found = first_match(_REFERENCES, message, namespace=facts.namespace)
+    return found and ReplicaFinding(*found, pod.replica)
 
 
-def unbound(case: Case, pod: Pod, said: str) -> Seen | None:
+def unbound(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
-    if found := re.search(r'persistentvolumeclaim "([^"]+)" not found', said):
-        return Seen(
-            Cause.VOLUME_CLAIM,
-            f"there is no claim {found[1]!r} in namespace {case.namespace}",
-            f"create it (kubectl get pvc -n {case.namespace} shows those there are), or correct"
-            " volumes[].pvc in the job",
-            pod.replica,
-        )
-    if found := re.search(r'persistentvolumeclaim "([^"]+)" is being deleted', said):
-        return Seen(
-            Cause.VOLUME_CLAIM,
-            f"the claim {found[1]!r} is being deleted",
-            "create it anew, or use another claim",
-            pod.replica,
-        )
-    waits = re.search(r"unbound|find available persistent volumes|non-existent p", said)
-    if not waits:
+    if found := first_match(_CLAIMS, message, namespace=facts.namespace):
+        return ReplicaFinding(*found, pod.replica)
+    if not re.search(r"unbound|find available persistent volumes|non-existent p", message):
         return None
-    pending, why = _pending(case, pod)
-    return _without_volume(case, pod, pending, why or said.partition(": ")[2] or said)
+    claim, why = _pending_claim(facts, pod)
+    return _without_volume(facts, pod, claim, why or message.partition(": ")[2] or message)
 
 
-def unprovisioned(case: Case, pod: Pod) -> Seen | None:
-    """A claim whose volume is awaited for a node that the scheduler has chosen already.
+def unprovisioned(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A claim whose volume is awaited for a node that the scheduler has already chosen.
 
     With WaitForFirstConsumer the scheduler says nothing about the Pod until the volume is there.
     """
-    pending, why = _pending(case, pod)
-    if not pending or not why:
+    claim, why = _pending_claim(facts, pod)
+    if not claim or not why:
         return None
-    return replace(_without_volume(case, pod, pending, why), since=pod.created)
+    return replace(_without_volume(facts, pod, claim, why), since=pod.created)
 
 
-def _without_volume(case: Case, pod: Pod, claim: str, why: str) -> Seen:
-    step = f"kubectl describe pvc {claim} -n {case.namespace}".replace("  ", " ")
+def _without_volume(facts: Facts, pod: Pod, claim: str, why: str) -> ReplicaFinding:
+    step = f"kubectl describe pvc {claim} -n {facts.namespace}".replace("  ", " ")
     if found := re.search(r"""external provisioner ['"]([^'"]+)""", why):
-        step = f"see whether the provisioner {found[1]} runs in the cluster, and its logs ({step})"
+        step = (
+            f"check whether the provisioner {found[1]} runs in the cluster, and its logs ({step})"
+        )
     else:
         step = (
             f"see what it waits for ({step}): a storage class that makes volumes, or a volume of"
             " that size and access mode"
         )
-    name = f"the claim {claim!r} has no volume" if claim else "a claim of its has no volume"
-    return Seen(Cause.VOLUME_CLAIM, f"{name}: {why}".rstrip("."), step, pod.replica)
+    what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
+    return ReplicaFinding(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step, pod.replica)
 
 
-def _pending(case: Case, pod: Pod) -> tuple[str, str]:
+def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     """The Pod's first claim that is not bound, and what its Events say."""
     mounted = {
         (volume.get("persistentVolumeClaim") or {}).get("claimName")
         for volume in pod.spec.get("volumes") or ()
     }
-    for claim in case.of_kind("PersistentVolumeClaim"):
-        name = claim["metadata"]["name"]
-        if name not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
+    for claim in facts.of_kind("PersistentVolumeClaim"):
+        meta = claim["metadata"]
+        if meta["name"] not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
             continue
-        told = [
+        subject = ("PersistentVolumeClaim", meta["name"])
+        messages = [
             event.get("message", "")
-            for event in sorted(case.of_kind("Event"), key=event_time)
-            if (event.get("involvedObject") or {}).get("kind") == "PersistentVolumeClaim"
-            and event["involvedObject"].get("name") == name
+            for event in sorted(facts.of_kind("Event"), key=event_time)
+            if (about := event.get("involvedObject") or {})
+            and (about.get("kind"), about.get("name")) == subject
             and not _AWAITS_POD.search(event.get("message", ""))
         ]
-        chosen = (claim["metadata"].get("annotations") or {}).get(_CHOSEN)
-        waits = f"its volume is awaited on node {chosen}" if chosen else ""
-        return name, told[-1] if told else waits
+        node = (meta.get("annotations") or {}).get(_CHOSEN)
+        awaited = f"its volume is awaited on node {node}" if node else ""
+        return meta["name"], messages[-1] if messages else awaited
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
 
 
-def not_mounted(case: Case, pod: Pod) -> Seen | None:
+def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     """A volume that could not be attached or mounted on the Pod's node."""
     trainer = pod.trainer
     if pod.phase != "Pending" or not pod.node or (trainer and trainer.status.get("started")):
@@ -145,35 +153,32 @@ def not_mounted(case: Case, pod: Pod) -> Seen | None:
     event = pod.last_event("FailedMount", "FailedAttachVolume", "FailedMapVolume")
     if not event:
         return None
-    said = event.get("message", "")
-    if "context deadline exceeded" in said or "timed out waiting" in said:  # the first one tells
-        told = [e for e in pod.events if e.get("reason") == event["reason"]]
-        said = next((e["message"] for e in told if "SetUp failed" in e["message"]), said)
-    if seen := reference(case, pod, said):
-        return seen
-    volume = re.search(r'volume "([^"]+)"', said)
+    message = event.get("message", "")
+    if "context deadline exceeded" in message or "timed out waiting" in message:
+        # An earlier Event has the reason.
+        earlier = [e["message"] for e in pod.events if e.get("reason") == event["reason"]]
+        message = next((text for text in earlier if "SetUp failed" in text), message)
+    if found := missing_reference(facts, pod, message):
+        return found
+    volume = re.search(r'volume "([^"]+)"', message)
     what = f"the volume {volume[1]!r}" if volume else "a volume"
-    return Seen(
+    detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
+    detail = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", detail)
+    return ReplicaFinding(
         Cause.VOLUME,
-        f"{what} cannot be mounted: {_short(said)}",
-        _mount_step(said),
+        f"{what} cannot be mounted: {one_line(detail)}",
+        _mount_step(message),
         pod.replica,
         pod.created,
     )
 
 
-def _short(said: str) -> str:
-    said = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", said)
-    said = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", said)
-    return plain(said)
-
-
-def _mount_step(said: str) -> str:
-    if "Multi-Attach" in said:
+def _mount_step(message: str) -> str:
+    if "Multi-Attach" in message:
         return (
             "the claim can be used on one node at a time: use one with ReadWriteMany for jobs of"
             " several nodes, or end the pod that has it"
         )
-    if "hostPath type check failed" in said:
-        return "make that path on every node the job may run on, or correct volumes[].host_path"
-    return "have the storage looked at; the kubelet tries again by itself"
+    if "hostPath type check failed" in message:
+        return "create that path on every node the job may run on, or correct volumes[].host_path"
+    return "have the storage checked; the kubelet retries"
