@@ -59,9 +59,12 @@ def why_command(job: str, timing: bool, output: str, place: Place) -> None:
 
 def _show_timing(backend: Backend, snapshot: Snapshot, output: str) -> None:
     from k8sjob.cli.timing import show_timing  # noqa: PLC0415 - few ask for it
-    from k8sjob.lifecycle.timing import hear, timing  # noqa: PLC0415 - the same
+    from k8sjob.lifecycle.timing import (  # noqa: PLC0415 - the same
+        read_output_times,
+        timing,
+    )
 
-    found = timing(snapshot, hear(backend, snapshot))
+    found = timing(snapshot, read_output_times(backend, snapshot))
     if output == "table":
         show_timing(found)
     else:

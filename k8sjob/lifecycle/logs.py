@@ -27,6 +27,7 @@ __all__ = [
     "MOST_AT_ONCE",
     "TAIL_LINES",
     "excerpt",
+    "in_parallel",
     "instant",
     "last_lines",
     "logs",
@@ -85,7 +86,7 @@ def logs(
     if follow and not previous:
         yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail)
     elif tail is not None:
-        ends = _in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
+        ends = in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
         yield from heapq.merge(*ends, key=_timestamp)
     elif len(replicas) <= MOST_AT_ONCE:
         yield from heapq.merge(*map(read, replicas), key=_timestamp)
@@ -115,7 +116,7 @@ def _followed(
         return _from(seen.after(lines), since)
 
     if tail is not None:
-        ends = dict(zip(replicas, _in_parallel(end, replicas), strict=True))
+        ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
         yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
     with Funnel[LogLine]() as funnel:
         for replica in replicas:
@@ -142,7 +143,7 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
             return tail_lines(backend, ref, replica)
         return None
 
-    found = dict(zip(chosen, _in_parallel(read, chosen), strict=True))
+    found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
     return {name: lines for name in every if (lines := found.get(name)) is not None}
 
 
@@ -250,6 +251,7 @@ def _timestamp(line: LogLine) -> str:
     return line.timestamp
 
 
-def _in_parallel(read: Callable[[str], T], replicas: Sequence[str]) -> list[T]:
+def in_parallel(read: Callable[[str], T], replicas: Sequence[str]) -> list[T]:
+    """What a function reads of each replica, several of them at a time."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, replicas))

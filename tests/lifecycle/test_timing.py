@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.lifecycle.timing import Heard, hear, listen, timing
+from k8sjob.lifecycle.timing import OutputTimes, output_times, read_output_times, timing
 
-RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text())
+RECORDED = json.loads(Path(__file__).with_name("recorded_timing.json").read_text())
 BEGIN = 1795288967.0
 """When the job was made, by the cluster's clock."""
 
@@ -39,7 +39,7 @@ def lines_of(seen):
 
 
 def split(seen):
-    return timing(snapshot_of(seen), {"master-0": listen(lines_of(seen))})
+    return timing(snapshot_of(seen), {"master-0": output_times(lines_of(seen))})
 
 
 def phases(found):
@@ -75,7 +75,10 @@ def test_a_recorded_job(seen):
 
 def test_the_last_replica_to_start_is_followed(seen):
     """Its own first line splits what came after its start."""
-    heard = {"master-0": listen(lines_of(seen)), "worker-0": Heard(first_line=BEGIN + 3.4)}
+    heard = {
+        "master-0": output_times(lines_of(seen)),
+        "worker-0": OutputTimes(first_line=BEGIN + 3.4),
+    }
     found = timing(snapshot_of(seen), heard)
     assert phases(found)["runtime"] == 0.4
     assert phases(found)["import+meeting"] == 2.297
@@ -185,7 +188,7 @@ def test_a_container_that_was_started_again(seen):
     lines = lines_of(seen)
     early = LogLine("master-0", 0, "2026-11-21T19:22:48.000000001Z", "Traceback: no")
     lines = [early, *(LogLine("master-0", 1, line.timestamp, line.text) for line in lines)]
-    heard = listen(lines)
+    heard = output_times(lines)
     assert heard.attempt == 1
     assert heard.first_line == pytest.approx(BEGIN + 1.326, abs=0.001)
     found = timing(snapshot_of(seen), {"master-0": heard})
@@ -220,7 +223,7 @@ def test_no_more_is_read_than_needed(seen):
             taken.append(line)
             yield line
 
-    assert listen(lines()).step == pytest.approx(BEGIN + 7.222, abs=0.001)
+    assert output_times(lines()).step == pytest.approx(BEGIN + 7.222, abs=0.001)
     assert len(taken) == 3
 
 
@@ -228,7 +231,7 @@ def test_no_more_is_read_than_needed(seen):
 def test_times_that_cannot_be_are_not_believed(told):
     data = {"import_s": told, "rendezvous_s": 1.5}
     line = Event(EventKind.STARTED, data, 0.0).encode()
-    heard = listen([LogLine("master-0", 0, "2026-11-21T19:22:48.000000000Z", line)])
+    heard = output_times([LogLine("master-0", 0, "2026-11-21T19:22:48.000000000Z", line)])
     assert heard.began is None
     assert heard.imported == heard.met - 1.5
 
@@ -237,15 +240,15 @@ def test_the_output_of_all_replicas_is_heard(script, seen):
     lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
     gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
     backend = script([snapshot_of(seen)], [gap, *lines])
-    heard = hear(backend, snapshot_of(seen))
-    assert heard["worker-0"] == Heard(first_line=BEGIN + 3.4)
+    heard = read_output_times(backend, snapshot_of(seen))
+    assert heard["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
     assert heard["master-0"].step
 
 
 def test_output_that_may_not_be_read_is_left_out(script, seen):
     errors = {"worker-0": BackendError("forbidden")}
     backend = script([snapshot_of(seen)], lines_of(seen), errors=errors)
-    assert list(hear(backend, snapshot_of(seen))) == ["master-0"]
+    assert list(read_output_times(backend, snapshot_of(seen))) == ["master-0"]
 
 
 def places(value, path=()):
@@ -269,7 +272,7 @@ def test_objects_that_lack_something_are_no_error(data):
         for key in path:
             inner = inner[key]
         del inner[last]
-    heard = {"master-0": listen(lines_of(RECORDED))}
+    heard = {"master-0": output_times(lines_of(RECORDED))}
     found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), heard)
     assert all(phase.seconds >= 0 for phase in found.phases)
     assert json.dumps(found.as_dict())
