@@ -46,10 +46,8 @@ _MAX_SECONDS: Final = 1e7
 
 
 class _Moment(NamedTuple):
-    """Seconds since the epoch; not exact: the whole second in which it was."""
-
     time: float
-    exact: bool = True
+    exact: bool = True  # else it is the whole second
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +331,9 @@ def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
     """
     prefix = f"{(snapshot.job.get('metadata') or {}).get('name', '')}-"
     seen: dict[str, dict[str, _Pod]] = defaultdict(lambda: defaultdict(lambda: _Pod("")))
-    for pod in snapshot.pods:
-        meta = pod["metadata"]
-        seen[meta["name"]][meta.get("uid", "")].object = pod
+    for one in snapshot.pods:
+        meta = one["metadata"]
+        seen[meta["name"]][meta.get("uid", "")].object = one
     created = {}
     for event in snapshot.events:
         about = event.get("involvedObject") or {}
@@ -345,8 +343,8 @@ def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
             created[event.get("message", "").removeprefix("Created pod: ")] = _first_seen(event)
     found = []
     for name in replica_names(snapshot.job):
-        pods = sorted(seen[prefix + name].values(), key=lambda one: one.first_seen)
-        in_time = [p for p in pods if before is None or p.first_seen <= before + _ROUNDING]
+        pods = sorted(seen[prefix + name].values(), key=lambda pod: pod.first_seen)
+        in_time = [pod for pod in pods if before is None or pod.first_seen <= before + _ROUNDING]
         for pod in (in_time or pods[:1])[-1:]:
             pod.replica, pod.number = name, pods.index(pod)
             pod.read(None if pod.number else created.get(prefix + name), before)
