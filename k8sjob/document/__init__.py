@@ -1,7 +1,15 @@
 """YAML documents: read with the place of every field, written so that every reader agrees."""
 
-from k8sjob.document.reading import Document, WrittenFloat, only, parse, parse_all
-from k8sjob.document.source import JOB_FILE, content, job_file
+from k8sjob.document.reading import (
+    JOB_FILE,
+    Document,
+    WrittenFloat,
+    content,
+    job_file,
+    only,
+    parse,
+    parse_all,
+)
 from k8sjob.document.writing import dump, flow, scalar
 
 __all__ = [

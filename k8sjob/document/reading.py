@@ -10,19 +10,65 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
-from k8sjob.document.source import MAX_BYTES
 from k8sjob.errors import Problem, SpecError, field_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "Document", "WrittenFloat", "only", "parse", "parse_all"]
+__all__ = [
+    "JOB_FILE",
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_NODES",
+    "Document",
+    "WrittenFloat",
+    "content",
+    "job_file",
+    "only",
+    "parse",
+    "parse_all",
+]
+
+JOB_FILE: Final = "job.yaml"
+"""The name of a job's file in its folder."""
+
+MAX_BYTES: Final = 2**20
+"""Largest text that is taken for a document; an apiserver takes no larger object either."""
+
+
+def content(file: str | Path) -> bytes:
+    """The bytes of a file, to be parsed; one more than MAX_BYTES of a file that has more.
+
+    So a file without an end (/dev/zero, a socket) is refused for its size, as any other.
+
+    Args:
+        file: its path, "-" for standard input.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if str(file) == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as opened:
+        return opened.read(MAX_BYTES + 1)
+
+
+def job_file(path: Path) -> Path:
+    """The file that is meant: of a folder its job.yaml, and job.yml where that is the one there."""
+    file = path / JOB_FILE if path.is_dir() else path
+    if file.name == JOB_FILE and not file.exists():
+        other = file.with_suffix(".yml")
+        return other if other.is_file() else file
+    return file
+
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
@@ -33,7 +79,7 @@ _MAX_COMPOSED: Final = 2 * MAX_NODES + 1
 _PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart."""
 
-Path = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 Place = tuple[int, int]
 """Line and column, both from 1."""
 
@@ -65,11 +111,11 @@ class Document:
 
     data: Any
     source: str = ""
-    keys: Mapping[Path, Place] = field(default_factory=dict)
-    values: Mapping[Path, Place] = field(default_factory=dict)
+    keys: Mapping[FieldPath, Place] = field(default_factory=dict)
+    values: Mapping[FieldPath, Place] = field(default_factory=dict)
     line: int = 1
 
-    def place(self, path: Path, *, key: bool = False) -> Place:
+    def place(self, path: FieldPath, *, key: bool = False) -> Place:
         """Line and column of a field, or of the nearest thing around it.
 
         Args:
@@ -84,7 +130,7 @@ class Document:
                     return known[at]
         return self.line, 1
 
-    def refuse(self, path: Path, message: str) -> SpecError:
+    def refuse(self, path: FieldPath, message: str) -> SpecError:
         """The error that says this of one field."""
         line, column = self.place(path)
         return SpecError([Problem(field_path(path), message, line, column)], self.source)
@@ -138,12 +184,12 @@ class _Builder:
     """Turns the nodes of one document into data and remembers their places."""
 
     def __init__(self) -> None:
-        self.keys: dict[Path, Place] = {}
-        self.values: dict[Path, Place] = {}
+        self.keys: dict[FieldPath, Place] = {}
+        self.values: dict[FieldPath, Place] = {}
         self.count = 0
         self.open: list[yaml.Node] = []
 
-    def build(self, node: yaml.Node, path: Path) -> Any:
+    def build(self, node: yaml.Node, path: FieldPath) -> Any:
         """The node's data; `path` is where it stands."""
         with self._inside(node):
             return self._build(node, path)
@@ -167,7 +213,7 @@ class _Builder:
                 f"more than {MAX_NODES} values once its aliases are written out", node.start_mark
             )
 
-    def _build(self, node: yaml.Node, path: Path) -> Any:
+    def _build(self, node: yaml.Node, path: FieldPath) -> Any:
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
@@ -179,7 +225,7 @@ class _Builder:
             return _scalar_value(node)
         raise _Refused(f"the tag {node.tag!r} is not known here; leave it out", node.start_mark)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for key, (key_node, value_node) in self._pairs(node).items():
             at = (*path, key)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.document import parse_all
-from k8sjob.document.source import content, job_file
+from k8sjob.document.reading import content, job_file
 from k8sjob.errors import Problem, SpecError
 from k8sjob.lint.job_yaml import lint_job
 from k8sjob.lint.manifest import invalid, lint_manifest

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.document.source import MAX_BYTES, content
+from k8sjob.document.reading import MAX_BYTES, content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

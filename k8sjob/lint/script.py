@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.document.source import MAX_BYTES, content
+from k8sjob.document.reading import MAX_BYTES, content
 from k8sjob.errors import Problem, SpecError
 from k8sjob.lint import script_collectives, script_data, script_device, script_group
 from k8sjob.lint.finding import Check, Finding, Severity, findings

@@ -16,17 +16,21 @@ from k8sjob import compat
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
-from k8sjob.spec.free import FreeJson
 from k8sjob.spec.image import AnyImage, Image
-from k8sjob.spec.names import JobName, LabelKey, LabelValue, NamespaceName, ObjectName, Text
-from k8sjob.spec.policy import Gang, Policy
-from k8sjob.spec.remarks import job_remarks
-from k8sjob.spec.replicas import Replicas
-from k8sjob.spec.resources import Resources
-from k8sjob.spec.rules import job_rules
+from k8sjob.spec.names import (
+    FreeJson,
+    JobName,
+    LabelKey,
+    LabelValue,
+    NamespaceName,
+    ObjectName,
+    Text,
+)
+from k8sjob.spec.replicas import Gang, Policy, Replicas
+from k8sjob.spec.resources import Resources, Volume
+from k8sjob.spec.rules import job_remarks, job_rules
 from k8sjob.spec.run import Run
 from k8sjob.spec.training import Checkpoint, Strategy
-from k8sjob.spec.volumes import Volume
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +172,7 @@ class JobSpec(Part):
         """
         # YAML is not needed for specs from Python.
         from k8sjob.document import only, parse_all  # noqa: PLC0415
-        from k8sjob.spec.foreign import refuse_manifests  # noqa: PLC0415
+        from k8sjob.spec.load import refuse_manifests  # noqa: PLC0415
 
         documents = parse_all(text, source)
         refuse_manifests(documents)

@@ -1,21 +1,34 @@
-"""A job.yaml, or standard input, as a JobSpec."""
+"""A job.yaml as a JobSpec, other files refused, and the JSON Schema."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic.json_schema import GenerateJsonSchema
 
 from k8sjob.errors import Problem, SpecError
-from k8sjob.spec.foreign import refuse_script
 from k8sjob.spec.job import JobSpec
+from k8sjob.spec.names import suggested_name
+from k8sjob.spec.quantity import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import PurePath
 
-__all__ = ["load", "located"]
+    from k8sjob.document import Document
+
+__all__ = [
+    "load",
+    "located",
+    "refuse_manifests",
+    "refuse_script",
+    "schema",
+]
 
 _STEP: Final = re.compile(r'\["([^"]*)"\]|([\w-]+)')
 
@@ -73,3 +86,82 @@ def located(path: str | Path) -> Iterator[None]:
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))
         raise SpecError(problems, str(file)) from None
+
+
+_OURS: Final = "PyTorchJob"
+_SCRIPTS: Final = (".py", ".pyw", ".ipynb", ".sh")
+
+
+def refuse_manifests(documents: Iterable[Document]) -> None:
+    """Refuse the manifests of Kubernetes.
+
+    Raises:
+        SpecError: one of the documents is a manifest, with the command for a PyTorchJob.
+    """
+    found = [(document, kind) for document in documents for kind in _kinds(document.data)]
+    if not found:
+        return
+    document, kind = next((one for one in found if one[1] == _OURS), found[0])
+    file = document.source if document.source not in ("", "<stdin>") else "FILE"
+    step = "k8sjob runs PyTorchJobs alone; start a job.yaml with `k8sjob init`"
+    if kind == _OURS:
+        step = f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml that renders it"
+    raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
+
+
+def _kinds(data: Any) -> list[str]:
+    """The kind of a manifest, or the kinds in a List; none for anything else."""
+    if not isinstance(data, dict) or not isinstance(kind := data.get("kind"), str):
+        return []
+    items = data.get("items")
+    if kind.endswith("List") and isinstance(items, list):
+        return [found for item in items for found in _kinds(item)] or [kind]
+    return [kind]
+
+
+def refuse_script(file: PurePath) -> None:
+    """Refuse a script, by its name.
+
+    Raises:
+        SpecError: it is one, with the job.yaml that would start it.
+    """
+    if file.suffix not in _SCRIPTS:
+        return
+    step = "`k8sjob init DIR` writes one to begin with"
+    if file.suffix == ".py":
+        from k8sjob.document import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
+
+        job = {
+            "name": suggested_name(file.stem) or "my-job",
+            "image": "pytorch/pytorch:latest",
+            "run": {"script": file.name},
+        }
+        step = f"write one beside it, as {flow(job)}, or start with `k8sjob init`"
+    raise SpecError([Problem("", f"a script, not a job.yaml; {step}")], str(file))
+
+
+class _Schema(GenerateJsonSchema):
+    """Without titles, which only repeat the keys."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic's hook
+        return False
+
+    def encode_default(self, dft: Any) -> Any:
+        # pydantic looks at the exact type, and a frozen mapping is a dict of our own.
+        return super().encode_default(dict(dft) if isinstance(dft, dict) else dft)
+
+    def sort(self, value: Any, parent_key: str | None = None) -> Any:  # noqa: ARG002 - see above
+        return value  # the order of the fields, and of the keys in their examples, is meant
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a job.yaml.
+
+    Every property has `description` and `examples`, and `unit` where it counts or measures.
+    """
+    made = JobSpec.model_json_schema(schema_generator=_Schema)
+    for part in (made, *made["$defs"].values()):
+        for each in part["properties"].values():
+            if each.get("unit") == "time" and each.get("default") is not None:
+                each["default"] = format_duration(each["default"])
+    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "title": "k8sjob job.yaml"}

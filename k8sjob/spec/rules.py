@@ -1,10 +1,11 @@
-"""What the parts of a job must hold together, beyond what each holds by itself."""
+"""Rules over several parts of a job: what they must hold together, and what is valid but unwise."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from k8sjob import compat
+from k8sjob.compat import STRATEGIES
 from k8sjob.contract import WORKDIR
 from k8sjob.labels import OF_THE_OPERATOR, QUEUE
 from k8sjob.spec.base import Broken
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
     from k8sjob.spec.job import JobSpec
 
-__all__ = ["job_rules", "longest_name"]
+__all__ = [
+    "job_remarks",
+    "job_rules",
+    "longest_name",
+]
 
 
 def job_rules(spec: JobSpec) -> Iterator[Broken]:
@@ -140,3 +145,31 @@ def _restricted(spec: JobSpec) -> Iterator[Broken]:
                 ("volumes", index, "host_path"),
                 f"{volume.host_path!r} is a path of the node, {advice}",
             )
+
+
+def job_remarks(spec: JobSpec) -> Iterator[Broken]:
+    """Every remark on a job: the field, and what to do about it."""
+    if spec.replicas.elastic and spec.uses_agent and not spec.checkpoint:
+        yield Broken(
+            ("replicas", "elastic"),
+            "without checkpoint the training begins anew whenever a node comes or goes; set"
+            " checkpoint.dir, on a volume that all nodes share",
+        )
+    if not spec.uses_agent:
+        for name in ("rendezvous_timeout", "collective_timeout", "hang_timeout"):
+            if name in spec.run.model_fields_set:
+                yield Broken(
+                    ("run", name),
+                    "no agent starts a command, so only scripts that call session() heed this; set"
+                    " the timeouts of the launcher and of init_process_group instead",
+                )
+    if warning := STRATEGIES[spec.strategy.kind].warning:
+        yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
+    checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
+    if checkpoint and (volume is None or volume.empty_dir is not None):
+        where = "no volume" if volume is None else f"{volume.name!r}, an empty_dir"
+        yield Broken(
+            ("checkpoint", "dir"),
+            f"{checkpoint.dir} lies on {where}: on a cluster its checkpoints outlive a restart in"
+            " the pod, not the pod; mount a pvc there",
+        )

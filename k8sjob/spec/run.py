@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, FrozenMap, Part, doc, refuse
-from k8sjob.spec.duration import Duration
-from k8sjob.spec.hints import words
 from k8sjob.spec.names import EnvName, ObjectName, Text
+from k8sjob.spec.quantity import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EnvFrom", "Run"]
+__all__ = ["EnvFrom", "Run", "shell_words"]
 
 _OPERATOR: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
@@ -27,9 +27,17 @@ _AGENT: Final = frozenset({"GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 _LAUNCHERS: Final = ("accelerate", "deepspeed", "mpirun", "torchrun")
 
 
+def shell_words(text: str) -> list[str] | None:
+    """A command line as a shell splits it; None where a quote is never closed."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return None
+
+
 def _started_by(line: str) -> dict[str, Any]:
     """The fields of `run` that start what a command line starts."""
-    command = words(line) or [line]
+    command = shell_words(line) or [line]
     python = re.fullmatch(r"python[0-9.]*", command[0]) is not None
     match command[1:] if python else command:
         case ["-m", module, *args] if python:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from k8sjob.document import Document, WrittenFloat, parse, parse_all, reading
-from k8sjob.document.source import MAX_BYTES
+from k8sjob.document.reading import MAX_BYTES
 from k8sjob.errors import SpecError
 
 TEXT = """\

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from k8sjob.spec.duration import format_duration, parse_duration
+from k8sjob.spec.quantity import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(
