@@ -1,4 +1,4 @@
-"""From the text of a manifest to a spec, and the proof that it means the same."""
+"""Adopt: from the text of a manifest to a spec, and the proof that it means the same."""
 
 from __future__ import annotations
 
@@ -7,18 +7,117 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
-from k8sjob.adopt.meaning import SAME, combined, difference, same_meaning
-from k8sjob.adopt.normal import Json, config_of, normal, pods
-from k8sjob.adopt.reading import read
+from k8sjob.adopt.meaning import (
+    SAME,
+    Json,
+    combined,
+    config_of,
+    difference,
+    normal,
+    pods,
+    same_meaning,
+)
 from k8sjob.contract import after_agent
+from k8sjob.document import Document, objects, parse_all
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest
+from k8sjob.rendering.schema import typed
+from k8sjob.rendering.webhook import API_VERSION, KIND, webhook_problems
 from k8sjob.spec import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Adopted", "adopt"]
+__all__ = [
+    "Adopted",
+    "adopt",
+]
+
+_SERVERS: Final = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+    "selfLink",
+    "ownerReferences",
+)
+_MAX_SHOWN: Final = 80
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
+    """The job as its author wrote it, and notes on what was left out.
+
+    Raises:
+        SpecError: not YAML, not exactly one PyTorchJob, or one that the operator refuses.
+    """
+    document, job, others = _only_job(parse_all(text, source), source)
+    notes = [f"{other} is not part of the job; keep it in a file of its own" for other in others]
+    job, dropped = _authors_part(job)
+    if dropped:
+        notes.insert(0, f"left out, since the apiserver fills it in: {', '.join(dropped)}")
+    problems = webhook_problems(job) or list(_type_problems(job))
+    if problems:
+        line = document.line
+        raise SpecError([Problem(p.field, p.message, line, 1) for p in problems], source)
+    return job, notes
+
+
+def _type_problems(job: Json) -> Iterator[Problem]:
+    """Fields of a type for which a cluster would refuse the manifest."""
+    if not job["spec"]["pytorchReplicaSpecs"]:  # which the webhook lets through
+        yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
+    for path, value, expected in typed(job)[1]:
+        seen = ascii(value)
+        seen = seen if len(seen) <= _MAX_SHOWN else f"{seen[:_MAX_SHOWN]}..."
+        message = f"{seen} is not {expected}; correct it, a cluster would refuse the manifest"
+        yield Problem(field_path(path), message)
+
+
+def _only_job(documents: list[Document], source: str) -> tuple[Document, Json, list[str]]:
+    jobs, others = [], []
+    for document, _, item in objects(documents):
+        if item.get("kind") == KIND and str(item.get("apiVersion")).startswith("kubeflow.org/"):
+            jobs.append((document, item))
+        else:
+            others.append(_called(item))
+    if len(jobs) == 1:
+        document, job = jobs[0]
+        return document, job, others
+    if not jobs:
+        seen = ", ".join(others) or "nothing"
+        message = f"{seen} is no {KIND} of {API_VERSION}; name a file with one"
+        raise SpecError([Problem("", message)], source)
+    names = ", ".join(_called(job) for _, job in jobs)
+    message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
+    raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
+
+
+def _called(item: Json) -> str:
+    metadata = item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return " ".join(
+        str(part) for part in (item.get("kind", "a document without a kind"), name) if part
+    )
+
+
+def _authors_part(job: Json) -> tuple[Json, list[str]]:
+    """The job without what others wrote into it, and the names of that."""
+    metadata = dict(job["metadata"]) if isinstance(job.get("metadata"), dict) else {}
+    dropped = [f"metadata.{key}" for key in _SERVERS if key in metadata]
+    for key in _SERVERS:
+        metadata.pop(key, None)
+    annotations = metadata.get("annotations")
+    if isinstance(annotations, dict) and _LAST_APPLIED in annotations:
+        dropped.append(f'metadata.annotations["{_LAST_APPLIED}"]')
+        metadata["annotations"] = {k: v for k, v in annotations.items() if k != _LAST_APPLIED}
+    if "status" in job:
+        dropped.append("status")
+    return {**{k: v for k, v in job.items() if k != "status"}, "metadata": metadata}, dropped
+
 
 _STEP: Final = re.compile(r'\.?([\w-]+)|\[(\d+)\]|\["([^"]*)"\]')
 _PASSES: Final = 3  # a default may follow from a field that the overlay has just changed
@@ -50,7 +149,7 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
         SpecError: no PyTorchJob or several, one that the training operator refuses, or (said field
             by field) one that no job spec can say.
     """
-    original, notes = read(text, source)
+    original, notes = _read(text, source)
     config = config_of(original) is not None
     wanted = normal(original, config=config)
     spec = bare = _accepted(fields(wanted), source)
@@ -149,7 +248,7 @@ def _leaves(patch: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
     kept = sorted({field_path(path) for path in _leaves(spec.overlay)} if spec.overlay else ())
     if kept:
-        yield f"kept in overlay, since a job.yaml has no field for it: {', '.join(kept)}"
+        yield f"kept in overlay, unchanged: {', '.join(kept)}"
     command = list(spec.run.command or ())
     words = " ".join([*command, *spec.run.args])
     if command == NO_COMMAND:

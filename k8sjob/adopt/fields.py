@@ -1,28 +1,26 @@
-"""The fields of a job spec that say what a PyTorchJob says: the best guess, never the last word.
-
-What is guessed wrongly or not at all comes out of the comparison afterwards and into the overlay.
-So everything here may be simple: where Master and Workers differ, the Master speaks for both.
-"""
+"""Fields of a job spec guessed from a PyTorchJob; what the guess misses goes to the overlay."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.meaning import same
-from k8sjob.adopt.normal import Json, config_of, default_pull_policy, mappings, pods
-from k8sjob.adopt.resources import resources, shm_volume
+from k8sjob.adopt.meaning import Json, config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decode_object
 from k8sjob.labels import ISTIO, MANAGED_BY, QUEUE
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
-from k8sjob.rendering.security import breaches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NO_COMMAND", "fields", "trainer"]
+__all__ = [
+    "NO_COMMAND",
+    "fields",
+    "trainer",
+]
 
+_DEV_SHM: Final = "/dev/shm"  # noqa: S108 - a mount point, not a temporary file
 NO_COMMAND: Final = [
     "sh",
     "-c",
@@ -50,18 +48,16 @@ def fields(wanted: Json) -> Json:
         "labels": _labels(wanted),
         "annotations": _annotations(wanted),
         "replicas": _replicas(spec),
-        "resources": resources(by_role),
+        "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
         "policy": _policy(spec, lead),
         "kueue_queue": queue,
         "service_account_token": lead["automountServiceAccountToken"],
-        "gang": _gang(spec, lead),
-        "security": "restricted" if _are_restricted(all_pods, lead) else "default",
         **_scheduling(all_pods, lead),
     }
     if queue is not None:
         del made["policy"]["suspend"]  # Kueue's jobs begin suspended anyway
-    settled: Json = merge(made, _settings(wanted))
+    settled: Json = merge(made, _runtime_settings(wanted))
     return {key: value for key, value in settled.items() if value is not None}
 
 
@@ -170,7 +166,7 @@ def _env_from(containers: list[Json]) -> list[Json]:
     return made
 
 
-def _settings(wanted: Json) -> Json:
+def _runtime_settings(wanted: Json) -> Json:
     """What K8SJOB_CONFIG says, where k8sjob rendered the manifest."""
     try:
         config = decode_object(config_of(wanted) or "") or {}
@@ -235,19 +231,6 @@ def _max_restarts(spec: Json) -> int | None:
     return max(1, (limit - 1) // most) if limit else 0
 
 
-def _gang(spec: Json, lead: Json) -> Json | None:
-    scheduling = spec["runPolicy"].get("schedulingPolicy")
-    if not isinstance(scheduling, dict) or "minAvailable" not in scheduling:
-        return None
-    nodes = sum(replica["replicas"] for replica in spec["pytorchReplicaSpecs"].values())
-    least = scheduling["minAvailable"]
-    return {
-        "scheduler": lead.get("schedulerName"),
-        "min_available": None if least == nodes else least,
-        "queue": scheduling.get("queue"),
-    }
-
-
 _POD_FIELDS: Final = {
     "service_account": "serviceAccountName",
     "tolerations": "tolerations",
@@ -268,19 +251,9 @@ def _scheduling(all_pods: list[Json], lead: Json) -> Json:
     return {**made, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
 
 
-def _are_restricted(all_pods: list[Json], lead: Json) -> bool:
-    if any(True for pod in all_pods for _ in breaches(pod)):
-        return False  # the overlay would have to take back what the field says
-    context = trainer(lead).get("securityContext", {})
-    return lead.get("securityContext", {}).get("runAsNonRoot") is True and context == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
 def _volumes(all_pods: list[Json], lead: Json) -> list[Json]:
     """The volumes that all replicas mount in the same way, each from one simple source."""
-    made, shm = [], shm_volume(lead)
+    made, shm = [], _shm_volume(lead)
     for volume in mappings(lead.get("volumes")):
         mounts = [_mounts(pod, volume) for pod in all_pods]
         source = _source(volume)
@@ -323,4 +296,47 @@ def _source(volume: Json) -> Json | None:
     for (theirs, key), ours in _SOURCES.items():
         if kind == theirs and source.keys() == {key}:
             return {ours: source[key]}
+    return None
+
+
+_GPU: Final = "nvidia.com/gpu"
+_GPUS: Final = re.compile(r".*/gpu|nvidia\.com/(gpu|mig-).*")
+
+
+def _resources(pod: Json) -> Json:
+    given = trainer(pod).get("resources", {})
+    limits, asked = given.get("limits", {}), given.get("requests", {})
+    gpu = next((name for name in limits if _GPUS.fullmatch(name)), _GPU)
+    made: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
+    if gpu in limits:
+        made["gpus"] = _count(limits[gpu])
+        made["gpu_resource"] = gpu
+    made["extended"] = {k: v for k, v in limits.items() if "/" in k and k != gpu}
+    less = {k: asked[k] for k in ("cpu", "memory") if k in asked and asked[k] != limits.get(k)}
+    if less:
+        made["requests"] = less
+    made |= _shm(pod)
+    return made
+
+
+def _count(amount: str) -> Any:
+    return int(amount) if re.fullmatch("[0-9]{1,9}", amount) else amount
+
+
+def _shm(pod: Json) -> Json:
+    """Shared memory: 0 if nothing is mounted, no size if the memory is the limit."""
+    volume = _shm_volume(pod)
+    if volume is None:
+        return {"shm": "0"}
+    size = volume["emptyDir"].get("sizeLimit")
+    return {} if size is None else {"shm": size}
+
+
+def _shm_volume(pod: Json) -> Json | None:
+    """The volume in memory that is mounted at /dev/shm in the container that trains."""
+    mounts = {m.get("mountPath"): m.get("name") for m in mappings(trainer(pod).get("volumeMounts"))}
+    for volume in mappings(pod.get("volumes")):
+        in_memory = volume.get("emptyDir", {}).get("medium") == "Memory"
+        if in_memory and volume.get("name") == mounts.get(_DEV_SHM, ""):
+            return volume
     return None

@@ -1,15 +1,345 @@
-"""When two PyTorchJobs mean the same, and by which overlay one becomes the other.
-
-Both come down to one function, `difference`, over manifests in normal form.
-"""
+"""Normal form of a PyTorchJob, and the overlay that turns one into another."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.normal import Json, config_of, normal
+from k8sjob.contract import (
+    AGENT,
+    CONFIG_ENV,
+    CONTAINER_NAME,
+    DEFAULT_PORT,
+    PORT_NAME,
+    Role,
+    after_agent,
+)
+from k8sjob.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.spec.quantity import parse
 
-__all__ = ["SAME", "combined", "difference", "same", "same_meaning"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = [
+    "SAME",
+    "Json",
+    "combined",
+    "config_of",
+    "default_pull_policy",
+    "difference",
+    "mappings",
+    "normal",
+    "pods",
+    "same",
+    "same_meaning",
+]
+
+Json = dict[str, Any]
+
+_EMPTY_IS_ABSENT: Final = frozenset(
+    {
+        "annotations",
+        "args",
+        "command",
+        "env",
+        "envFrom",
+        "imagePullSecrets",
+        "initContainers",
+        "labels",
+        "limits",
+        "nodeSelector",
+        "ports",
+        "requests",
+        "resources",
+        "runPolicy",
+        "schedulingPolicy",
+        "securityContext",
+        "tolerations",
+        "topologySpreadConstraints",
+        "volumeMounts",
+        "volumes",
+    }
+)
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
+_SHM: Final = "dshm"
+
+
+def config_of(manifest: Json) -> str | None:
+    """The value of K8SJOB_CONFIG in the first `pytorch` container that has one."""
+    for _, pod in pods(manifest):
+        for container in mappings(pod.get("containers")):
+            for variable in mappings(container.get("env")):
+                if variable.get("name") == CONFIG_ENV and container.get("name") == CONTAINER_NAME:
+                    return str(variable.get("value"))
+    return None
+
+
+def normal(manifest: Json, *, config: bool) -> Json:
+    """A PyTorchJob with what the operator and Kubernetes fill in; the argument is not changed.
+
+    Args:
+        manifest: any parsed PyTorchJob; what has an unexpected shape is left as it is.
+        config: keep K8SJOB_CONFIG, which only k8sjob's runtime reads.
+    """
+    made: Json = _without_nulls(manifest)
+    _metadata(made)
+    spec = made.get("spec")
+    if isinstance(spec, dict):
+        _spec(spec)
+    for _, pod in pods(made):
+        _pod(pod, config=config)
+    return made
+
+
+def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
+    """Role and pod spec of each replica that has one."""
+    replicas = _get(manifest, "spec", "pytorchReplicaSpecs")
+    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
+        pod = _get(replica, "template", "spec")
+        if isinstance(pod, dict):
+            yield role, pod
+
+
+def mappings(value: Any) -> list[Json]:
+    """The mappings in a list; none where there is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _get(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy without nulls, and without what is empty where that is the same as absent."""
+    if isinstance(value, dict):
+        made = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {k: v for k, v in made.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _metadata(holder: Json) -> None:
+    """Leave k8sjob's marks out of an object's or a template's metadata."""
+    metadata = holder.get("metadata")
+    if not isinstance(metadata, dict):
+        return
+    marks = {
+        ("labels", MANAGED_BY, "k8sjob"),
+        ("annotations", MANIFEST_DIGEST, None),
+        ("annotations", IMAGE_ORIGIN, None),
+    }
+    for group, key, value in marks:
+        entries = metadata.get(group)
+        if isinstance(entries, dict) and key in entries and value in (None, entries[key]):
+            del entries[key]
+        if entries == {}:
+            del metadata[group]
+    if not metadata:
+        del holder["metadata"]
+
+
+def _spec(spec: Json) -> None:
+    policy = spec.setdefault("runPolicy", {})
+    if isinstance(policy, dict):
+        policy.setdefault("cleanPodPolicy", "None")
+        policy.setdefault("suspend", False)
+        _amounts(_get(policy, "schedulingPolicy", "minResources"))
+    elastic = spec.get("elasticPolicy")
+    if not isinstance(elastic, dict) or elastic.get("nProcPerNode") is None:
+        spec.setdefault("nprocPerNode", "auto")
+    replicas = spec.get("pytorchReplicaSpecs")
+    for replica in replicas.values() if isinstance(replicas, dict) else ():
+        if isinstance(replica, dict):
+            replica.setdefault("replicas", 1)
+            replica.setdefault("restartPolicy", "OnFailure")
+            if isinstance(replica.get("template"), dict):
+                _metadata(replica["template"])
+    if isinstance(elastic, dict):
+        _elastic(elastic, _get(replicas, Role.WORKER, "replicas"))
+
+
+def _elastic(policy: Json, workers: Any) -> None:
+    policy.setdefault("rdzvBackend", "c10d")
+    least, most = policy.get("minReplicas"), policy.get("maxReplicas")
+    for key, other in (("minReplicas", most), ("maxReplicas", least)):
+        default = other if other is not None else workers
+        if default is not None:
+            policy.setdefault(key, default)
+
+
+def _pod(pod: Json, *, config: bool) -> None:
+    alias = pod.pop("serviceAccount", None)
+    if alias is not None:
+        pod.setdefault("serviceAccountName", alias)
+    pod.setdefault("automountServiceAccountToken", True)
+    pod.setdefault("terminationGracePeriodSeconds", 30)
+    _leave_out(pod, serviceAccountName="default", dnsPolicy="ClusterFirst", hostNetwork=False)
+    _leave_out(pod, schedulerName="default-scheduler")
+    for container in mappings(pod.get("containers")):
+        _container(container, config=config)
+        if container.get("name") == CONTAINER_NAME:
+            _default_port(container)
+            if after_agent(container.get("command") or []) == []:  # with -P or without
+                container["command"] = list(AGENT)
+    for container in mappings(pod.get("initContainers")):
+        _container(container, config=config)
+    for volume in mappings(pod.get("volumes")):
+        _volume(volume)
+    _rename_shm(pod)
+
+
+def _leave_out(holder: Json, **defaults: Any) -> None:
+    """Take away what is there only to say what holds without it."""
+    for key, default in defaults.items():
+        if holder.get(key) == default and type(holder.get(key)) is type(default):
+            del holder[key]
+
+
+def _container(container: Json, *, config: bool) -> None:
+    _leave_out(container, terminationMessagePath="/dev/termination-log")
+    # What is written to the log appears in the pod's status too: it changes nothing that runs.
+    _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
+    image = container.get("image")
+    if isinstance(image, str):
+        container.setdefault("imagePullPolicy", default_pull_policy(image))
+    resources = container.get("resources")
+    if isinstance(resources, dict):
+        _amounts(resources.get("limits"))
+        _amounts(resources.get("requests"))
+        if isinstance(limits := resources.get("limits"), dict):
+            asked = resources.get("requests", {})
+            resources["requests"] = {**limits, **asked} if isinstance(asked, dict) else asked
+    for port in mappings(container.get("ports")):
+        _leave_out(port, protocol="TCP")
+    for mount in mappings(container.get("volumeMounts")):
+        _leave_out(mount, readOnly=False)
+    if isinstance(container.get("env"), list):
+        container["env"] = _env(container["env"], config=config)
+        if not container["env"]:
+            del container["env"]
+
+
+def default_pull_policy(image: str) -> str:
+    """What Kubernetes does where an image has no imagePullPolicy."""
+    name = image.rpartition("/")[2]
+    is_latest = "@" not in name and (":" not in name or name.endswith(":latest"))
+    return "Always" if is_latest else "IfNotPresent"
+
+
+def _default_port(container: Json) -> None:
+    ports = container.setdefault("ports", [])
+    if isinstance(ports, list) and PORT_NAME not in [p.get("name") for p in mappings(ports)]:
+        ports.append({"name": PORT_NAME, "containerPort": DEFAULT_PORT})
+
+
+def _amounts(holder: Any) -> None:
+    for key, value in holder.items() if isinstance(holder, dict) else ():
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            holder[key] = _Amount(getattr(value, "text", None) or value)
+
+
+def _volume(volume: Json) -> None:
+    source = volume.get("emptyDir")
+    if isinstance(source, dict):
+        _leave_out(source, medium="")
+        if "sizeLimit" in source:
+            source["sizeLimit"] = _Amount(source["sizeLimit"])
+    for kind in ("configMap", "secret"):
+        if isinstance(volume.get(kind), dict):
+            _leave_out(volume[kind], defaultMode=0o644, optional=False)
+    if isinstance(volume.get("hostPath"), dict):
+        _leave_out(volume["hostPath"], type="")
+    if isinstance(volume.get("persistentVolumeClaim"), dict):
+        _leave_out(volume["persistentVolumeClaim"], readOnly=False)
+
+
+def _rename_shm(pod: Json) -> None:
+    """Call the memory volume at /dev/shm as k8sjob does; a volume's name is nobody's business."""
+    containers = [*mappings(pod.get("containers")), *mappings(pod.get("initContainers"))]
+    mounts = [mount for c in containers for mount in mappings(c.get("volumeMounts"))]
+    at_shm = {m.get("name") for m in mounts if m.get("mountPath") == "/dev/shm"}  # noqa: S108 - a mount point
+    volumes = mappings(pod.get("volumes"))
+    names = [volume.get("name") for volume in volumes]
+    for volume in volumes:
+        memory = _get(volume, "emptyDir", "medium") == "Memory"
+        if memory and volume.get("name") in at_shm and _SHM not in names:
+            for user in (volume, *(m for m in mounts if m.get("name") == volume["name"])):
+                user["name"] = _SHM
+            return
+
+
+def _env(variables: list[Any], *, config: bool) -> list[Any]:
+    """Variables with only the last one of each name, and each value's references resolved."""
+    if not config:
+        variables = [v for v in variables if _get(v, "name") != CONFIG_ENV]
+    used = {n for v in variables for n in _references(_get(v, "value"))}
+    names = [_get(variable, "name") for variable in variables]
+    made: list[Any] = []
+    known: set[str] = set()
+    for index, variable in enumerate(variables):
+        again = names[index] in names[index + 1 :] and names[index] not in used
+        if not again:
+            made.append(_expanded(variable, known))
+        known.add(str(names[index]))
+    return made
+
+
+def _references(value: Any) -> Iterable[str]:
+    return (name for name in _REFERENCE.findall(value) if name) if isinstance(value, str) else ()
+
+
+def _expanded(variable: Any, known: set[str]) -> Any:
+    value = _get(variable, "value")
+    references = frozenset(_references(value))
+    if not references:
+        return variable
+    text = _Expanded(value)
+    text.known = references & known
+    return {**variable, "value": text}
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+class _Amount(str):
+    """A quantity as it was written, equal to every other way of writing the same value."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and _value(self) == _value(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+class _Expanded(str):
+    """A value with $(NAME) in it, and the names among them that are known where it stands."""
+
+    __slots__ = ("known",)
+    known: frozenset[str]
+
+    def __eq__(self, other: object) -> bool:
+        known: frozenset[str] = getattr(other, "known", frozenset())
+        return isinstance(other, str) and str(self) == str(other) and self.known == known
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _value(text: str) -> object:
+    try:
+        return parse(text)
+    except ValueError:
+        return str(text)
+
 
 SAME: Final = object()
 """What `difference` gives for two values that mean the same."""

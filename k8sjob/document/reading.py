@@ -29,9 +29,11 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_NODES",
     "Document",
+    "FieldPath",
     "WrittenFloat",
     "content",
     "job_file",
+    "objects",
     "only",
     "parse",
     "parse_all",
@@ -319,6 +321,21 @@ def _is_float(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, dict[str, Any]]]:
+    """Each object with its document and its path there; of a List, as kubectl writes it, the items.
+
+    What is no mapping counts as an empty one.
+    """
+    for document in documents:
+        data = document.data if isinstance(document.data, dict) else {}
+        items = data.get("items")
+        if items and str(data.get("kind")).endswith("List") and isinstance(items, list):
+            for index, item in enumerate(items):
+                yield document, ("items", index), item if isinstance(item, dict) else {}
+        else:
+            yield document, (), data
 
 
 def parse(text: str | bytes, source: str = "") -> Document:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import compat
-from k8sjob.adopt.normal import config_of
+from k8sjob.adopt.meaning import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.conditions import true_conditions
 from k8sjob.backends.events import moment

@@ -1,4 +1,4 @@
-"""What a check says, and how checks are told apart, run and silenced."""
+"""Findings of lint, the checks that make them, and the comments that silence them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import difflib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = [
-    "UNKNOWN_IGNORE",
-    "Check",
-    "Finding",
-    "Hit",
-    "Rule",
-    "Severity",
-    "Subject",
-    "findings",
-    "rule",
-]
+__all__ = ["UNKNOWN_IGNORE", "Check", "Finding", "Hit", "Rules", "Severity", "Subject", "findings"]
 
 T = TypeVar("T")
 
@@ -36,7 +26,7 @@ class Severity(StrEnum):
     ERROR = "error"
     """It hangs, crashes at the start or is rejected."""
     WARNING = "warning"
-    """It goes wrong silently, or only on the day that something else fails."""
+    """It goes wrong silently, or only when something else fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a check is called, and why it is made.
+    """A check: its name and its reason.
 
     Attributes:
         id: the stable name that a comment `# k8sjob: ignore[id]` silences it by.
@@ -80,6 +70,10 @@ class Check:
     subject: Subject
     why: str
 
+    def finding(self, message: str, source: str, line: int = 1, column: int = 1) -> Finding:
+        """A finding of this check."""
+        return Finding(self.id, self.severity, message, source, line, column)
+
 
 UNKNOWN_IGNORE: Final = Check(
     "unknown-ignore",
@@ -89,9 +83,8 @@ UNKNOWN_IGNORE: Final = Check(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Where a rule struck: line and column from 1, the message, and the file if it is another."""
+class Hit(NamedTuple):
+    """What a rule found: line and column from 1, the message, and the file if it is another."""
 
     line: int
     column: int
@@ -99,47 +92,56 @@ class Hit:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[T]):
-    """A check together with the function that makes it over what was read (a T)."""
+class Rules(Generic[T]):
+    """The checks of a subject, each with the function that makes it over what was read (a T)."""
 
-    check: Check
-    hits: Callable[[T], Iterable[Hit]]
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
 
+    def error(self, name: str, why: str) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
+        """Make the function below a check whose findings are errors."""
+        return self._rule(Check(name, Severity.ERROR, self._subject, why))
 
-def rule(
-    name: str, severity: Severity, subject: Subject, why: str
-) -> Callable[[Callable[[T], Iterable[Hit]]], Rule[T]]:
-    """Make a Rule of the function below: its findings bear this name and severity."""
+    def warning(self, name: str, why: str) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
+        """Make the function below a check whose findings are warnings."""
+        return self._rule(Check(name, Severity.WARNING, self._subject, why))
 
-    def decorate(hits: Callable[[T], Iterable[Hit]]) -> Rule[T]:
-        return Rule(Check(name, severity, subject, why), hits)
+    def _rule(self, check: Check) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
+        return lambda hits: self._rules.append((check, hits))
 
-    return decorate
+    @property
+    def checks(self) -> dict[str, Check]:
+        """The checks by their names."""
+        return {check.id: check for check, _ in self._rules}
+
+    def hits(self, read: T) -> Iterator[tuple[Check, Hit]]:
+        """What the checks find."""
+        for check, hits in self._rules:
+            for hit in hits(read):
+                yield check, hit
 
 
 def findings(
-    rules: Sequence[Rule[T]], read: T, texts: Mapping[str, str], known: Iterable[str]
+    hits: Iterable[tuple[Check, Hit]], texts: Mapping[str, str], known: Iterable[str]
 ) -> list[Finding]:
-    """What the rules find, in the order of the files, without what comments silence.
+    """Findings in the order of the files, without what comments silence.
 
     Args:
-        rules: the rules to run.
-        read: what they run over.
-        texts: each file's text by its name, for the comments; a hit without a file is in the first.
-        known: the ids of all checks; a comment that names another one silences nothing and is told.
+        hits: what checks found; a hit without a file is in the first of the texts.
+        texts: each file's text by its name, for the comments.
+        known: the ids of all checks; a comment that names another is a finding, too.
     """
     silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
     first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}
     found = [
-        Finding(rule.check.id, rule.check.severity, hit.message, source, hit.line, hit.column)
-        for rule in rules
-        for hit in rule.hits(read)
+        check.finding(hit.message, source, hit.line, hit.column)
+        for check, hit in hits
         for source in [hit.source or first]
-        if rule.check.id not in silenced[source].get(hit.line, ())
+        if check.id not in silenced[source].get(hit.line, ())
     ]
     for source, names in silenced.items():
-        found += _unknown_silences(names, frozenset(known) | {UNKNOWN_IGNORE.id}, source)
+        found += _unknown_silences(names, {*known, UNKNOWN_IGNORE.id}, source)
     return sorted(
         dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)
     )
@@ -153,7 +155,7 @@ def _silenced(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _unknown_silences(
-    silenced: dict[int, list[str]], known: frozenset[str], source: str
+    silenced: dict[int, list[str]], known: set[str], source: str
 ) -> Iterator[Finding]:
     for line, names in silenced.items():
         for name in names:
@@ -164,4 +166,4 @@ def _unknown_silences(
             message = (
                 f"ignore[{name}]: there is no check of that name, so nothing is silenced; {step}"
             )
-            yield Finding(UNKNOWN_IGNORE.id, UNKNOWN_IGNORE.severity, message, source, line)
+            yield UNKNOWN_IGNORE.finding(message, source, line)

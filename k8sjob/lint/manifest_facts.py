@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.errors import field_path
 from k8sjob.lint.finding import Hit
-from k8sjob.lint.manifest_shape import shaped
+from k8sjob.rendering.schema import typed
 from k8sjob.rendering.webhook import webhook_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from k8sjob.document import FieldPath
     from k8sjob.errors import Problem
 
-__all__ = ["Container", "Job", "Json", "Path", "Replica", "get", "launcher_flags", "launcher_of"]
+__all__ = ["Container", "Job", "Json", "Replica", "get", "launcher_flags", "launcher_of"]
 
 Json = dict[str, Any]
-Path = tuple[str | int, ...]
 
 _SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "env"})
 _PYTHON: Final = re.compile(r"(pypy|python)\d*(\.\d+)?")
@@ -50,7 +50,7 @@ def get(value: Any, *path: str | int) -> Any:
 class Container:
     """One container and where it stands."""
 
-    path: Path
+    path: FieldPath
     data: Json
 
     @property
@@ -61,12 +61,17 @@ class Container:
     @property
     def command(self) -> list[str]:
         """Its own command; empty where the image's entrypoint runs."""
-        return _words(self.data.get("command"))
+        return [str(word) for word in self.items("command")]
+
+    def items(self, field: str) -> list[Any]:
+        """What a field lists: command, args, env, ports, volumeMounts."""
+        found = self.data.get(field)
+        return found if isinstance(found, list) else []
 
     @property
     def argv(self) -> list[str]:
         """Command and arguments; without a command the arguments of an unknown program."""
-        return [*self.command, *_words(self.data.get("args"))]
+        return [*self.command, *(str(word) for word in self.items("args"))]
 
     @property
     def is_shell(self) -> bool:
@@ -86,7 +91,7 @@ class Replica:
     """The replicas of one role."""
 
     role: str
-    path: Path
+    path: FieldPath
     data: Json
 
     @property
@@ -101,7 +106,7 @@ class Replica:
         return self.data.get("restartPolicy") or "OnFailure"
 
     @property
-    def pod_path(self) -> Path:
+    def pod_path(self) -> FieldPath:
         """Where its pod spec stands."""
         return (*self.path, "template", "spec")
 
@@ -138,12 +143,12 @@ class Job:
 
     rendered = False
 
-    def __init__(self, data: Json, place: Callable[[Path], tuple[int, int]]) -> None:
-        self.data, self.wrong = shaped(data)
+    def __init__(self, data: Json, place: Callable[[FieldPath], tuple[int, int]]) -> None:
+        self.data, self.wrong = typed(data)
         self.place = place
         self._refusals = webhook_problems(data)
 
-    def at(self, path: Path, message: str) -> Hit:
+    def at(self, path: FieldPath, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
         return Hit(*self.place(path), message)
 
@@ -195,6 +200,14 @@ class Job:
         policy = self.get("spec", "elasticPolicy")
         return policy if isinstance(policy, dict) else None
 
+    def containers(self, *, init: bool = False) -> Iterator[tuple[Replica, Container]]:
+        """The containers of each role, with the init containers if asked for."""
+        for replica in self.replicas:
+            for container in replica.containers():
+                yield replica, container
+            for container in replica.containers("initContainers") if init else ():
+                yield replica, container
+
     def trainers(self) -> Iterator[tuple[Replica, Container]]:
         """The container that trains, of each role."""
         for replica in self.replicas:
@@ -243,7 +256,3 @@ def launcher_flags(container: Container) -> dict[str, str]:
 def _brackets(field: str) -> str:
     """A field of the webhook, `pytorchReplicaSpecs[Master]`, as others are written."""
     return re.sub(r"\[(\D[^\]]*)\]", r".\1", field)
-
-
-def _words(value: Any) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, list) else []

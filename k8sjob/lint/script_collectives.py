@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lint.communication import FORWARD, MAKES_GROUP, Communication, Given
-from k8sjob.lint.finding import Hit, Rule, Severity, rule
+from k8sjob.lint.finding import Hit, Rules
 from k8sjob.lint.modules import Definition, Function
 from k8sjob.lint.rank_tests import RankTests, Who
 from k8sjob.lint.script_code import is_main_guard
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from k8sjob.lint.script_facts import Script
 
 __all__ = ["RULES"]
+
+RULES: Final = Rules["Script"]("script")
 
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 _ONE_RANK_DECORATORS: Final = frozenset(
@@ -306,10 +308,8 @@ def _unpaired(branches: list[_Branch]) -> Iterator[_Branch]:
             yield one
 
 
-@rule(
+@RULES.error(
     "collective-on-one-rank",
-    Severity.ERROR,
-    "script",
     "A collective returns when every rank has called it; one that only rank 0 calls never returns.",
 )
 def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
@@ -325,10 +325,8 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.warning(
     "forward-on-one-rank",
-    Severity.WARNING,
-    "script",
     "The forward pass of DistributedDataParallel broadcasts the buffers of the model (those of "
     "BatchNorm, for one), even under no_grad.",
 )
@@ -341,6 +339,3 @@ def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
                 "buffers, the call waits for the other ranks; call model.module there, or evaluate "
                 "on every rank",
             )
-
-
-RULES: Final[tuple[Rule[Script], ...]] = (_collective_on_one_rank, _forward_on_one_rank)

@@ -6,13 +6,15 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lint.finding import Hit, Rule, Severity, rule
+from k8sjob.lint.finding import Hit, Rules
 from k8sjob.lint.script_facts import MANAGED, Script, constant, keyword
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["RULES"]
+
+RULES: Final = Rules["Script"]("script")
 
 _EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
 _DIVIDES: Final = frozenset(
@@ -45,10 +47,8 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
         yield call, any(_EVALUATION.search(word) for word in words)
 
 
-@rule(
+@RULES.warning(
     "sampler-without-set-epoch",
-    Severity.WARNING,
-    "script",
     "DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0.",
 )
 def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
@@ -73,10 +73,8 @@ def _has_epochs(script: Script) -> bool:
     return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
 
 
-@rule(
+@RULES.warning(
     "sampler-in-evaluation",
-    Severity.WARNING,
-    "script",
     "DistributedSampler repeats samples (or drops some) until every rank has equally many.",
 )
 def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
@@ -91,10 +89,8 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.warning(
     "data-not-sharded",
-    Severity.WARNING,
-    "script",
     "DistributedDataParallel averages gradients; dividing the data is the sampler's business.",
 )
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
@@ -120,10 +116,8 @@ def _slices_by_rank(script: Script) -> bool:
     return any(script.says_rank(node) for node in (*slices, *ranges))
 
 
-@rule(
+@RULES.error(
     "shuffle-with-sampler",
-    Severity.ERROR,
-    "script",
     "A DataLoader takes its order from the sampler or shuffles by itself, not both.",
 )
 def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
@@ -139,10 +133,8 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.warning(
     "save-on-every-rank",
-    Severity.WARNING,
-    "script",
     "All ranks that write one file at once can leave a torn checkpoint on a shared volume.",
 )
 def _save_on_every_rank(script: Script) -> Iterator[Hit]:
@@ -168,10 +160,8 @@ def _is_stream(script: Script, target: ast.expr) -> bool:
     return bool(_STREAM.search(text)) or any(name.endswith("BytesIO") for name in made)
 
 
-@rule(
+@RULES.warning(
     "download-on-every-rank",
-    Severity.WARNING,
-    "script",
     "Downloads of several processes into one folder write over each other.",
 )
 def _download_on_every_rank(script: Script) -> Iterator[Hit]:
@@ -194,10 +184,8 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.warning(
     "keras-fit-diverges",
-    Severity.WARNING,
-    "script",
     "Keras on torch knows no process group: fit never averages gradients or weights.",
 )
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
@@ -227,10 +215,8 @@ _MODES: Final = frozenset(
 """Layers of Keras that do something else while the model is trained."""
 
 
-@rule(
+@RULES.warning(
     "keras-not-training",
-    Severity.WARNING,
-    "script",
     "Outside of fit, Keras calls a model for inference unless it is told training=True.",
 )
 def _keras_not_training(script: Script) -> Iterator[Hit]:
@@ -259,10 +245,8 @@ def _without_gradients(node: ast.AST) -> bool:
     return any("no_grad" in text or "inference_mode" in text for text in texts)
 
 
-@rule(
+@RULES.warning(
     "gradients-not-cleared",
-    Severity.WARNING,
-    "script",
     "backward() adds to the gradients that are there; only zero_grad() clears them.",
 )
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
@@ -288,16 +272,3 @@ def _is_cleared(node: ast.Attribute) -> bool:
     """`optimizer.zero_grad`, `p.grad = None`, `p.grad.zero_()`."""
     assigned = node.attr == "grad" and not isinstance(node.ctx, ast.Load)
     return assigned or node.attr in ("zero_grad", "zero_")
-
-
-RULES: Final[tuple[Rule[Script], ...]] = (
-    _sampler_without_set_epoch,
-    _sampler_in_evaluation,
-    _data_not_sharded,
-    _shuffle_with_sampler,
-    _save_on_every_rank,
-    _download_on_every_rank,
-    _keras_fit_diverges,
-    _keras_not_training,
-    _gradients_not_cleared,
-)

@@ -1,4 +1,4 @@
-"""Checks of a script's process group: how it is made, how it is used, how it ends."""
+"""Checks of a script's process group, of how it finds its local rank, and of its devices."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.lint.finding import Hit, Rule, Severity, rule
+from k8sjob.lint.finding import Hit, Rules
 from k8sjob.lint.script_facts import MANAGED, Script, constant, keyword
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RULES"]
+__all__ = [
+    "RULES",
+]
+
+RULES: Final = Rules["Script"]("script")
 
 _LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
 _NODE_NAMES: Final = re.compile(
@@ -66,10 +70,8 @@ def _makes_own_world(script: Script) -> bool:
     return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
 
 
-@rule(
+@RULES.warning(
     "spawn-in-every-pod",
-    Severity.WARNING,
-    "script",
     "mp.spawn counts the processes of its own pod; the environment has one rank for each pod.",
 )
 def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
@@ -94,10 +96,8 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.error(
     "hard-coded-address",
-    Severity.ERROR,
-    "script",
     "The operator injects MASTER_ADDR, the name of the Master; a loopback address makes every pod "
     "wait for ranks that wait elsewhere.",
 )
@@ -137,10 +137,8 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
                 pass
 
 
-@rule(
+@RULES.error(
     "hard-coded-rank",
-    Severity.ERROR,
-    "script",
     "RANK and WORLD_SIZE differ from pod to pod and from job to job; a constant makes all pods the "
     "same rank, or a world that never fills.",
 )
@@ -160,10 +158,8 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
                 yield script.at(call, f"{name}={fixed} in init_process_group: {told}{step}")
 
 
-@rule(
+@RULES.error(
     "backend-not-built-in",
-    Severity.ERROR,
-    "script",
     "The released wheels of torch are built without MPI, and the tcp backend was removed in 1.0.",
 )
 def _backend_not_built_in(script: Script) -> Iterator[Hit]:
@@ -178,10 +174,8 @@ def _backend_not_built_in(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.error(
     "nccl-without-gpu",
-    Severity.ERROR,
-    "script",
     "NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml).",
 )
 def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
@@ -196,10 +190,8 @@ def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.error(
     "process-group-missing",
-    Severity.ERROR,
-    "script",
     "DistributedDataParallel and DistributedSampler need a process group that exists.",
 )
 def _process_group_missing(script: Script) -> Iterator[Hit]:
@@ -217,10 +209,8 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
         return
 
 
-@rule(
+@RULES.warning(
     "training-not-distributed",
-    Severity.WARNING,
-    "script",
     "A script that knows nothing of other processes does the whole training in each of them. Made "
     "only where the number of processes is known (a job.yaml).",
 )
@@ -241,10 +231,8 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.warning(
     "group-not-destroyed",
-    Severity.WARNING,
-    "script",
     "A process that leaves with its group alive may abort after success (exit code 134), and a "
     "finished pod is started again.",
 )
@@ -261,13 +249,108 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
     )
 
 
-RULES: Final[tuple[Rule[Script], ...]] = (
-    _spawn_in_every_pod,
-    _hard_coded_address,
-    _hard_coded_rank,
-    _backend_not_built_in,
-    _nccl_without_gpu,
-    _process_group_missing,
-    _training_not_distributed,
-    _group_not_destroyed,
+@RULES.error(
+    "local-rank-without-launcher",
+    "The operator sets RANK and WORLD_SIZE, never LOCAL_RANK: that one comes from a launcher. Made "
+    "only where it is known that there is none (run.command with a plain python).",
 )
+def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
+    if script.setting.launcher != "none":
+        return
+    for node in script.nodes:
+        if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        if script.name(node.value) == "os.environ" and constant(node.slice) == "LOCAL_RANK":
+            yield script.at(
+                node,
+                'os.environ["LOCAL_RANK"] is read, and nothing sets it: the operator never does, '
+                "so this is a KeyError in every pod; start the script by run.script (k8sjob's "
+                "agent sets it) or by torchrun",
+            )
+
+
+@RULES.warning(
+    "local-rank-argument",
+    "torchrun and k8sjob give the local rank by LOCAL_RANK; an argument stays at its default in "
+    "every process, and torch.distributed.launch spells it --local-rank since torch 2.0.",
+)
+def _local_rank_argument(script: Script) -> Iterator[Hit]:
+    setting, strings = script.setting, [n for n in script.nodes if isinstance(n, ast.Constant)]
+    alone = setting.processes is not None and setting.processes == setting.nodes
+    if alone or setting.gpus == 0:
+        return  # a process has its pod, or the CPU, to itself
+    if script.modules & MANAGED or any(n.value == "LOCAL_RANK" for n in strings):
+        return
+    for call in script.method_calls("add_argument"):
+        names = [constant(argument) for argument in call.args]
+        spelled = [name for name in names if name in ("--local_rank", "--local-rank")]
+        if len(spelled) != 1 or spelled[0] == script.setting.local_rank_arg:
+            continue
+        yield script.at(
+            call,
+            f"{spelled[0]} is expected as an argument and LOCAL_RANK is never read: under torchrun "
+            "or k8sjob it keeps its default and all processes of a pod take the same GPU; set "
+            f'run.local_rank_arg: {spelled[0]}, or default=int(os.environ.get("LOCAL_RANK", 0))',
+        )
+
+
+@RULES.error(
+    "device-by-global-rank",
+    "A pod counts its GPUs from 0; the global rank goes on counting over all pods.",
+)
+def _device_by_global_rank(script: Script) -> Iterator[Hit]:
+    if script.setting.nodes == 1:
+        return
+    for call in (call for _, call in script.calls):
+        for device in _devices(script, call):
+            if _is_global_rank(script, device):
+                yield script.at(
+                    device,
+                    f"`{ast.unparse(device)}` is the rank over all pods, used as the number of a "
+                    "GPU in this pod: from the second pod on there is no such GPU; use LOCAL_RANK, "
+                    "or the rank modulo torch.cuda.device_count()",
+                )
+
+
+def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
+    """Expressions that a call takes as the number of a GPU."""
+    last = script.name(call.func).rpartition(".")[2]
+    is_method = isinstance(call.func, ast.Attribute)
+    candidates: list[ast.expr | None] = []
+    if (is_method and last in ("cuda", "to")) or last == "set_device":
+        candidates.append(keyword(call, "device", 0))
+    elif script.name(call.func) == "torch.device":
+        candidates += [keyword(call, "type", 0), keyword(call, "index", 1)]
+    elif last == "DistributedDataParallel":
+        ids = keyword(call, "device_ids", 1)
+        candidates += [*(ids.elts if isinstance(ids, ast.List) else [])]
+    for candidate in candidates:
+        match candidate:
+            case ast.JoinedStr(
+                values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=inner)]
+            ):
+                yield inner
+            case ast.expr():
+                yield candidate
+            case None:
+                pass
+
+
+def _is_global_rank(script: Script, node: ast.expr) -> bool:
+    """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
+    if isinstance(node, ast.Name):
+        values = script.scopes.values(node)
+        return bool(values) and all(_is_rank_call(script, value) for value in values)
+    return _is_rank_call(script, node)
+
+
+def _is_rank_call(script: Script, node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=function, args=[]):
+            return script.name(function) == "torch.distributed.get_rank"
+        case ast.Call(func=ast.Name(id="int"), args=[inner]):
+            return ast.unparse(inner).startswith(
+                ("os.environ['RANK']", "os.environ.get('RANK'", "os.getenv('RANK'")
+            )
+        case _:
+            return False

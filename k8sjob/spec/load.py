@@ -17,7 +17,7 @@ from k8sjob.spec.names import suggested_name
 from k8sjob.spec.quantity import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import PurePath
 
     from k8sjob.document import Document
@@ -92,13 +92,16 @@ _OURS: Final = "PyTorchJob"
 _SCRIPTS: Final = (".py", ".pyw", ".ipynb", ".sh")
 
 
-def refuse_manifests(documents: Iterable[Document]) -> None:
+def refuse_manifests(documents: list[Document]) -> None:
     """Refuse the manifests of Kubernetes.
 
     Raises:
         SpecError: one of the documents is a manifest, with the command for a PyTorchJob.
     """
-    found = [(document, kind) for document in documents for kind in _kinds(document.data)]
+    from k8sjob.document import objects  # noqa: PLC0415 - as in load
+
+    kinds = ((document, item.get("kind")) for document, _, item in objects(documents))
+    found = [(document, kind) for document, kind in kinds if isinstance(kind, str)]
     if not found:
         return
     document, kind = next((one for one in found if one[1] == _OURS), found[0])
@@ -107,16 +110,6 @@ def refuse_manifests(documents: Iterable[Document]) -> None:
     if kind == _OURS:
         step = f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml that renders it"
     raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
-
-
-def _kinds(data: Any) -> list[str]:
-    """The kind of a manifest, or the kinds in a List; none for anything else."""
-    if not isinstance(data, dict) or not isinstance(kind := data.get("kind"), str):
-        return []
-    items = data.get("items")
-    if kind.endswith("List") and isinstance(items, list):
-        return [found for item in items for found in _kinds(item)] or [kind]
-    return [kind]
 
 
 def refuse_script(file: PurePath) -> None:

@@ -157,7 +157,8 @@ def test_replicas_that_differ():
     made = adopt(dump(manifest_))
     assert same_meaning(manifest(made.spec), manifest_)
     assert made.spec.resources.cpu == "8"
-    assert made.spec.resources.master.cpu == "2"
+    master = made.spec.overlay["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert master["containers"][0]["resources"]["limits"] == {"cpu": "2"}
     assert made.spec.image == "registry/other:1"
     assert "Worker runs another image, registry/train:1" in " ".join(made.notes)
 

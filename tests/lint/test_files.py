@@ -41,8 +41,10 @@ def test_the_script_is_looked_for_where_the_image_has_it(job):
     (job.parent / "main.py").unlink()
     assert ids(job) == ["script-missing"]
     job.write_text(JOB.replace("script: main.py", "module: pkg.train"))
+    assert ids(job) == []  # it may be installed in the image
+    (job.parent / "pkg").mkdir()
     assert ids(job) == ["script-missing"]
-    (job.parent / "pkg/train").mkdir(parents=True)
+    (job.parent / "pkg/train").mkdir()
     (job.parent / "pkg/train/__main__.py").write_text("def f(:\n")
     assert ids(job) == ["script-syntax"]
     job.write_text(JOB.replace("base: 'python:3.12'", "pull_secrets: [a]"))

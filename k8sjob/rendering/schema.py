@@ -1,28 +1,28 @@
-"""The types of a PyTorchJob's fields, as far as checks read them.
+"""The types of a PyTorchJob's fields, as the CRD of training operator v1.9.4 has them.
 
-The CRD refuses a field of another type. Here it is told and taken away, so that the checks need not
-ask what they are given.
+Only what k8sjob reads is described; other fields may hold anything. An apiserver refuses a field of
+another type.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Wrong", "shaped"]
+__all__ = ["WrongType", "known_fields", "typed"]
 
-Path = tuple[str | int, ...]
+_Path = tuple[str | int, ...]
 _ANY: Final = "*"
 
 
-class Wrong(NamedTuple):
-    """A field of another type than the CRD's."""
+class WrongType(NamedTuple):
+    """A field of another type than the CRD's: where, the value, and what it must be."""
 
-    path: Path
+    path: _Path
     seen: Any
     expected: str
 
 
-class _Amount:
+class _Quantity:
     """A quantity, as text or as a number."""
 
 
@@ -34,30 +34,37 @@ _CONTAINER: Final = {
     "command": [str],
     "args": [str],
     "env": [{"name": str, "value": str, "valueFrom": {}}],
+    "envFrom": [{"configMapRef": {}, "secretRef": {}}],
     "ports": [{"name": str, "containerPort": int}],
-    "resources": {"limits": {_ANY: _Amount}, "requests": {_ANY: _Amount}},
+    "resources": {"limits": {_ANY: _Quantity}, "requests": {_ANY: _Quantity}},
+    "securityContext": {},
     "volumeMounts": [{"name": str, "mountPath": str}],
     "readinessProbe": {},
     "startupProbe": {},
 }
+_VOLUME: Final = {
+    "name": str,
+    "emptyDir": {"medium": str, "sizeLimit": _Quantity},
+    "configMap": {},
+    "secret": {},
+    "hostPath": {},
+    "persistentVolumeClaim": {},
+}
 _POD: Final = {
     "containers": [_CONTAINER],
     "initContainers": [_CONTAINER],
-    "volumes": [{"name": str}],
+    "imagePullSecrets": [{"name": str}],
+    "nodeSelector": {_ANY: str},
+    "securityContext": {},
+    "volumes": [_VOLUME],
     "restartPolicy": str,
     "hostIPC": bool,
 }
-_SHAPE: Final = {
+_JOB: Final[dict[str, Any]] = {
+    "apiVersion": str,
+    "kind": str,
     "metadata": {"name": str, "namespace": str, **_METADATA},
     "spec": {
-        "runPolicy": {
-            "activeDeadlineSeconds": int,
-            "backoffLimit": int,
-            "cleanPodPolicy": str,
-            "schedulingPolicy": {},
-            "suspend": bool,
-            "ttlSecondsAfterFinished": int,
-        },
         "elasticPolicy": {
             "maxReplicas": int,
             "maxRestarts": int,
@@ -71,6 +78,7 @@ _SHAPE: Final = {
             "rdzvPort": int,
             "standalone": bool,
         },
+        "nprocPerNode": None,  # text, and a common mistake: lint has a check of its own for it
         "pytorchReplicaSpecs": {
             _ANY: {
                 "replicas": int,
@@ -78,28 +86,53 @@ _SHAPE: Final = {
                 "template": {"metadata": _METADATA, "spec": _POD},
             }
         },
+        "runPolicy": {
+            "activeDeadlineSeconds": int,
+            "backoffLimit": int,
+            "cleanPodPolicy": str,
+            "managedBy": str,
+            "schedulingPolicy": {
+                "minAvailable": int,
+                "minResources": {_ANY: _Quantity},
+                "priorityClass": str,
+                "queue": str,
+                "scheduleTimeoutSeconds": int,
+            },
+            "suspend": bool,
+            "ttlSecondsAfterFinished": int,
+        },
     },
+    "status": None,
 }
-_CALLED: Final = {
+"""A mapping with the types of its keys ("*": of all others), a list with that of its items."""
+_NAMES: Final = {
     str: "text",
     int: "a whole number",
     bool: "true or false",
-    _Amount: "a quantity",
+    _Quantity: "a quantity",
 }
 
 
-def shaped(manifest: dict[str, Any]) -> tuple[dict[str, Any], list[Wrong]]:
-    """The manifest without what has a wrong type, and what that was.
+def known_fields(*path: str) -> tuple[str, ...]:
+    """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
+    shape = _JOB
+    for step in path:
+        shape = shape[step]
+    return tuple(shape)
+
+
+def typed(manifest: dict[str, Any]) -> tuple[dict[str, Any], list[WrongType]]:
+    """The manifest without its fields of a wrong type and without nulls, and those fields.
 
     Items of lists keep their index: a wrong one is emptied.
     """
-    wrong: list[Wrong] = []
-    made: dict[str, Any] = _fit(manifest, _SHAPE, (), wrong)
+    wrong: list[WrongType] = []
+    made: dict[str, Any] = _fit(manifest, _JOB, (), wrong)
     return made, wrong
 
 
-def _fit(value: Any, shape: Any, path: Path, wrong: list[Wrong]) -> Any:
-    """The value in its shape; None where it has none or is null."""
+def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
+    """The value if it has the shape; None if it has another or is null."""
     if value is None:
         return None
     if isinstance(shape, dict) and isinstance(value, dict):
@@ -115,11 +148,11 @@ def _fit(value: Any, shape: Any, path: Path, wrong: list[Wrong]) -> Any:
     if shape is None or (isinstance(shape, type) and _is_a(value, shape)):
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"
-    wrong.append(Wrong(path, value, _CALLED[shape] if isinstance(shape, type) else expected))
+    wrong.append(WrongType(path, value, _NAMES[shape] if isinstance(shape, type) else expected))
     return None
 
 
 def _is_a(value: Any, shape: type) -> bool:
-    if shape is _Amount:
+    if shape is _Quantity:
         return isinstance(value, str | int | float) and not isinstance(value, bool)
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))

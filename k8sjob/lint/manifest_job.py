@@ -1,4 +1,4 @@
-"""Checks of a PyTorchJob as a whole: its shape, its names, how it restarts and how it ends."""
+"""Checks of a PyTorchJob as a whole: its fields, restarts and end, and how its processes start."""
 
 from __future__ import annotations
 
@@ -9,60 +9,39 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
-from k8sjob.lint.finding import Hit, Rule, Severity, rule
-from k8sjob.lint.manifest_facts import Job, Path, Replica, get
+from k8sjob.lint.finding import Hit, Rules
+from k8sjob.lint.manifest_facts import Job, Replica, get, launcher_flags, launcher_of
+from k8sjob.rendering.schema import known_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RULES"]
+    from k8sjob.document import FieldPath
+
+__all__ = [
+    "RULES",
+]
+
+RULES: Final = Rules["Job"]("manifest")
 
 _STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]+)\]")
 _RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
 _CLEANS: Final = ("Running", "All", "None")
 _MAX_NAME: Final = 63
-_KNOWN: Final[dict[str, tuple[str, ...]]] = {
-    "": ("apiVersion", "kind", "metadata", "spec", "status"),
-    "spec": ("elasticPolicy", "nprocPerNode", "pytorchReplicaSpecs", "runPolicy"),
-    "spec.runPolicy": (
-        "activeDeadlineSeconds",
-        "backoffLimit",
-        "cleanPodPolicy",
-        "managedBy",
-        "schedulingPolicy",
-        "suspend",
-        "ttlSecondsAfterFinished",
-    ),
-    "spec.runPolicy.schedulingPolicy": (
-        "minAvailable",
-        "minResources",
-        "priorityClass",
-        "queue",
-        "scheduleTimeoutSeconds",
-    ),
-    "spec.elasticPolicy": (
-        "maxReplicas",
-        "maxRestarts",
-        "metrics",
-        "minReplicas",
-        "nProcPerNode",
-        "rdzvBackend",
-        "rdzvConf",
-        "rdzvHost",
-        "rdzvId",
-        "rdzvPort",
-        "standalone",
-    ),
-    "spec.pytorchReplicaSpecs.*": ("replicas", "restartPolicy", "template"),
-    "spec.pytorchReplicaSpecs.*.template": ("metadata", "spec"),
-}
-"""The fields of the CRD of training-operator v1.9.4, down to the pods."""
+_CLOSED: Final = (
+    (),
+    ("spec",),
+    ("spec", "runPolicy"),
+    ("spec", "runPolicy", "schedulingPolicy"),
+    ("spec", "elasticPolicy"),
+    ("spec", "pytorchReplicaSpecs", "*"),
+    ("spec", "pytorchReplicaSpecs", "*", "template"),
+)
+"""Where all fields of the CRD are known."""
 
 
-@rule(
+@RULES.error(
     "wrong-type",
-    Severity.ERROR,
-    "manifest",
     "The CRD says which fields are text, numbers, lists or mappings; the apiserver refuses others.",
 )
 def _wrong_type(job: Job) -> Iterator[Hit]:
@@ -73,31 +52,30 @@ def _wrong_type(job: Job) -> Iterator[Hit]:
         yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
 
-@rule(
+@RULES.error(
     "rejected-by-webhook",
-    Severity.ERROR,
-    "manifest",
     "The training operator's admission webhook refuses the object, so nothing is created.",
 )
 def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
     for problem in job.refusals:
-        path: Path = tuple(
+        path: FieldPath = tuple(
             int(index) if index else name or key
             for name, index, key in _STEP.findall(problem.field)
         )
         yield job.at(path, f"{problem.field}: {problem.message}")
 
 
-@rule(
+@RULES.error(
     "unknown-field",
-    Severity.ERROR,
-    "manifest",
     "The apiserver drops fields that the CRD does not know (kubectl refuses them first), so what "
     "they ask for does not happen.",
 )
 def _unknown_field(job: Job) -> Iterator[Hit]:
-    for where, known in _KNOWN.items():
-        for path in _matching(job, where.split(".") if where else []):
+    for pattern in _CLOSED:
+        known = known_fields(*pattern)
+        roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
+        for role in roles:
+            path = tuple(role if step == "*" else step for step in pattern)
             given = job.get(*path)
             for key in given if isinstance(given, dict) else ():
                 if key not in known:
@@ -105,27 +83,17 @@ def _unknown_field(job: Job) -> Iterator[Hit]:
                     yield job.at((*path, key), f"{key!r} is no field of a PyTorchJob here; {step}")
 
 
-def _matching(job: Job, steps: list[str]) -> Iterator[Path]:
-    """The paths that a pattern stands for: * is each role."""
-    if "*" not in steps:
-        yield tuple(steps)
-        return
-    for replica in job.replicas:
-        yield tuple(replica.role if step == "*" else step for step in steps)
-
-
 def _where_to(key: str, known: tuple[str, ...]) -> str:
-    places = [where for where, fields in _KNOWN.items() if key in fields and where]
+    places = [path for path in _CLOSED[1:] if key in known_fields(*path)]
     if places:
-        return f"it belongs to {places[0].replace('*', 'Master')}, and is ignored here; move it"
+        where = ".".join(places[0]).replace("*", "Master")
+        return f"it belongs to {where}, and is ignored here; move it"
     close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"valid fields: {', '.join(known)}"
 
 
-@rule(
+@RULES.error(
     "worker-name-too-long",
-    Severity.ERROR,
-    "manifest",
     "Pods and services are called <job>-worker-<n>, and a service's name has at most 63 "
     "characters; nobody checks that before the service is created.",
 )
@@ -142,10 +110,8 @@ def _worker_name_too_long(job: Job) -> Iterator[Hit]:
             return
 
 
-@rule(
+@RULES.error(
     "restart-policy-typo",
-    Severity.ERROR,
-    "manifest",
     "The CRD takes any text; the pods are then refused one by one.",
 )
 def _restart_policy_typo(job: Job) -> Iterator[Hit]:
@@ -159,10 +125,8 @@ def _restart_policy_typo(job: Job) -> Iterator[Hit]:
             )
 
 
-@rule(
+@RULES.error(
     "clean-pod-policy-typo",
-    Severity.ERROR,
-    "manifest",
     "The CRD takes any text, and the operator treats one that it does not know as All.",
 )
 def _clean_pod_policy_typo(job: Job) -> Iterator[Hit]:
@@ -182,10 +146,8 @@ def _choose(value: Any, known: tuple[str, ...]) -> str:
     return f"did you mean {by_lower[close[0]]!r}?" if close else f"use one of {', '.join(known)}"
 
 
-@rule(
+@RULES.warning(
     "restart-policy-in-template",
-    Severity.WARNING,
-    "manifest",
     "The operator overwrites the pod template's restartPolicy with the replica's, OnFailure where "
     "there is none.",
 )
@@ -205,10 +167,8 @@ def _retried(job: Job, *policies: str) -> list[Replica]:
     return [replica for replica in job.replicas if replica.restart_policy in policies]
 
 
-@rule(
+@RULES.warning(
     "restarts-for-ever",
-    Severity.WARNING,
-    "manifest",
     "With OnFailure or Always a container that crashes is started again without end, and the job "
     "stays Running, unless a backoffLimit counts.",
 )
@@ -228,10 +188,8 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.warning(
     "backoff-limit-too-small",
-    Severity.WARNING,
-    "manifest",
     "backoffLimit is compared with the restarts of all pods added up, and when one replica is lost "
     "its peers restart too.",
 )
@@ -249,10 +207,8 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.warning(
     "gpus-kept-after-success",
-    Severity.WARNING,
-    "manifest",
     "The job has succeeded as soon as the Master has; under cleanPodPolicy None (the default) "
     "Workers that still run go on.",
 )
@@ -273,10 +229,8 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
         )
 
 
-@rule(
+@RULES.error(
     "elastic-bounds",
-    Severity.ERROR,
-    "manifest",
     "The rendezvous begins when minReplicas nodes have come; the operator takes one bound alone "
     "for both.",
 )
@@ -287,7 +241,7 @@ def _elastic_bounds(job: Job) -> Iterator[Hit]:
     given = {key: policy.get(key) for key in ("minReplicas", "maxReplicas")}
     least, most = given["minReplicas"], given["maxReplicas"]
     low, high = least or most, most or least
-    path: Path = ("spec", "elasticPolicy")
+    path: FieldPath = ("spec", "elasticPolicy")
     if not isinstance(low, int) or not isinstance(high, int):
         return
     if low > high:
@@ -305,16 +259,118 @@ def _elastic_bounds(job: Job) -> Iterator[Hit]:
         )
 
 
-RULES: Final[tuple[Rule[Job], ...]] = (
-    _wrong_type,
-    _rejected_by_webhook,
-    _unknown_field,
-    _worker_name_too_long,
-    _restart_policy_typo,
-    _clean_pod_policy_typo,
-    _restart_policy_in_template,
-    _restarts_for_ever,
-    _backoff_limit_too_small,
-    _gpus_kept_after_success,
-    _elastic_bounds,
+_WORDS: Final = ("auto", "gpu", "cpu", "xpu")
+_LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
+
+
+@RULES.error(
+    "nproc-value",
+    "nprocPerNode is a string in the CRD, which takes any text; torchrun knows numbers, auto, gpu "
+    "and cpu.",
 )
+def _nproc_value(job: Job) -> Iterator[Hit]:
+    path = ("spec", "nprocPerNode")
+    value = job.get(*path)
+    if value is None:
+        return
+    if not isinstance(value, str):
+        yield job.at(
+            path, f'nprocPerNode {value} is no string, and the CRD refuses it; write "{value}"'
+        )
+    elif value not in _WORDS and not (value.isascii() and value.isdigit() and int(value)):
+        yield job.at(
+            path,
+            f"nprocPerNode {value!r} passes the CRD, and every launcher ends at its start; use a "
+            f"number, or one of {', '.join(_WORDS[:3])}",
+        )
+
+
+@RULES.error(
+    "nproc-without-launcher",
+    "nprocPerNode multiplies WORLD_SIZE and starts nothing: the processes of a pod are the "
+    "launcher's business.",
+)
+def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
+    nproc = job.get("spec", "nprocPerNode") or get(job.elastic, "nProcPerNode")
+    if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
+        return
+    for replica, container in job.trainers():
+        if launcher_of(container) == "none":
+            processes = int(str(nproc)) * job.nodes
+            yield job.at(
+                (*container.path, "command"),
+                f"nprocPerNode {nproc} makes WORLD_SIZE {processes}, but the {replica.role} starts "
+                f"one process, {' '.join(container.argv)[:60]!r}: of {processes} ranks only "
+                f"{job.nodes} can come, and they wait for the rest; start it by torchrun, or take "
+                f"{job.step('nprocPerNode', 'replicas.nproc_per_node')} out",
+            )
+
+
+@RULES.error(
+    "launcher-hard-coded",
+    "What torchrun is told on its command line wins over what the operator says in PET_NNODES, "
+    "PET_NODE_RANK and PET_MASTER_ADDR, and it is the same in all pods of a role.",
+)
+def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
+    for replica, container in job.trainers():
+        flags = launcher_flags(container)
+        for name, said in flags.items():
+            why = _contradiction(job, replica, name, said) if "$" not in said else ""
+            if why:
+                where = "command" if container.command else "args"
+                shown = f"--{name}={said}" if said else f"--{name}"
+                yield job.at(
+                    (*container.path, where),
+                    f"{shown} in the {replica.role}: {why}; leave it out, the operator's PET_* "
+                    "variables say it",
+                )
+
+
+def _contradiction(job: Job, replica: Replica, name: str, said: str) -> str:
+    """Why a flag of torchrun cannot be right in this job, or nothing."""
+    nodes, why = job.nodes, ""
+    if nodes == 1 or job.elastic is not None:
+        return why
+    match name:
+        case "nnodes" if said.isdecimal() and int(said) > nodes:
+            why = f"the job has {nodes} pods, so the rendezvous waits for ever"
+        case "nnodes" if said.isdecimal() and int(said) < nodes:
+            why = f"the job has {nodes} pods, so they do not form one group"
+        case "node_rank" if said.isdecimal() and replica.count > 1:
+            why = f"all {replica.count} pods get this rank and the rendezvous never completes"
+        case "node_rank" if said.isdecimal() and said != _node_rank(job, replica):
+            why = f"the operator gives this pod rank {_node_rank(job, replica)}"
+        case "master_addr" | "rdzv_endpoint" if _LOOPBACK.fullmatch(said):
+            why = f"each of the {nodes} pods waits for the others inside itself"
+        case "standalone":
+            why = f"each of the {nodes} pods does a whole training of its own"
+        case _:
+            pass
+    return why
+
+
+def _node_rank(job: Job, replica: Replica) -> str:
+    return "1" if replica.role == Role.WORKER and job.replica(Role.MASTER) else "0"
+
+
+@RULES.error(
+    "no-master",
+    "Without a Master the operator sets neither MASTER_ADDR nor RANK nor WORLD_SIZE, and without "
+    "an elasticPolicy no rendezvous endpoint.",
+)
+def _no_master(job: Job) -> Iterator[Hit]:
+    worker = job.replica(Role.WORKER)
+    if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
+        return
+    container = worker.trainer
+    names = {get(variable, "name") for variable in container.items("env")}
+    told = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
+    told |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
+    text = " ".join(container.argv)
+    speaks_torch = launcher_of(container) == "none" or re.search(r"torchrun|torch\.dist", text)
+    if worker.count > 1 and job.elastic is None and not told and speaks_torch:
+        yield job.at(
+            worker.path,
+            f"{worker.count} Workers and no Master: nothing tells them where to meet, so each "
+            "waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
+        )
