@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from k8sjob.contract import PATHS_ENV
 from k8sjob.spec import load
@@ -33,6 +32,8 @@ def idx(values):
 @pytest.fixture
 def mirror(tmp_path):
     """(URL, [(file, md5)], the files that were asked for)"""
+    from sklearn.datasets import load_digits  # a second, in each process of pytest
+
     folder, asked = tmp_path / "mirror", set()
     folder.mkdir()
     digits = load_digits()
