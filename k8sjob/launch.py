@@ -15,7 +15,7 @@ from k8sjob.rendering import check_script
 from k8sjob.spec import JobSpec, load
 from k8sjob.submission import plan
 from k8sjob.view.follow import follow
-from k8sjob.view.story import Story
+from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,7 +88,7 @@ def run(
     check_script(spec, Path(folder or "."), here=True)
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan(spec, folder or "."))
-    story = Story()
+    summary = JobSummary()
     try:
         code = follow(
             backend,
@@ -97,7 +97,7 @@ def run(
             logs=logs,
             interrupted=stopper(backend, ref),
             files=backend.folder(ref).path,
-            seen=story.add,
+            seen=summary.add,
         )
         snapshot = backend.snapshot(ref)
     except JobNotFound:
@@ -109,10 +109,10 @@ def run(
     status = job_status(snapshot)
     if check and status.state is not JobState.SUCCEEDED:
         raise _failed(backend, snapshot)
-    losses = {"loss": story.curve[-1][1]} if story.curve else {}
+    losses = {"loss": summary.curve[-1][1]} if summary.curve else {}
     return RunResult(
         **{one.name: getattr(status, one.name) for one in fields(status)},
-        metrics=losses | story.metrics,
+        metrics=losses | summary.metrics,
         checkpoints=backend.checkpoints(ref),
     )
 

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8sjob.contract import Event, EventKind, Reason, decode_object
-from k8sjob.view.plain import record
-from k8sjob.view.story import Story
+from k8sjob.view.summary import JobSummary
+from k8sjob.view.views import record
 
 WATCHER = ("job", "replica", "log", "finding")
 NESTED = "[" * 3000 + "]" * 3000
@@ -105,7 +105,7 @@ def test_whatever_an_event_holds_it_can_be_added_up_and_printed(kind, data, time
     line = "k8sjob/1 " + json.dumps({"kind": kind, "data": data, "time": time})
     event = Event.decode(line, "worker-0")
     if event is not None:
-        Story("x").add(event)
+        JobSummary("x").add(event)
         json.loads(json.dumps(record(event), allow_nan=False))
 
 

@@ -22,7 +22,7 @@ from k8sjob.errors import BackendError
 from k8sjob.rendering import render
 from k8sjob.spec import Image, JobSpec, load
 from k8sjob.view.safe import safe_line
-from k8sjob.view.show import console_for
+from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import last_lines
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.view.lines import finding_lines
-from k8sjob.view.show import console_for
-from k8sjob.view.story import finding
+from k8sjob.view.summary import finding
+from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot

@@ -25,7 +25,7 @@ from k8sjob.lifecycle.diagnose import diagnose
 from k8sjob.lifecycle.logs import tail_lines
 from k8sjob.lifecycle.status import JobState, job_status, speaker
 from k8sjob.origin import Origin
-from k8sjob.view.lines import duration, last_words
+from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -209,7 +209,7 @@ def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
 
 def _replica_row(replica: ReplicaStatus) -> list[object]:
     code = "" if replica.exit_code is None else replica.exit_code
-    said = last_words(replica.message)
+    said = last_line(replica.message)
     numbers = [replica.restarts, code]
     return [replica.name, replica.phase, *numbers, replica.node, replica.reason, said]
 

@@ -21,10 +21,11 @@ from k8sjob.cli.selecting import ago
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.logs import MOST_AT_ONCE, logs, select
 from k8sjob.lifecycle.status import job_status
-from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.lines import Speaker, phrase, position
-from k8sjob.view.show import console_for
-from k8sjob.view.story import Story, text
+from k8sjob.view.follow import Feed, Interrupts
+from k8sjob.view.lines import LinePrinter, phrase, position
+from k8sjob.view.safe import text
+from k8sjob.view.summary import JobSummary
+from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -180,7 +181,7 @@ class _Printer:
 
     def __init__(self, output: str, *, names: bool, times: bool) -> None:
         self._json, self._names, self._times = output == "json", names, times
-        self._speaker = Speaker()
+        self._printer = LinePrinter()
         self._console = console_for(sys.stdout)
 
     def show(self, lines: Sequence[LogLine]) -> None:
@@ -199,7 +200,7 @@ class _Printer:
     def _line(self, one: LogLine) -> Text:
         line = Text(f"{text(one.timestamp)} " if self._times else "", style="dim")
         if self._names:
-            line.append_text(self._speaker.prefix(one.replica))
+            line.append_text(self._printer.prefix(one.replica))
         event = Event.decode(one.text, one.replica)
         return line.append_text(_told(event) if event else Text(text(one.text)))
 
@@ -207,7 +208,7 @@ class _Printer:
 def _told(event: Event) -> Text:
     """What a runtime event says in the log of its replica."""
     if event.kind == EventKind.PROGRESS:
-        story = Story()
-        story.add(event)
-        return Text("  ".join(position(story.progress)))
+        summary = JobSummary()
+        summary.add(event)
+        return Text("  ".join(position(summary.progress)))
     return phrase(event) or Text(text(event.kind))

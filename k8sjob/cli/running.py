@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.view.show import Format, Output
+    from k8sjob.view.views import Format, Output
 
 __all__ = ["attach", "run_command", "view_options", "watch_command"]
 

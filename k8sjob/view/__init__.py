@@ -1,16 +1,14 @@
-"""What a person sees of a job: a live screen, plain lines or JSON lines, all from the same events.
+"""Views of jobs: a live screen, plain lines or JSON lines, all from the same events.
 
-    safe     text of a job or a cluster, made harmless for a terminal
-    story    the events so far, added up
+    safe     text and numbers of a job or a cluster, made harmless for a terminal
+    summary  the state of a job, from its events so far
     lines    one event as one line
+    repeats  errors that replicas have in common, shown once
     live     the screen of a terminal
-    region   its last lines, replaced in place
     board    many jobs: a table, or a line a change
-    plain    lines for a pipe, JSON for a program
-    plot     a curve as a few lines of text
-    summary  what is left to say when the job is over
-    feed     events from a blocking source, in batches, while Ctrl-C stays in our hands
-    follow   a job from its beginning until it ends or its reader leaves
+    report   what is printed when the job is over
+    views    lines for a pipe, JSON for a program, and the choice of a view
+    follow   a job from its beginning until it ends or its reader detaches
 
 Nothing is imported here: the command line asks for `safe` alone when it prints an error.
 """

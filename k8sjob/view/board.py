@@ -1,4 +1,4 @@
-"""Many jobs on the screen: a table of those that go on in a terminal, a line a change elsewhere."""
+"""Many jobs on the screen: a table of those that run in a terminal, a line a change elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from k8sjob.contract import EventKind
 from k8sjob.view.lines import STATE_STYLE, duration
-from k8sjob.view.region import Region
-from k8sjob.view.story import integer, real, text
+from k8sjob.view.live import Region
+from k8sjob.view.safe import integer, real, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ _FIRST: Final = ("Failed", "Restarting", "Deleting", "Suspended", "Queued", "Cre
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as last heard of."""
+    """A job as last reported."""
 
     name: str
     state: str
@@ -45,7 +45,7 @@ class Job:
 
     @classmethod
     def of(cls, event: Event) -> Job:
-        """What a JOB event of many jobs says; its values are doubted."""
+        """The job in a JOB event of many jobs."""
         data = event.data
         counts = data.get("counts")
         pairs = counts.items() if isinstance(counts, dict) else ()
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come of it."""
+        """Whether it has ended, or is gone."""
         return self.state in _ENDED
 
     @property
@@ -87,7 +87,7 @@ class Job:
 
 @dataclass(slots=True)
 class Board:
-    """The jobs so far: those that go on in full, of those that ended how many.
+    """The jobs so far: those that have not ended, and how many have.
 
     Attributes:
         jobs: by namespace and name.
@@ -98,7 +98,7 @@ class Board:
     ended: Counter[str] = field(default_factory=Counter)
 
     def add(self, job: Job) -> None:
-        """Take in what is new about a job; what has ended is forgotten but for its state."""
+        """Take in a job's news; of one that has ended the state alone is kept."""
         known = self.jobs.pop(job.name, None)
         if not job.ended:
             self.jobs[job.name] = job
@@ -106,7 +106,7 @@ class Board:
             self.ended[job.state] += 1
 
     def first(self, rows: int) -> list[Job]:
-        """As many as there is room for: those that stand still first, then by name."""
+        """As many as there is room for: those that do not run first, then by name."""
         order = {state: place for place, state in enumerate(_FIRST)}
         ranked = sorted(self.jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
         return ranked[: max(rows, 0)]
@@ -145,7 +145,7 @@ class PlainBoard:
 
 
 class LiveBoard:
-    """A table of the jobs that go on; those that end scroll by above it."""
+    """A table of the jobs that have not ended; those that end scroll by above it."""
 
     def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
         self._console = console

@@ -1,32 +1,45 @@
-"""A job on the screen, from its beginning until it ends or its reader leaves.
+"""A job on the screen, from its beginning until it ends or its reader detaches.
 
-`run`, `submit --watch` and `watch` differ in what an interrupt does, and in nothing else.
+`run`, `submit --watch` and `watch` differ only in what an interrupt does. A source of events blocks
+while nothing happens, and an exception thrown into it would end it. So it runs in a thread of its
+own; the main thread draws, ten times a second, and counts interrupts instead of being interrupted.
 """
 
 from __future__ import annotations
 
+import queue
+import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.status import JobState
 from k8sjob.lifecycle.watch import watch
-from k8sjob.view.feed import Feed, Interrupts
-from k8sjob.view.show import board, close_with_summary, viewer
+from k8sjob.view.views import board, close_with_report, viewer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from types import FrameType
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.view.show import Format, Output
-    from k8sjob.view.story import Story
+    from k8sjob.view.summary import JobSummary
+    from k8sjob.view.views import Format, Output
 
-__all__ = ["follow", "follow_all", "leave"]
+__all__ = ["Feed", "Interrupts", "detach", "follow", "follow_all"]
+
+T = TypeVar("T")
+
+TICK: Final = 0.1
+"""Seconds between two batches."""
+_BATCH: Final = 1000
+_BACKLOG: Final = 10_000
+"""Events that wait for a slow terminal before the source has to wait as well."""
 
 
-def leave(_times: int) -> str | None:
-    """What an interrupt does by default: the reader leaves, and the job goes on."""
+def detach(_times: int) -> str | None:
+    """What an interrupt does by default: the reader detaches, and the job continues."""
     return None
 
 
@@ -36,7 +49,7 @@ def follow(
     *,
     output: Output = "auto",
     logs: bool = True,
-    interrupted: Callable[[int], str | None] = leave,
+    interrupted: Callable[[int], str | None] = detach,
     files: Path | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
 ) -> int:
@@ -47,9 +60,9 @@ def follow(
         ref: the job.
         output: how, see `viewer`.
         logs: read what the replicas write; without it there is no progress either.
-        interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; does what
-            is to be done and says it, or gives None where the reader leaves the job alone.
-        files: where the job's files lie on this machine; the summary names it.
+        interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
+            and returns a message, or None where the reader detaches from the job.
+        files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
 
     Returns:
@@ -71,8 +84,8 @@ def follow(
                 if answer is None:
                     return interrupts.exit_code
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
-        close_with_summary(view, more=_further(view.story, ref, files))
-    return interrupts.exit_code or view.story.exit_code or 0
+        close_with_report(view, more=_further(view.summary, ref, files))
+    return interrupts.exit_code or view.summary.exit_code or 0
 
 
 def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
@@ -93,9 +106,98 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     return interrupts.exit_code
 
 
-def _further(story: Story, ref: JobRef, files: Path | None) -> dict[str, str]:
+def _further(summary: JobSummary, ref: JobRef, files: Path | None) -> dict[str, str]:
     """Where to look further; nothing of a job that is gone."""
-    if story.state == JobState.DELETED:
+    if summary.state == JobState.DELETED:
         return {}
     more = {"files": str(files)} if files else {}
     return more | {"logs": f"k8sjob logs {ref.name if files else ref}"}
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP instead of ending by them, inside a `with`.
+
+    SIGHUP, which a terminal sends when it is closed, is left alone where it is ignored (nohup).
+
+    Attributes:
+        count: how often an end was requested.
+        exit_code: what a process ends with after it, 128 + the first signal; 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.exit_code = 0
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+            ends = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                ends.append(signal.SIGHUP)
+            for number in ends:
+                self._before[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _count(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.exit_code = self.exit_code or 128 + number
+
+
+class _End:
+    """The last item in a feed's queue: how its source ended."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+class Feed(Generic[T]):
+    """The items of a blocking source, in batches, at least one batch each TICK.
+
+    The thread is a daemon: a reader that stops iterating leaves it behind, and it ends with the
+    process.
+    """
+
+    def __init__(self, source: Iterable[T]) -> None:
+        self._queue: queue.Queue[T | _End] = queue.Queue(_BACKLOG)
+        threading.Thread(target=self._read, args=(source,), name="feed", daemon=True).start()
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Batches until the source ends, empty where nothing came; the source's error is raised."""
+        while True:
+            started = time.monotonic()
+            batch, end = self._take()
+            yield batch
+            if end is not None:
+                if end.error is not None:
+                    raise end.error
+                return
+            rest = TICK - (time.monotonic() - started)
+            if 0 < len(batch) < _BATCH and rest > 0:  # let more come together for one drawing
+                time.sleep(rest)
+
+    def _take(self) -> tuple[list[T], _End | None]:
+        batch: list[T] = []
+        wait = TICK
+        while len(batch) < _BATCH:
+            try:
+                item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(item, _End):
+                return batch, item
+            batch.append(item)
+            wait = 0.0
+        return batch, None
+
+    def _read(self, source: Iterable[T]) -> None:
+        try:
+            for item in source:
+                self._queue.put(item)
+        except BaseException as error:  # noqa: BLE001 - raised again where the feed is read
+            self._queue.put(_End(error))
+        else:
+            self._queue.put(_End())

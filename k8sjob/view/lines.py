@@ -1,4 +1,4 @@
-"""One event as one line: what a pipe gets, and what stands above the live part of a screen."""
+"""Events as lines: for a pipe, and above the live part of a screen."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.plot import number
-from k8sjob.view.story import STARTING, flat, integer, text, waiting
+from k8sjob.view.safe import flat, integer, text
+from k8sjob.view.summary import STARTING, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.view.story import Finding, Progress
+    from k8sjob.lifecycle.diagnose import Finding
+    from k8sjob.view.summary import Progress
 
 __all__ = [
     "NAME_WIDTH",
     "STATE_STYLE",
-    "Speaker",
+    "LinePrinter",
     "colour",
     "costs",
     "duration",
     "finding_lines",
-    "last_words",
+    "last_line",
+    "number",
     "phrase",
     "position",
     "started",
@@ -47,38 +49,38 @@ STATE_STYLE: Final = {
 
 _REPLICA_COLOURS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
 _SELF: Final = "k8sjob"
-"""Who speaks where it is not a replica."""
+"""The name in front of lines that are not of a replica."""
 _ORDINARY: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
-"""What every replica goes through."""
-_OF_AN_AGENT: Final = "k8sjob: rank "
+"""Reasons that every replica has for a while."""
+_AGENT_LINE: Final = "k8sjob: rank "
 _RECENT: Final = 32
-"""So many of the agents' last lines are compared with what a replica's end says."""
-_ALIKE: Final = 5
-"""So many replicas say the same before the others are left out."""
-_MOST_SAYINGS: Final = 1000
+"""So many of the agents' last lines are compared with the message of a replica's end."""
+_MAX_SAME: Final = 5
+"""So many replicas get the same line; the others are left out."""
+_MAX_MESSAGES: Final = 1000
 _WAITING: Final = 0.05
-"""The part of the time lost to the slowest rank from which on it is worth a word."""
+"""The part of the time lost to the slowest rank that is worth showing."""
 NAME_WIDTH: Final = len("worker-0")
-"""Columns of a speaker's name, at least."""
+"""Columns of a name, at least."""
 
 
-class Speaker:
-    """Turns events into lines with the speaker's name in front.
+class LinePrinter:
+    """Turns events into lines with a name in front.
 
-    What came out of a container bears its replica's name, events of the runtime included: only
-    k8sjob itself speaks as k8sjob.
+    All that a container wrote has its replica's name, events of the runtime included; only lines of
+    k8sjob itself have its name.
     """
 
     def __init__(self) -> None:
         self._width = NAME_WIDTH
         self._state = ""
-        self._said_by: dict[str, set[str]] = defaultdict(set)
+        self._replicas_by_message: dict[str, set[str]] = defaultdict(set)
         self._closing: deque[str] = deque(maxlen=_RECENT)
 
     def line(self, event: Event) -> Text | None:
-        """The event as a line, or None where it says nothing by itself or nothing new.
+        """The event as a line, or None where it has none, or nothing new.
 
-        Progress and the start are for the panel, findings are for the summary.
+        Progress and the start are for the panel, findings are for the report.
         """
         message = phrase(event)
         if message is None or event.kind == EventKind.STARTING:
@@ -87,30 +89,30 @@ class Speaker:
             if message.plain == self._state:
                 return None
             self._state = message.plain
-        if event.kind == EventKind.LOG and message.plain.startswith(_OF_AN_AGENT):
+        if event.kind == EventKind.LOG and message.plain.startswith(_AGENT_LINE):
             self._closing.append(message.plain)
         if event.kind == EventKind.REPLICA:
-            detail = last_words(event.data.get("message"))
+            detail = last_line(event.data.get("message"))
             if detail and any(detail in line for line in self._closing):
                 message = phrase(replace(event, data={**event.data, "message": ""})) or message
             prefix = self._replica_prefix(event.replica, message.plain)
             return prefix.append_text(message) if prefix else None
         return self.prefix(event.replica).append_text(message)
 
-    def _replica_prefix(self, replica: str, said: str) -> Text | None:
-        """What stands in front of a replica's line; None where many others said the same before it.
+    def _replica_prefix(self, replica: str, message: str) -> Text | None:
+        """The name in front of a replica's line; None where many others had the same line.
 
         Hundreds of replicas lose the same node at once: a line for each would hide the rest.
         """
-        if len(self._said_by) > _MOST_SAYINGS:
-            self._said_by.clear()
-        others = self._said_by[said]
-        if replica in others or len(others) < _ALIKE:
+        if len(self._replicas_by_message) > _MAX_MESSAGES:
+            self._replicas_by_message.clear()
+        others = self._replicas_by_message[message]
+        if replica in others or len(others) < _MAX_SAME:
             others.add(replica)
             return self.prefix(replica)
-        if len(others) > _ALIKE:
+        if len(others) > _MAX_SAME:
             return None
-        others.add("")  # told that there are more
+        others.add("")  # "more replicas" is shown once
         return self.prefix().append("more replicas: ")
 
     def prefix(self, replica: str = "") -> Text:
@@ -122,7 +124,7 @@ class Speaker:
 
 
 def phrase(event: Event) -> Text | None:
-    """What an event says, without its speaker; None for nothing."""
+    """An event's line without the name in front; None where it has none."""
     if event.kind == EventKind.LOG:
         return Text(text(event.data.get("text")))
     if event.kind in _PHRASES:
@@ -131,7 +133,7 @@ def phrase(event: Event) -> Text | None:
 
 
 def position(progress: Progress) -> list[str]:
-    """Where a training stands, as the pieces of a line, the most telling first."""
+    """The progress of a training, as the pieces of a line, the most important first."""
     pieces = []
     if progress.epoch:
         pieces.append(f"epoch {_of(progress.epoch, progress.epochs)}")
@@ -147,7 +149,7 @@ def position(progress: Progress) -> list[str]:
 
 
 def costs(progress: Progress) -> list[str]:
-    """What a training costs, as the pieces of a line, what is out of order first."""
+    """What a training costs, as the pieces of a line, what is unusual first."""
     pieces = []
     if progress.waited is not None and progress.waited >= _WAITING:
         pieces.append(f"{progress.waited:.0%} waiting for rank {progress.slowest}")
@@ -167,6 +169,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    """A number with four digits, in at most eleven characters."""
+    if 1e3 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def values(metrics: Mapping[str, str | float]) -> str:
@@ -206,7 +215,7 @@ def started(group: Mapping[str, str | float]) -> str:
 def _state(event: Event) -> Text:
     state, reason, message = (text(event.data.get(key)) for key in ("state", "reason", "message"))
     line = Text(state, style=f"bold {STATE_STYLE.get(state, '')}".strip())
-    plain = state in {"Created", "Running", "Succeeded"}  # what there is to say, the state says
+    plain = state in {"Created", "Running", "Succeeded"}
     detail = "" if plain else message or (reason if reason != state else "")
     return line.append(f": {detail}", style="not bold default") if detail else line
 
@@ -228,20 +237,20 @@ def _replica(event: Event) -> Text | None:
         return None
     special = reason if reason not in {phase, "Error"} else ""
     if restarts and phase in {"Running", "Pending"}:
-        said = special or f"restart {restarts}"
-        said += f" after exit code {code}" if code is not None else ""
+        what = special or f"restart {restarts}"
+        what += f" after exit code {code}" if code is not None else ""
     else:
         ended = f"exit code {code}" if code is not None else ""
-        said = ", ".join(part for part in (phase, special, ended) if part)
-    detail = last_words(event.data.get("message"))
-    return Text(f"{said}: {detail}" if detail else said, style=STATE_STYLE.get(phase, "yellow"))
+        what = ", ".join(part for part in (phase, special, ended) if part)
+    detail = last_line(event.data.get("message"))
+    return Text(f"{what}: {detail}" if detail else what, style=STATE_STYLE.get(phase, "yellow"))
 
 
-def last_words(message: object) -> str:
+def last_line(message: object) -> str:
     """The last line of a termination message: some are the end of a log, events included."""
     lines = str(message or "").splitlines()
-    said = [line for line in lines if line.strip() and Event.decode(line) is None]
-    return text(said[-1]) if said else ""
+    written = [line for line in lines if line.strip() and Event.decode(line) is None]
+    return text(written[-1]) if written else ""
 
 
 def _stopping(event: Event) -> Text:

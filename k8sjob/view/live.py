@@ -6,21 +6,21 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from k8sjob.view.lines import (
     NAME_WIDTH,
     STATE_STYLE,
-    Speaker,
+    LinePrinter,
     colour,
     costs,
     duration,
     position,
     started,
 )
-from k8sjob.view.region import Region
 from k8sjob.view.repeats import Repeats
-from k8sjob.view.story import Story
+from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,9 +28,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from k8sjob.contract import Event
-    from k8sjob.view.story import Replica
+    from k8sjob.view.summary import Replica
 
-__all__ = ["LiveView", "Panel"]
+__all__ = ["LiveView", "Panel", "Region"]
+
+# A terminal that knows synchronised output shows all between the two at once; others pass it over.
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_ERASE_BELOW: Final = "\x1b[J"
+_ERASE_REST_OF_LINE: Final = "\x1b[K"
+
 
 MAX_LINE: Final = 4000
 """Characters of one log line that a screen shows; the log itself keeps them all."""
@@ -39,35 +46,24 @@ _BAR: Final = 40
 
 
 class LiveView:
-    """Lines above, a panel below that is drawn anew where it changed.
+    """Lines above, a panel below that is redrawn where it changed.
 
-    Attributes:
-        story: what was shown so far, added up.
+    Args:
+        console: the terminal.
+        job: the job as its user calls it.
+        ascii_only: use no character beyond ASCII.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        job: str = "",
-        *,
-        ascii_only: bool = False,
-    ) -> None:
-        """A view.
-
-        Args:
-            console: the terminal.
-            job: the job as its user calls it.
-            ascii_only: use no character beyond ASCII.
-        """
-        self.story = Story(job)
+    def __init__(self, console: Console, job: str = "", *, ascii_only: bool = False) -> None:
+        self.summary = JobSummary(job)
         self._console = console
-        self._speaker = Speaker()
-        self._panel = Panel(self.story, ascii_only=ascii_only)
+        self._printer = LinePrinter()
+        self._panel = Panel(self.summary, ascii_only=ascii_only)
         self._region = Region(console)
         self._repeats = Repeats()
 
     def show(self, events: Sequence[Event]) -> None:
-        """Print what the events say and draw the panel, in one write."""
+        """Print a line for each event that has one and draw the panel, in one write."""
         self._draw(self._repeats.without(events))
 
     def close(self) -> None:
@@ -78,8 +74,8 @@ class LiveView:
     def _draw(self, events: Sequence[Event]) -> None:
         lines = []
         for event in events:
-            self.story.add(event)
-            if (text := self._speaker.line(event)) is not None:
+            self.summary.add(event)
+            if (text := self._printer.line(event)) is not None:
                 lines.append(_shortened(text))
         above = Text("\n").join(lines) if lines else None
         size = self._console.size
@@ -90,21 +86,21 @@ class Panel:
     """The state of a job in as many lines as the terminal has to spare.
 
     Args:
-        story: drawn as it is at the time of drawing.
+        summary: drawn as it is at the time of drawing.
         ascii_only: use no character beyond ASCII.
     """
 
-    def __init__(self, story: Story, *, ascii_only: bool = False) -> None:
-        self._story = story
-        self._begun = time.time()
+    def __init__(self, summary: JobSummary, *, ascii_only: bool = False) -> None:
+        self._summary = summary
+        self._started = time.time()
         self._ascii = ascii_only
 
     def lines(self, columns: int, rows: int) -> list[Text]:
         """The lines for a terminal of that size: narrower than it by one column, and lower."""
         room, width = max(rows - 3, 1), max(columns - 1, 1)
         lines = [self._title()]
-        if self._story.starting:
-            lines.append(Text(self._story.starting, style="yellow"))
+        if self._summary.starting:
+            lines.append(Text(self._summary.starting, style="yellow"))
         lines += [*self._progress(width), *self._costs(width)]
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
         for text in lines:
@@ -112,35 +108,35 @@ class Panel:
         return lines[:room]
 
     def _title(self) -> Text:
-        story = self._story
-        state = story.state or "Starting"
-        if story.stopping and state == "Running":
+        summary = self._summary
+        state = summary.state or "Starting"
+        if summary.stopping and state == "Running":
             state = "Stopping"
-        title = Text(story.job, style="bold").append("  ")
+        title = Text(summary.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        age = time.time() - (story.created or self._begun)
+        age = time.time() - (summary.created or self._started)
         title.append(f"  {duration(max(age, 0))}", style="not bold")
-        if story.group:
-            title.append(f"  {started(story.group)}", style="not bold dim")
+        if summary.group:
+            title.append(f"  {started(summary.group)}", style="not bold dim")
         return title
 
     def _progress(self, width: int) -> list[Text]:
-        progress = self._story.progress
+        progress = self._summary.progress
         pieces = position(progress)
         if not pieces:
             return []
         done = progress.fraction
         if done is None:
             return [Text(_joined(pieces, width))]
-        said = "  ".join(pieces)
-        beside = (width - len(said) - len("  100%  ")) // 10 * 10  # tens: a steady bar
+        line = "  ".join(pieces)
+        beside = (width - len(line) - len("  100%  ")) // 10 * 10  # tens: a steady bar
         if beside >= _BAR // 4:
-            return [self._bar(done, min(beside, _BAR)).append(f"  {said}")]
+            return [self._bar(done, min(beside, _BAR)).append(f"  {line}")]
         bar = self._bar(done, max(min(width - len(" 100%"), _BAR), 1))
         return [bar, Text(_joined(pieces, width))]
 
     def _costs(self, width: int) -> list[Text]:
-        pieces = costs(self._story.progress)
+        pieces = costs(self._summary.progress)
         return [Text(_joined(pieces, width), style="dim")] if pieces else []
 
     def _bar(self, done: float, width: int) -> Text:
@@ -152,7 +148,7 @@ class Panel:
 
     def _replicas(self, rows: int) -> Iterator[Text]:
         """One line a replica; where they are too many, those that do not simply run, and counts."""
-        replicas = self._story.replicas
+        replicas = self._summary.replicas
         if len(replicas) <= rows:
             shown, rest = list(replicas), Counter[str]()
         else:
@@ -197,3 +193,58 @@ def _shortened(text: Text) -> Text:
     if over <= 0:
         return text
     return text[:MAX_LINE].append(f" ({over:,} more characters)", style="dim")
+
+
+class Region:
+    """Draws lines at the bottom of a terminal; one write each time, none where nothing changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: list[Text] = []
+        self._frame = ""
+        self._width = console.width
+        self._open = True
+        self._write(_HIDE_CURSOR)
+
+    def draw(self, lines: Sequence[Text], above: Text | None = None) -> None:
+        """Replace the region, and print what stands above it from now on.
+
+        Args:
+            lines: none wider than the terminal less one column: a character in the last one makes
+                terminals disagree about where the cursor is.
+            above: may be of any width and number of lines.
+        """
+        frame = self._rendered(lines)
+        width = self._console.width
+        if above is None and frame == self._frame and width == self._width:
+            return
+        back = self._back(width)
+        if above is None and width == self._width:
+            # Written over, not erased first: there is nothing to flicker.
+            body = frame.replace("\n", f"{_ERASE_REST_OF_LINE}\n") + _ERASE_BELOW
+        else:
+            body = _ERASE_BELOW + (self._rendered([above]) if above is not None else "") + frame
+        self._lines, self._frame, self._width = list(lines), frame, width
+        self._write(f"{_BEGIN}{back}{body}{_END}")
+
+    def close(self) -> None:
+        """Erase the region and show the cursor again; once."""
+        if self._open:
+            self._write(f"{self._back(self._console.width)}{_ERASE_BELOW}{_SHOW_CURSOR}")
+            self._open = False
+
+    def _back(self, width: int) -> str:
+        """Moves the cursor to the region's first column and line, as the terminal holds it now."""
+        # A terminal that became narrower has wrapped the lines that it showed.
+        rows = sum(max(-(-cell_len(line.plain) // max(width, 1)), 1) for line in self._lines)
+        return f"\r\x1b[{rows}A" if rows else "\r"
+
+    def _rendered(self, lines: Sequence[Text]) -> str:
+        with self._console.capture() as captured:
+            for line in lines:
+                self._console.print(line, soft_wrap=True)
+        return captured.get()
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()

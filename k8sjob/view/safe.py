@@ -1,4 +1,4 @@
-"""Text of a job or a cluster, made harmless for a terminal.
+"""Text and numbers of a job or a cluster, made harmless for a terminal.
 
 Whoever writes a log line must not be able to move the cursor, set the window's title, fill the
 clipboard, hide text or show it in another order.
@@ -6,10 +6,11 @@ clipboard, hide text or show it in another order.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["safe_line", "safe_text"]
+__all__ = ["flat", "integer", "real", "safe_line", "safe_text", "text"]
 
 # Any introducer ends a control string, as in a terminal. So no character is looked at more than
 # twice, however many strings are begun and never ended.
@@ -32,7 +33,6 @@ _INVISIBLE: Final = re.compile(
     "]"
 )
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_TAB: Final = 4
 
 
 def safe_line(text: str) -> str:
@@ -46,7 +46,8 @@ def safe_line(text: str) -> str:
     text = _SEQUENCES.sub("", text)
     if "\r" in text:
         text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
-    return _clean(text).replace("\n", " ").expandtabs(_TAB)
+    text = _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
+    return text.replace("\n", " ").expandtabs(4)
 
 
 def safe_text(text: str) -> str:
@@ -55,5 +56,33 @@ def safe_text(text: str) -> str:
     return "\n".join(safe_line(line) for line in lines)
 
 
-def _clean(text: str) -> str:
-    return _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
+def flat(data: dict[str, Any]) -> dict[str, str | float]:
+    """The numbers and texts of a JSON object, harmless; nested ones are left out."""
+    values: dict[str, str | float] = {}
+    for key, value in data.items():
+        if isinstance(value, bool | str):
+            values[text(key)] = text(value)
+        elif (as_number := real(value)) is not None:
+            values[text(key)] = as_number
+    return values
+
+
+def text(value: object) -> str:
+    """A value as one harmless line; empty for None."""
+    return "" if value is None else safe_line(str(value))
+
+
+def real(value: object) -> float | None:
+    """A JSON number as a float, or None; integers that no float holds become infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def integer(value: object) -> int | None:
+    """A JSON number as an int, or None."""
+    as_float = real(value)
+    return int(as_float) if as_float is not None and abs(as_float) < 2**53 else None

@@ -1,77 +1,258 @@
-"""What is left to say when a job is over."""
+"""The summary of a job's events so far: what a screen or a report shows of it.
+
+Events come from containers, so no value in them is trusted: what is not of the expected shape is
+left out, and text is made harmless on its way in.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.text import Text
-
-from k8sjob.view.lines import STATE_STYLE, duration, finding_lines
-from k8sjob.view.plot import number, plot
+from k8sjob.contract import EventKind
+from k8sjob.lifecycle.diagnose import Finding
+from k8sjob.view.safe import flat, integer, real, safe_text, text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from k8sjob.contract import Event
 
-    from k8sjob.view.story import Story
+__all__ = [
+    "STARTING",
+    "JobSummary",
+    "Progress",
+    "Replica",
+    "finding",
+    "waiting",
+]
 
-__all__ = ["summary"]
+MAX_POINTS = 4096
+"""Points of the loss curve that are kept; more than any terminal has columns for."""
+STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
+"""Phases of a start that a reader waits for, the most telling first."""
 
-MAX_WIDTH = 76
+
+@dataclass(slots=True)
+class Replica:
+    """A replica as last reported."""
+
+    phase: str = ""
+    reason: str = ""
+    restarts: int = 0
+    node: str = ""
+    exit_code: int | None = None
+    message: str = ""
 
 
-def summary(
-    story: Story,
-    *,
-    width: int = 80,
-    ascii_only: bool = False,
-    more: Mapping[str, str] | None = None,
-) -> list[Text]:
-    """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the training stands: the epoch that runs, from 1, and the steps behind in it.
 
-    Args:
-        story: the job's events, added up.
-        width: columns of the terminal.
-        ascii_only: use no character beyond ASCII.
-        more: further rows, by label: where the logs are, which command shows them.
+    A zero says that something is not known.
     """
-    lines = [
-        Text(line) for line in curve(story, width=min(width, MAX_WIDTH), ascii_only=ascii_only)
-    ]
-    if lines:
-        lines.append(Text())
-    lines.append(_outcome(story))
-    for found in story.findings:
-        lines += finding_lines(found)
-    rows = {
-        name: value if isinstance(value, str) else number(value)
-        for name, value in story.metrics.items()
-        if name not in {"epoch", "step"}
-    }
-    if story.checkpoint:
-        rows["checkpoint"] = story.checkpoint
-    rows.update(more or {})
-    margin = max([10, *map(len, rows)])
-    lines += [
-        Text("  ").append(f"{label:{margin}}", style="dim").append(f"  {value}")
-        for label, value in rows.items()
-    ]
-    return lines
+
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+    eta_s: float | None = None
+    grad_norm: float | None = None
+    memory_bytes: float | None = None
+    step_s: float | None = None
+    wait_s: float | None = None
+    slowest: int | None = None
+
+    @property
+    def at(self) -> float:
+        """Epochs that are behind, with the part of the one that runs."""
+        part = min(self.step / self.steps, 1.0) if self.steps else 0.0
+        return max(self.epoch - 1, 0) + part
+
+    @property
+    def waited(self) -> float | None:
+        """The part of the time that ranks wait for the slowest, 0 to 1; None: not known."""
+        if self.step_s is None or self.wait_s is None or not 0 <= self.wait_s <= self.step_s:
+            return None
+        return self.wait_s / self.step_s if self.step_s else None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the whole that is done, 0 to 1; None where the whole is not known."""
+        return min(self.at / self.epochs, 1.0) if self.epochs else None
 
 
-def curve(story: Story, *, width: int, ascii_only: bool) -> list[str]:
-    """The loss over the epochs as lines of text; none where there is too little of it."""
-    lines = plot(story.curve, width=width, ascii_only=ascii_only)
-    if not lines:
-        return []
-    first, last = (number(round(story.curve[end][0], 1)) for end in (0, -1))
-    return [*lines, f"loss, epoch {first} to {last}".rjust(len(lines[-1]))]
+@dataclass(slots=True)
+class JobSummary:
+    """What the events so far say of a job.
+
+    Attributes:
+        job: the job as its user calls it.
+        state: as `k8sjob status` shows it; empty before it is known.
+        created: when the job was accepted, seconds since the epoch; None where that is not known.
+        started: when its replicas were first made, or made again after a resume.
+        finished: when it ended.
+        replicas: by name, in the order in which they came.
+        group: the process group: world_size, backend, device, ...
+        curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
+        metrics: the last values of what the script logged.
+        checkpoint: path of the newest one.
+        phases: of the replicas that have not reached the user's code, see STARTING.
+        waiting: the replica that waits for other processes to meet, and the line about them.
+    """
+
+    job: str = ""
+    state: str = ""
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    created: float | None = None
+    started: float | None = None
+    finished: float | None = None
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    group: dict[str, str | float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    metrics: dict[str, str | float] = field(default_factory=dict)
+    checkpoint: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    stopping: bool = False
+    phases: dict[str, str] = field(default_factory=dict)
+    waiting: tuple[str, str] = ("", "")
+
+    def add(self, event: Event) -> None:
+        """Take in one event; kinds that are not known are passed over."""
+        data = event.data
+        match event.kind:
+            case EventKind.JOB:
+                self._job(data)
+            case EventKind.REPLICA:
+                self._replica(text(event.replica), data)
+            case EventKind.STARTING:
+                self._starting(text(event.replica), data)
+            case EventKind.STARTED:
+                self.group = flat(data)
+                self._forget_start()
+            case EventKind.PROGRESS:
+                self._advance(data)
+            case EventKind.METRICS:
+                self.metrics.update(flat(data))
+            case EventKind.CHECKPOINT:
+                self.checkpoint = text(data.get("path"))
+            case EventKind.STOPPING:
+                self.stopping = True
+            case EventKind.FINDING:
+                self.findings.append(finding(event))
+            case _:
+                pass
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the job ran; None while it runs, or where that is not known."""
+        if self.started is None or self.finished is None:
+            return None
+        return self.finished - self.started
+
+    @property
+    def starting(self) -> str:
+        """What keeps the job from training yet, as far as it is known; empty for nothing."""
+        phases = self.phases.values()
+        return self.waiting[1] or next((STARTING[one] for one in STARTING if one in phases), "")
+
+    def _starting(self, replica: str, data: dict[str, Any]) -> None:
+        phase = text(data.get("phase"))
+        if phase == "waiting":
+            self.waiting = replica, waiting(data)
+            return
+        self._forget_start(replica)
+        if phase in STARTING:
+            self.phases[replica] = phase
+
+    def _forget_start(self, replica: str | None = None) -> None:
+        """Take back what is known of a replica's start; None: of all."""
+        if replica is None:
+            self.phases.clear()
+        self.phases.pop(replica or "", None)
+        if replica in {None, self.waiting[0]}:
+            self.waiting = "", ""
+
+    def _job(self, data: dict[str, Any]) -> None:
+        self.state = text(data.get("state"))
+        self.reason = text(data.get("reason"))
+        self.message = text(data.get("message"))
+        self.exit_code = integer(data.get("exit_code"))
+        self.created, self.started, self.finished = (
+            real(data.get(key)) for key in ("created", "started", "finished")
+        )
+        self.stopping = False
+        if self.state not in {"Created", "Running", "Restarting"}:
+            self._forget_start()
+
+    def _replica(self, name: str, data: dict[str, Any]) -> None:
+        if not name:
+            return
+        self.replicas[name] = Replica(
+            phase=text(data.get("phase")),
+            reason=text(data.get("reason")),
+            restarts=integer(data.get("restarts")) or 0,
+            node=text(data.get("node")),
+            exit_code=integer(data.get("exit_code")),
+            message=text(data.get("message")),
+        )
+        if self.replicas[name].phase != "Running":
+            self._forget_start(name)
+
+    def _advance(self, data: dict[str, Any]) -> None:
+        epoch = integer(data.get("epoch"))
+        now = Progress(
+            epoch=0 if epoch is None else max(epoch, 0) + 1,  # the runtime counts as range() does
+            epochs=_count(data.get("epochs")),
+            step=_count(data.get("step")),
+            steps=_count(data.get("steps")),
+            loss=real(data.get("loss")),
+            samples_per_s=real(data.get("samples_per_s")),
+            eta_s=real(data.get("eta_s")),
+            grad_norm=real(data.get("grad_norm")),
+            memory_bytes=real(data.get("memory_bytes")),
+            step_s=real(data.get("step_s")),
+            wait_s=real(data.get("wait_s")),
+            slowest=integer(data.get("slowest")),
+        )
+        self.progress = now
+        if now.loss is None or not math.isfinite(now.loss):
+            return
+        # A group that met again repeats the steps since its checkpoint.
+        while self.curve and self.curve[-1][0] >= now.at:
+            self.curve.pop()
+        self.curve.append((now.at, now.loss))
+        if len(self.curve) > MAX_POINTS:
+            del self.curve[1:-1:2]
 
 
-def _outcome(story: Story) -> Text:
-    state = story.state or "Ended"
-    text = Text(story.job, style="bold").append(" ")
-    text.append(state, style=STATE_STYLE.get(state, "yellow"))
-    if story.seconds is not None:
-        text.append(f" after {duration(story.seconds)}", style="not bold")
-    detail = story.message if state != "Succeeded" and not story.findings else ""
-    return text.append(f": {detail}", style="not bold") if detail else text
+def waiting(data: dict[str, Any]) -> str:
+    """`waiting for 2 of 4 processes: ranks 1, 3`; empty where none is missing."""
+    missing, size, named = (data.get(key) for key in ("missing", "world_size", "ranks"))
+    count = _count(missing)
+    if not count:
+        return ""
+    ranks = (
+        [f"{rank}" for one in named if (rank := integer(one)) is not None]
+        if (isinstance(named, list))
+        else []
+    )
+    who = f": rank{'s' * (count > 1)} {', '.join(ranks)}" if ranks else ""
+    more = ", ..." if 0 < len(ranks) < count else ""
+    return f"waiting for {count} of {_count(size)} processes{who}{more}"
+
+
+def finding(event: Event) -> Finding:
+    """The finding that an event of that kind carries."""
+    cause, message, next_step = (
+        safe_text(str(event.data.get(key) or "")) for key in ("cause", "message", "next_step")
+    )
+    return Finding(cause, message, next_step, text(event.replica))
+
+
+def _count(value: object) -> int:
+    return max(integer(value) or 0, 0)

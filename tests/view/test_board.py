@@ -13,7 +13,7 @@ from rich.console import Console
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.follow import follow_all
-from k8sjob.view.show import board
+from k8sjob.view.views import board
 
 
 def job(name, state, counts=None, **data):

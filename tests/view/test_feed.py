@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from k8sjob.view.feed import Feed, Interrupts
+from k8sjob.view.follow import Feed, Interrupts
 
 
 def test_everything_comes_in_order():

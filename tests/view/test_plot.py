@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from k8sjob.view.plot import number, plot
+from k8sjob.view.lines import number
+from k8sjob.view.report import plot
 
 
 def test_a_falling_line_falls_from_corner_to_corner():

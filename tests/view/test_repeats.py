@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.plain import PlainView
 from k8sjob.view.repeats import Repeats
+from k8sjob.view.views import PlainView
 
 TRACE = [
     "Traceback (most recent call last):",

@@ -13,12 +13,19 @@ from rich.text import Text
 from strategies import examples
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.lines import Speaker, duration, last_words
+from k8sjob.view.lines import LinePrinter, duration, last_line
 from k8sjob.view.live import LiveView, Panel
-from k8sjob.view.plain import EVERY_S, JsonView, PlainView
-from k8sjob.view.show import ascii_only, close_with_summary, is_live, viewer
-from k8sjob.view.story import Story
-from k8sjob.view.summary import summary
+from k8sjob.view.report import report
+from k8sjob.view.summary import JobSummary
+from k8sjob.view.views import (
+    EVERY_S,
+    PlainView,
+    ascii_only,
+    close_with_report,
+    is_live,
+    json_view,
+    viewer,
+)
 
 
 def plain(events):
@@ -139,14 +146,14 @@ def test_the_same_state_is_told_once():
     ]
 
 
-def test_a_termination_message_made_of_a_log_shows_its_last_words():
+def test_a_termination_message_made_of_a_log_shows_its_last_line():
     message = "\n".join(["one", "two", Event("progress", {"step": 1}).encode(), ""])
-    assert last_words(message) == "two"
+    assert last_line(message) == "two"
 
 
 def test_json_lines_carry_everything(life):
     out = io.StringIO()
-    JsonView(out).show(life)
+    json_view(out).show(life)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["kind"] for line in lines] == [str(event.kind) for event in life]
     assert lines[7] == {
@@ -159,16 +166,16 @@ def test_json_lines_carry_everything(life):
 
 def test_json_has_no_word_for_nan():
     out = io.StringIO()
-    JsonView(out).show([Event("metrics", {"loss": math.nan, "all": [math.inf, {"x": -math.inf}]})])
+    json_view(out).show([Event("metrics", {"loss": math.nan, "all": [math.inf, {"x": -math.inf}]})])
     line = json.loads(out.getvalue(), parse_constant=pytest.fail)
     assert line["data"] == {"loss": None, "all": [None, {"x": None}]}
 
 
 def screen(events, width=100, height=24, **options):
-    story = Story("digits")
+    summary = JobSummary("digits")
     for event in events:
-        story.add(event)
-    panel = Panel(story, **options)
+        summary.add(event)
+    panel = Panel(summary, **options)
     return [line.plain for line in panel.lines(width, height)]
 
 
@@ -249,7 +256,7 @@ def test_the_panel_never_outgrows_the_terminal(said, width, height):
 @examples(50)
 @given(ANY_TEXT, ANY_TEXT)
 def test_a_line_of_a_job_is_one_line_and_never_markup(name, said):
-    line = Speaker().line(Event(EventKind.LOG, {"text": said}, 0, name))
+    line = LinePrinter().line(Event(EventKind.LOG, {"text": said}, 0, name))
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     console.print(line, soft_wrap=True)
     assert line.plain.count("\n") == 0
@@ -356,11 +363,11 @@ def test_the_cursor_comes_back_when_something_breaks(terminal, monkeypatch):
     assert terminal.getvalue().endswith("\x1b[?25h")
 
 
-def shown(story_events, **options):
-    story = Story("digits")
-    for event in story_events:
-        story.add(event)
-    return Text("\n").join(summary(story, **options)).plain
+def shown(events, **options):
+    summary = JobSummary("digits")
+    for event in events:
+        summary.add(event)
+    return Text("\n").join(report(summary, **options)).plain
 
 
 def ended(seconds):
@@ -445,7 +452,7 @@ def test_json_gets_no_summary(life):
     out = io.StringIO()
     with viewer("json", out=out) as view:
         view.show(life)
-        close_with_summary(view, out=out)
+        close_with_report(view, out=out)
     assert len(out.getvalue().splitlines()) == len(life)
 
 
@@ -453,7 +460,7 @@ def test_a_pipe_gets_the_summary_below_its_lines(life):
     out = io.StringIO()
     with viewer(job="digits", out=out) as view:
         view.show([*life, ended(1.0)])
-        close_with_summary(view, out=out)
+        close_with_report(view, out=out)
     assert "digits Succeeded after 0:01" in out.getvalue()
     assert "\x1b" not in out.getvalue()
 

@@ -5,26 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.story import MAX_POINTS, Story
+from k8sjob.view.summary import MAX_POINTS, JobSummary
 
 
 def told(events):
-    story = Story("x")
+    summary = JobSummary("x")
     for event in events:
-        story.add(event)
-    return story
+        summary.add(event)
+    return summary
 
 
 def test_a_life_adds_up(life):
-    story = told(life)
-    assert story.state == "Succeeded"
-    assert story.exit_code == 0
-    assert list(story.replicas) == ["master-0", "worker-0"]
-    assert {replica.phase for replica in story.replicas.values()} == {"Succeeded"}
-    assert story.metrics == {"epoch": 2.0, "accuracy": 0.97}
-    assert story.checkpoint == "/checkpoints/step-40.pt"
-    assert story.curve == [(0.5, 2.0), (1.0, 1.0), (2.0, 0.25)]
-    assert story.progress.fraction == 1.0
+    summary = told(life)
+    assert summary.state == "Succeeded"
+    assert summary.exit_code == 0
+    assert list(summary.replicas) == ["master-0", "worker-0"]
+    assert {replica.phase for replica in summary.replicas.values()} == {"Succeeded"}
+    assert summary.metrics == {"epoch": 2.0, "accuracy": 0.97}
+    assert summary.checkpoint == "/checkpoints/step-40.pt"
+    assert summary.curve == [(0.5, 2.0), (1.0, 1.0), (2.0, 0.25)]
+    assert summary.progress.fraction == 1.0
 
 
 def test_epochs_are_counted_from_one(progress):
@@ -34,27 +34,27 @@ def test_epochs_are_counted_from_one(progress):
 
 
 def test_a_group_that_met_again_replaces_what_it_repeats(progress):
-    story = told(
+    summary = told(
         progress(epoch, step, loss=loss)
         for epoch, step, loss in ((0, 10, 5), (0, 20, 4), (1, 10, 3), (0, 20, 4.5), (1, 10, 3.5))
     )
-    assert story.curve == [(0.5, 5.0), (1.0, 4.5), (1.5, 3.5)]
+    assert summary.curve == [(0.5, 5.0), (1.0, 4.5), (1.5, 3.5)]
 
 
 def test_a_loss_that_is_no_number_is_not_drawn(progress):
-    story = told(
+    summary = told(
         [progress(loss=math.nan), progress(step=11, loss=None), progress(step=12, loss="x")]
     )
-    assert story.curve == []
+    assert summary.curve == []
 
 
 def test_a_long_training_keeps_its_ends(progress):
     count = 3 * MAX_POINTS
-    story = told(progress(0, step, count, loss=step) for step in range(1, count + 1))
-    assert len(story.curve) <= MAX_POINTS
-    assert story.curve[0] == (1 / count, 1.0)
-    assert story.curve[-1] == (1.0, count)
-    assert story.curve == sorted(story.curve)
+    summary = told(progress(0, step, count, loss=step) for step in range(1, count + 1))
+    assert len(summary.curve) <= MAX_POINTS
+    assert summary.curve[0] == (1 / count, 1.0)
+    assert summary.curve[-1] == (1.0, count)
+    assert summary.curve == sorted(summary.curve)
 
 
 def test_findings_are_kept_with_their_lines(failure):
@@ -125,7 +125,7 @@ ANY_EVENT = st.builds(
 
 @given(st.lists(ANY_EVENT, max_size=10))
 def test_no_event_can_break_it(events):
-    story = told(events)
-    assert 0 <= (story.progress.fraction or 0) <= 1
-    assert story.curve == sorted(story.curve)
-    assert all(math.isfinite(loss) for _, loss in story.curve)
+    summary = told(events)
+    assert 0 <= (summary.progress.fraction or 0) <= 1
+    assert summary.curve == sorted(summary.curve)
+    assert all(math.isfinite(loss) for _, loss in summary.curve)

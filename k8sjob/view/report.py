@@ -1,19 +1,84 @@
-"""A curve as a few lines of text: dots of braille, or asterisks where only ASCII can be shown."""
+"""The report that is printed when the job is over: the loss curve, the outcome, why it failed."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Final
 
+from rich.text import Text
+
+from k8sjob.view.lines import STATE_STYLE, duration, finding_lines, number
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["number", "plot"]
+    from k8sjob.view.summary import JobSummary
 
+__all__ = ["plot", "report"]
+
+MAX_WIDTH = 76
 Point = tuple[float, float]
 
 # The dots of a braille character, two across and four down, and their bits from U+2800 on.
 _DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def report(
+    summary: JobSummary,
+    *,
+    width: int = 80,
+    ascii_only: bool = False,
+    more: Mapping[str, str] | None = None,
+) -> list[Text]:
+    """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
+
+    Args:
+        summary: of the job's events.
+        width: columns of the terminal.
+        ascii_only: use no character beyond ASCII.
+        more: further rows, by label: where the logs are, which command shows them.
+    """
+    lines = [
+        Text(line) for line in curve(summary, width=min(width, MAX_WIDTH), ascii_only=ascii_only)
+    ]
+    if lines:
+        lines.append(Text())
+    lines.append(_outcome(summary))
+    for found in summary.findings:
+        lines += finding_lines(found)
+    rows = {
+        name: value if isinstance(value, str) else number(value)
+        for name, value in summary.metrics.items()
+        if name not in {"epoch", "step"}
+    }
+    if summary.checkpoint:
+        rows["checkpoint"] = summary.checkpoint
+    rows.update(more or {})
+    margin = max([10, *map(len, rows)])
+    lines += [
+        Text("  ").append(f"{label:{margin}}", style="dim").append(f"  {value}")
+        for label, value in rows.items()
+    ]
+    return lines
+
+
+def curve(summary: JobSummary, *, width: int, ascii_only: bool) -> list[str]:
+    """The loss over the epochs as lines of text; none where there is too little of it."""
+    lines = plot(summary.curve, width=width, ascii_only=ascii_only)
+    if not lines:
+        return []
+    first, last = (number(round(summary.curve[end][0], 1)) for end in (0, -1))
+    return [*lines, f"loss, epoch {first} to {last}".rjust(len(lines[-1]))]
+
+
+def _outcome(summary: JobSummary) -> Text:
+    state = summary.state or "Ended"
+    text = Text(summary.job, style="bold").append(" ")
+    text.append(state, style=STATE_STYLE.get(state, "yellow"))
+    if summary.seconds is not None:
+        text.append(f" after {duration(summary.seconds)}", style="not bold")
+    detail = summary.message if state != "Succeeded" and not summary.findings else ""
+    return text.append(f": {detail}", style="not bold") if detail else text
 
 
 def plot(
@@ -46,13 +111,6 @@ def plot(
         cells = (_cell(dots, column, row, ascii_only=ascii_only) for column in range(columns))
         lines.append(f"{label:>{margin}} {axis}{''.join(cells)}".rstrip())
     return [*lines, f"{'':>{margin}} {corner}{floor * columns}"]
-
-
-def number(value: float) -> str:
-    """A number with four digits, in at most eleven characters."""
-    if 1e3 <= abs(value) < 1e7:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def _trace(

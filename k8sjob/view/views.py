@@ -1,0 +1,264 @@
+"""The views of one job or of many, and which of them suits the output.
+
+A terminal gets a live screen, a pipe or a build log plain lines, a program JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO, Union
+
+from rich.console import Console
+from rich.text import Text
+
+from k8sjob.contract import EventKind
+from k8sjob.view.board import LiveBoard, PlainBoard
+from k8sjob.view.lines import LinePrinter, costs, position
+from k8sjob.view.live import LiveView
+from k8sjob.view.repeats import Repeats
+from k8sjob.view.report import report
+from k8sjob.view.summary import JobSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from k8sjob.contract import Event
+
+__all__ = [
+    "CallbackView",
+    "Format",
+    "Output",
+    "PlainView",
+    "Screen",
+    "View",
+    "ascii_only",
+    "board",
+    "close_with_report",
+    "console_for",
+    "is_live",
+    "json_view",
+    "record",
+    "viewer",
+]
+
+EVERY_S: Final = 10.0
+"""Seconds between two lines about the progress of one epoch, or about missing processes."""
+_WAITING: Final = "waiting for "
+Format = Literal["auto", "plain", "json"]
+Output = Union[Format, "Callable[[Event], object]"]
+"""A name of a view, or a function that is called with each event."""
+
+
+class Screen(Protocol):
+    """Shows events as they come."""
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Show what happened; to be called several times a second, with nothing too."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+class View(Screen, Protocol):
+    """Shows the events of one job."""
+
+    summary: JobSummary
+    """Of what was shown so far."""
+
+
+class PlainView:
+    """One line an event, with its replica in front; progress now and then."""
+
+    def __init__(self, out: TextIO, job: str = "") -> None:
+        self.summary = JobSummary(job)
+        self._out = out
+        self._printer = LinePrinter()
+        self._repeats = Repeats()
+        self._progress_shown: tuple[int, float] = (0, -math.inf)
+        self._start_shown: tuple[str, float] = ("", -math.inf)
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write a line for each event that has one."""
+        self._write(self._repeats.without(events))
+
+    def close(self) -> None:
+        """Write what was held back."""
+        self._write(self._repeats.rest())
+
+    def _write(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.summary.add(event)
+            if event.kind == EventKind.PROGRESS:
+                line = self._progress(event)
+            else:
+                starts = event.kind in {EventKind.STARTING, EventKind.STARTED}
+                line = (self._start(event) if starts else None) or self._printer.line(event)
+            if line is not None:
+                self._out.write(line.plain + "\n")
+        if events:
+            self._out.flush()
+
+    def _start(self, event: Event) -> Text | None:
+        """What keeps the job from training, where that has changed; missing processes now and then.
+
+        It is reported for the first replica that reaches it: all go the same way.
+        """
+        now, (before, at) = self.summary.starting, self._start_shown
+        if now == before:
+            return None
+        again = before.startswith(_WAITING) and now.startswith(_WAITING)
+        if again and 0 <= event.time - at < EVERY_S:
+            return None
+        self._start_shown = now, event.time
+        return self._printer.prefix(event.replica).append(now) if now else None
+
+    def _progress(self, event: Event) -> Text | None:
+        now = self.summary.progress
+        epoch, at = self._progress_shown
+        if now.epoch == epoch and 0 <= event.time - at < EVERY_S:
+            return None
+        self._progress_shown = now.epoch, event.time
+        return self._printer.prefix(event.replica).append("  ".join([*position(now), *costs(now)]))
+
+
+class CallbackView:
+    """Hands each event to a function.
+
+    Args:
+        callback: the function.
+        job: the job as its user calls it.
+        flush: called after a batch of events.
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[Event], object],
+        job: str = "",
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.summary = JobSummary(job)
+        self._callback = callback
+        self._flush = flush
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Call the function with each of the events."""
+        for event in events:
+            self.summary.add(event)
+            self._callback(event)
+        if events:
+            self._flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+def json_view(out: TextIO, job: str = "") -> CallbackView:
+    """One JSON object an event: see `record`."""
+
+    def write(event: Event) -> None:
+        out.write(json.dumps(record(event), default=str) + "\n")
+
+    return CallbackView(write, job, out.flush)
+
+
+def record(event: Event) -> dict[str, Any]:
+    """The event as the JSON object of `-o json`: kind, time, replica, data.
+
+    Numbers that JSON cannot express (NaN, infinities) become null, so that every parser can read
+    the line; text stays as it is, since JSON escapes what is not printable ASCII.
+    """
+    return {key: _finite(value) for key, value in asdict(event).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+@contextmanager
+def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -> Iterator[View]:
+    """The view for an output, closed at the end.
+
+    Args:
+        kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
+            output is a terminal and plain lines where it is not; a function is called with each
+            event.
+        job: the job as its user calls it.
+        out: standard output, unless another stream is given.
+    """
+    out = out or sys.stdout
+    view: View
+    if callable(kind):
+        view = CallbackView(kind, job)
+    elif kind == "json":
+        view = json_view(out, job)
+    elif kind == "auto" and is_live(out):
+        view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
+    else:
+        view = PlainView(out, job)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+@contextmanager
+def board(kind: Format = "auto", *, out: TextIO | None = None) -> Iterator[Screen]:
+    """The view of many jobs for an output, closed at the end; its arguments are `viewer`'s."""
+    out = out or sys.stdout
+    view: Screen
+    if kind == "json":
+        view = json_view(out)
+    elif kind == "auto" and is_live(out):
+        view = LiveBoard(console_for(out), ascii_only=ascii_only(out))
+    else:
+        view = PlainBoard(out)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def close_with_report(
+    view: View, *, more: Mapping[str, str] | None = None, out: TextIO | None = None
+) -> None:
+    """End a view and write the report of what it showed, unless the view is for a program.
+
+    Args:
+        view: from `viewer`.
+        more: further rows of the report, by label.
+        out: as for `viewer`.
+    """
+    view.close()
+    if isinstance(view, CallbackView):
+        return
+    out = out or sys.stdout
+    console = console_for(out)
+    lines = report(view.summary, width=console.width, ascii_only=ascii_only(out), more=more)
+    console.print(Text("\n").join([Text(), *lines]), soft_wrap=True)
+
+
+def console_for(out: TextIO) -> Console:
+    """A console that takes text as text: no markup, no emoji codes, no highlighting."""
+    return Console(file=out, markup=False, emoji=False, highlight=False)
+
+
+def is_live(out: TextIO) -> bool:
+    """Whether the output is a terminal that a person looks at, and not a build's log."""
+    return out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def ascii_only(out: TextIO) -> bool:
+    """Whether the output can show ASCII alone: by its encoding, or because the locale says so."""
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    return not (out.encoding or "").lower().startswith("utf") or locale in {"C", "POSIX"}
