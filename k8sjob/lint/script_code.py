@@ -1,49 +1,28 @@
-"""A parsed program, a script with its local modules: what a name means, and where a line stands.
+"""Code of a training script with its local modules: names, variables, and where a line stands.
 
-Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), and
-"only some ranks come here" is decided generously: whatever looks like a test of the rank counts as
-one, because a finding that is not true costs more than one that is missed.
+Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), values
+through assignments, calls to the functions and methods of the program.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lint.modules import Definition, Function, Module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Code", "is_main_guard"]
+__all__ = ["Code", "Scopes", "Variable", "is_main_guard", "parameters", "returned"]
 
-_RANKISH: Final = re.compile(
-    r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
-    re.IGNORECASE,
-)
-_RANKISH_FUNCTION: Final = re.compile(
-    r"rank|main_process|master_only|on_master|zero_only", re.IGNORECASE
-)
-_PLAIN_CALLS: Final = frozenset(
-    {
-        "int",
-        "bool",
-        "str",
-        "get",
-        "getenv",
-        "get_rank",
-        "get_world_size",
-        "is_available",
-        "is_initialized",
-    }
-)
-"""Calls through which a value still is the rank, or a yes or no about it."""
 _MAX_HOPS: Final = 20
 """Imports from one local module into another that a name is followed through."""
-_LEAVES: Final = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_MAX_DEPTH: Final = 8
+"""Variables and functions that a value is followed through."""
 
 
 class Code:
@@ -94,6 +73,11 @@ class Code:
                     self._home[child] = module
                     queue.append(child)
         self.nodes += queue
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """What its variables hold and its calls call."""
+        return Scopes(self)
 
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
@@ -165,9 +149,9 @@ class Code:
 
     def conditional(self, node: ast.AST) -> bool:
         """Whether a node runs only under a condition or as a reaction to an exception."""
-        return self._always_passes(node, lambda _, parent: _is_condition(parent))
+        return self.always_passes(node, lambda _, parent: _is_condition(parent))
 
-    def _always_passes(self, node: ast.AST, passed: Callable[[ast.AST, ast.AST], bool]) -> bool:
+    def always_passes(self, node: ast.AST, passed: Callable[[ast.AST, ast.AST], bool]) -> bool:
         """Whether every way to a node leads through a (child, parent) for which `passed` holds.
 
         Ways are followed through the functions of the file; one that nothing in the file uses is
@@ -207,95 +191,6 @@ class Code:
                 found.append(parent)
         return found
 
-    # --- ranks ----------------------------------------------------------------------------------
-
-    @cached_property
-    def _rank_names(self) -> frozenset[str]:
-        """Variables and functions whose value is the rank or says something about it."""
-        values = defaultdict(list)
-        for node in self.nodes:
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    for target in targets:
-                        values[self.name(target)].append(value)
-                case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    values[self.name(target)].append(value)
-                case ast.FunctionDef(name=name):
-                    returns = (n.value for n in ast.walk(node) if isinstance(n, ast.Return))
-                    values[name] += [value for value in returns if value is not None]
-                case _:
-                    pass
-        names: set[str] = set()
-        while True:
-            more = {
-                name
-                for name, given in values.items()
-                if name and name not in names and any(self._is_about_rank(v, names) for v in given)
-            }
-            if not more:
-                return frozenset(names)
-            names |= more
-
-    def _is_about_rank(self, value: ast.expr, names: Iterable[str]) -> bool:
-        """`rank == 0`, `int(os.environ["RANK"])`; not `model.to(rank)`, which is a model."""
-        called = (self.name(n.func) for n in ast.walk(value) if isinstance(n, ast.Call))
-        plain = all(
-            name.rpartition(".")[2] in _PLAIN_CALLS or name in names or _RANKISH.search(name)
-            for name in called
-        )
-        return plain and self._says_rank(value, names)
-
-    def _says_rank(self, node: ast.AST, names: Iterable[str]) -> bool:
-        for part in ast.walk(node):
-            match part:
-                case ast.Name(id=identifier) | ast.Attribute(attr=identifier):
-                    if _RANKISH.search(identifier) or self.name(part) in names:
-                        return True
-                case ast.Constant(value=str(text)):
-                    if "RANK" in text:
-                        return True
-                case _:
-                    pass
-        return False
-
-    def says_rank(self, node: ast.AST) -> bool:
-        """Whether an expression seems to depend on the rank."""
-        return self._says_rank(node, self._rank_names)
-
-    def on_some_ranks(self, node: ast.AST) -> bool:
-        """Whether only some ranks seem to come here."""
-        return self._always_passes(node, self._selects_ranks)
-
-    def _selects_ranks(self, child: ast.AST, parent: ast.AST) -> bool:
-        match parent:
-            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
-                if child is not test and not is_main_guard(parent) and self.says_rank(test):
-                    return True
-            case ast.BoolOp(values=values):
-                return any(self.says_rank(value) for value in values if value is not child)
-            case ast.With(items=items):
-                if any(self.says_rank(item.context_expr) for item in items):
-                    return True
-            case ast.FunctionDef(name=name, decorator_list=decorators):
-                if _RANKISH_FUNCTION.search(name) or any(map(self.says_rank, decorators)):
-                    return True
-            case _:
-                pass
-        return self._after_the_others_left(child, parent)
-
-    def _after_the_others_left(self, child: ast.AST, parent: ast.AST) -> bool:
-        """`if rank != 0: return` among the statements before this one."""
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(parent, field, None)
-            if isinstance(block, list) and child in block:
-                return any(
-                    isinstance(stmt, ast.If)
-                    and isinstance(stmt.body[-1], _LEAVES)
-                    and self.says_rank(stmt.test)
-                    for stmt in block[: block.index(child)]
-                )
-        return False
-
 
 def is_main_guard(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, which is true in every process."""
@@ -305,3 +200,174 @@ def is_main_guard(node: ast.AST) -> bool:
 def _is_condition(node: ast.AST) -> bool:
     kinds = (ast.If, ast.IfExp, ast.ExceptHandler, ast.BoolOp, ast.Match)
     return isinstance(node, kinds) and not is_main_guard(node)
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """One name in one scope.
+
+    Attributes:
+        values: the expressions that are assigned to it.
+        unknown: whether it gets values in other ways too (loops, unpacking, +=).
+        parameter_of: the function that it is a parameter of.
+        definitions: the functions and classes of that name.
+    """
+
+    values: list[ast.expr] = field(default_factory=list)
+    unknown: bool = False
+    parameter_of: Function | None = None
+    definitions: list[Definition] = field(default_factory=list)
+
+
+class Scopes:
+    """The variables of a program by their scopes."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self._scopes: dict[ast.AST, dict[str, Variable]] = defaultdict(
+            lambda: defaultdict(Variable)
+        )
+        self._attributes: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
+        plain: set[ast.AST] = set()
+        for node in code.nodes:
+            for target, value in _assignments(node):
+                plain.add(target)
+                if isinstance(target, ast.Name):
+                    self._in(target)[target.id].values.append(value)
+                elif owner := self._of_self(target):
+                    self._attributes[owner].append(value)
+        for node in code.nodes:
+            self._bind(node, plain)
+
+    def _bind(self, node: ast.AST, plain: set[ast.AST]) -> None:
+        if isinstance(node, Definition):
+            self._in(node)[node.name].definitions.append(node)
+        if isinstance(node, Function):
+            for one in parameters(node):
+                self._scopes[node][one.arg].parameter_of = node
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
+            self._in(node)[node.id].unknown |= node not in plain
+
+    def _in(self, node: ast.AST) -> dict[str, Variable]:
+        return self._scopes[self._scope(node)]
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        for _, parent in self._code.ancestors(node):
+            if isinstance(parent, Definition):
+                return parent
+        return self._code.module(node).tree
+
+    def variable(self, use: ast.Name) -> Variable | None:
+        """The variable that a name means here; None: it is imported, built in or never set."""
+        scope = self._scope(use)
+        innermost = scope
+        while True:
+            found = self._scopes.get(scope, {}).get(use.id)
+            if found and (scope is innermost or not isinstance(scope, ast.ClassDef)):
+                return found
+            if isinstance(scope, ast.Module):
+                return None
+            scope = self._scope(scope)
+
+    def values(self, use: ast.expr) -> list[ast.expr]:
+        """All that a variable or an attribute of self can hold; empty if some is unknown."""
+        if isinstance(use, ast.Name):
+            found = self.variable(use)
+            return found.values if found and not found.unknown and not found.parameter_of else []
+        owner = self._of_self(use)
+        return self._attributes.get(owner, []) if owner else []
+
+    def assigned(self, use: ast.expr) -> list[ast.expr]:
+        """Some of what a variable holds or a function returns, whatever else there may be."""
+        found = self.variable(use) if isinstance(use, ast.Name) else None
+        definition = self.definition(use)
+        values = found.values if found else self.values(use)
+        return [*values, *(returned(definition) if isinstance(definition, Function) else ())]
+
+    def _of_self(self, node: ast.expr) -> tuple[ast.ClassDef, str] | None:
+        """The class and the name of `self.name`."""
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if owner := self.owner(node):
+                return owner, name
+            case _:
+                return None
+
+    def owner(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class in whose method a node stands."""
+        classes = (p for _, p in self._code.ancestors(node) if isinstance(p, ast.ClassDef))
+        return next(classes, None)
+
+    def definition(self, node: ast.expr, depth: int = 0) -> Definition | None:
+        """The function or class that an expression names; None: it is not known, or one of two."""
+        if depth > _MAX_DEPTH:
+            return None
+        if isinstance(node, ast.Name):
+            found = self.variable(node)
+            if found is None:
+                return self._code.top_level(node)
+            return found.definitions[0] if len(found.definitions) == 1 and _only(found) else None
+        if not isinstance(node, ast.Attribute):
+            return None
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            made: ast.ClassDef | None = self.owner(node)
+        else:
+            made = self.instance(node.value, depth + 1)
+        return self.method(made, node.attr) if made else self._code.top_level(node)
+
+    def instance(self, node: ast.expr, depth: int = 0) -> ast.ClassDef | None:
+        """The class of the program that an expression is an instance of."""
+        if isinstance(node, ast.Call):
+            made = self.definition(node.func, depth + 1)
+            return made if isinstance(made, ast.ClassDef) else None
+        if depth > _MAX_DEPTH:
+            return None
+        made_here = [self.instance(value, depth + 1) for value in self.values(node)]
+        return made_here[0] if made_here and all(one is made_here[0] for one in made_here) else None
+
+    def method(self, of: ast.ClassDef, name: str, depth: int = 0) -> Function | None:
+        """A method of a class, looked for in the program's base classes too."""
+        for stmt in of.body:
+            if isinstance(stmt, Function) and stmt.name == name:
+                return stmt
+        for base in of.bases if depth < _MAX_DEPTH else ():
+            found = self.definition(base, depth + 1)
+            if isinstance(found, ast.ClassDef) and (method := self.method(found, name, depth + 1)):
+                return method
+        return None
+
+
+def _only(found: Variable) -> bool:
+    return not (found.values or found.unknown or found.parameter_of)
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets with the values that they get, where both stand in the text."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    if len(target.elts) == len(value.elts):
+                        yield from zip(target.elts, value.elts, strict=True)
+                elif not isinstance(target, ast.Tuple | ast.List):
+                    yield target, value
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield target, value
+        case ast.NamedExpr(target=target, value=value):
+            yield target, value
+        case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+            yield target, value
+        case _:
+            pass
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    """A function's parameters but for *args and **kwargs."""
+    given = function.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
+def returned(function: ast.AST) -> Iterator[ast.expr]:
+    """What a function may return."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value

@@ -113,7 +113,7 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
 def _slices_by_rank(script: Script) -> bool:
     slices = (node for node in script.nodes if isinstance(node, ast.Slice))
     ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
-    return any(script.says_rank(node) for node in (*slices, *ranges))
+    return any(script.ranks.mentioned_in(node) for node in (*slices, *ranges))
 
 
 @RULES.error(
@@ -141,10 +141,10 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
     if not script.torch_calls("init_process_group") and not script.has_runtime:
         return
     for name, call in script.calls:
-        if name != "torch.save" or script.on_some_ranks(call):
+        if name != "torch.save" or script.ranks.only_some_reach(call):
             continue
         target = keyword(call, "f", 1)
-        if target is None or _is_stream(script, target) or script.says_rank(target):
+        if target is None or _is_stream(script, target) or script.ranks.mentioned_in(target):
             continue
         yield script.at(
             call,
@@ -168,14 +168,15 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
     if any(
-        script.on_some_ranks(call) for call in script.torch_calls("barrier", "monitored_barrier")
+        script.ranks.only_some_reach(call)
+        for call in script.torch_calls("barrier", "monitored_barrier")
     ):
         return
     for name, call in script.calls:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
         if not library or constant(keyword(call, "download")) is not True:
             continue
-        if not script.on_some_ranks(call):
+        if not script.ranks.only_some_reach(call):
             yield script.at(
                 call,
                 "download=True on every rank: processes that share the folder (one pod, or one "

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.lint.finding import Hit
-from k8sjob.lint.scopes import Scopes
+from k8sjob.lint.ranks import Ranks
 from k8sjob.lint.script_code import Code, is_main_guard
 
 if TYPE_CHECKING:
@@ -20,81 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["MANAGED", "Script", "Setting", "constant", "keyword"]
 
-MANAGED: Final = frozenset(
-    {
-        "accelerate",
-        "colossalai",
-        "composer",
-        "deepspeed",
-        "detectron2",
-        "determined",
-        "fairseq",
-        "fastai",
-        "horovod",
-        "ignite",
-        "lightning",
-        "megatron",
-        "mmcv",
-        "mmengine",
-        "monai",
-        "pytorch_lightning",
-        "ray",
-        "torchtune",
-        "transformers",
-        "trl",
-    }
+_FRAMEWORKS: Final = (
+    "accelerate colossalai composer deepspeed detectron2 determined fairseq fastai horovod "
+    "ignite lightning megatron mmcv mmengine monai pytorch_lightning ray torchtune transformers "
+    "trl"
 )
+MANAGED: Final = frozenset(_FRAMEWORKS.split())
 """Frameworks that make the process group and divide the data by themselves."""
-_LIBRARIES: Final = frozenset(
-    {
-        "torch",
-        "torchvision",
-        "torchaudio",
-        "torchtext",
-        "torchmetrics",
-        "torchdata",
-        "numpy",
-        "scipy",
-        "sklearn",
-        "pandas",
-        "matplotlib",
-        "PIL",
-        "cv2",
-        "tqdm",
-        "tensorboard",
-        "tensorboardX",
-        "wandb",
-        "mlflow",
-        "yaml",
-        "requests",
-        "einops",
-        "timm",
-        "datasets",
-        "tokenizers",
-        "safetensors",
-        "keras",
-        "k8sjob",
-        "dotenv",
-        "fire",
-        "h5py",
-        "huggingface_hub",
-        "joblib",
-        "loguru",
-        "nltk",
-        "omegaconf",
-        "polars",
-        "psutil",
-        "pyarrow",
-        "rich",
-        "seaborn",
-        "sentencepiece",
-        "skimage",
-        "tiktoken",
-        "torchinfo",
-        "typer",
-        "typing_extensions",
-    }
+_KNOWN: Final = (
+    "cv2 datasets dotenv einops fire h5py huggingface_hub joblib k8sjob keras loguru matplotlib "
+    "mlflow nltk numpy omegaconf pandas PIL polars psutil pyarrow requests rich safetensors "
+    "scipy seaborn sentencepiece skimage sklearn tensorboard tensorboardX tiktoken timm "
+    "tokenizers torch torchaudio torchdata torchinfo torchmetrics torchtext torchvision tqdm "
+    "typer typing_extensions wandb yaml"
 )
+_LIBRARIES: Final = frozenset(_KNOWN.split())
 """Known to make no process group behind the script's back."""
 
 
@@ -149,9 +89,9 @@ class Script(Code):
         return Hit(node.lineno, node.col_offset + 1, message, self.module(node).source)
 
     @cached_property
-    def scopes(self) -> Scopes:
-        """What its variables hold and its calls call."""
-        return Scopes(self)
+    def ranks(self) -> Ranks:
+        """Which ranks its conditions let through."""
+        return Ranks(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:

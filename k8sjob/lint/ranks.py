@@ -1,7 +1,8 @@
-"""Tests of the rank: which of the ranks each branch of a condition is for.
+"""Ranks that come to a line: what conditions say about them.
 
-Unlike `Code.says_rank`, which takes whatever looks like a rank, this knows for certain: one rank,
-or all the others.
+For findings a condition must be certain (`sides`: one rank, or all the others). Where a condition
+would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a finding
+that is not true costs more than one that is missed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
+from k8sjob.lint.script_code import is_main_guard, returned
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.lint.scopes import Scopes
     from k8sjob.lint.script_code import Code
 
-__all__ = ["RankTests", "Who"]
+__all__ = ["Ranks", "Who"]
 
 Who = Literal["one", "another", "others"]
 """Rank 0 (or each node's first), a rank of another number, or all but one."""
@@ -43,14 +45,28 @@ _GUARD: Final = re.compile(
     r"|is_available|(num|n)_?(gpus?|procs?|processes|nodes|replicas|ranks)",
     re.IGNORECASE,
 )
+_RANKISH: Final = re.compile(
+    r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
+    re.IGNORECASE,
+)
+_RANKISH_FUNCTION: Final = re.compile(
+    r"rank|main_process|master_only|on_master|zero_only", re.IGNORECASE
+)
+_PLAIN: Final = "int bool str get getenv get_rank get_world_size is_available is_initialized"
+_PLAIN_CALLS: Final = frozenset(_PLAIN.split())
+"""Calls through which a value still is the rank, or a yes or no about it."""
+_VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
+_RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
+_LEAVES: Final = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _MAX_DEPTH: Final = 6
 
 
-class RankTests:
+class Ranks:
     """Which ranks the conditions of a program let through."""
 
-    def __init__(self, code: Code, scopes: Scopes) -> None:
-        self._code, self._scopes = code, scopes
+    def __init__(self, code: Code) -> None:
+        self._code, self._scopes = code, code.scopes
+        self._about_rank: dict[ast.AST, bool] = {}
 
     def sides(self, test: ast.expr, depth: int = 0) -> tuple[Who | None, Who | None]:
         """Who comes into the body of a test, and who does not; None: nobody knows."""
@@ -135,7 +151,7 @@ class RankTests:
         function = node.func if isinstance(node, ast.Call) else node
         values = self._scopes.values(node)
         if isinstance(node, ast.Call):
-            values = list(_returned(self._scopes.definition(function)))
+            values = self._returned_by(function)
         known = [self.sides(value, depth + 1) for value in values]
         known = [sides for sides in known if any(sides)]
         if known:
@@ -161,6 +177,74 @@ class RankTests:
                     pass
         return False
 
+    def _returned_by(self, function: ast.expr) -> list[ast.expr]:
+        found = self._scopes.definition(function)
+        return list(returned(found)) if found is not None else []
+
+    def mentioned_in(self, node: ast.AST) -> bool:
+        """Whether an expression seems to depend on the rank."""
+        for part in ast.walk(node):
+            match part:
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    if _RANKISH.search(name) or self._is_about_rank(part):
+                        return True
+                case ast.Constant(value=str(text)) if "RANK" in text:
+                    return True
+                case _:
+                    pass
+        return False
+
+    def _is_about_rank(self, use: ast.expr) -> bool:
+        """`first = rank == 0`; not `model.to(rank)`, which is a model."""
+        if use not in self._about_rank:
+            self._about_rank[use] = False  # for one that is made of itself
+            self._about_rank[use] = any(
+                all(map(self._is_plain, ast.walk(value))) and self.mentioned_in(value)
+                for value in self._scopes.assigned(use)
+            )
+        return self._about_rank[use]
+
+    def _is_plain(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return True
+        last = self._code.name(node.func).rpartition(".")[2]
+        named = last in _PLAIN_CALLS or bool(_RANKISH.search(last))
+        return named or self._is_about_rank(node.func)
+
+    def only_some_reach(self, node: ast.AST) -> bool:
+        """Whether only some ranks seem to come to a line."""
+        return self._code.always_passes(node, self._selects)
+
+    def _selects(self, child: ast.AST, parent: ast.AST) -> bool:
+        match parent:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+                if child is not test and not is_main_guard(parent) and self.mentioned_in(test):
+                    return True
+            case ast.BoolOp(values=values):
+                return any(self.mentioned_in(value) for value in values if value is not child)
+            case ast.With(items=items):
+                if any(self.mentioned_in(item.context_expr) for item in items):
+                    return True
+            case ast.FunctionDef(name=name, decorator_list=decorators):
+                if _RANKISH_FUNCTION.search(name) or any(map(self.mentioned_in, decorators)):
+                    return True
+            case _:
+                pass
+        return self._follows_exit(child, parent)
+
+    def _follows_exit(self, child: ast.AST, parent: ast.AST) -> bool:
+        """`if rank != 0: return` among the statements before this one."""
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if isinstance(block, list) and child in block:
+                return any(
+                    isinstance(stmt, ast.If)
+                    and isinstance(stmt.body[-1], _LEAVES)
+                    and self.mentioned_in(stmt.test)
+                    for stmt in block[: block.index(child)]
+                )
+        return False
+
 
 def _numbers(node: ast.expr) -> Iterator[int]:
     """The whole numbers in a literal; what is below 0 stands for "not distributed"."""
@@ -181,17 +265,4 @@ def _numbers(node: ast.expr) -> Iterator[int]:
 
 
 def _is_variable(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in (
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_RANK",
-    )
-
-
-def _returned(function: ast.AST | None) -> Iterator[ast.expr]:
-    for node in ast.walk(function) if function is not None else ():
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield node.value
+    return isinstance(node, ast.Constant) and node.value in _RANK_VARIABLES
