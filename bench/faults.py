@@ -200,7 +200,7 @@ class Stage:
             "import os, pathlib\n"
             "for f in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
             "    pid = int(f.parent.name)\n"
-            "    if pid != os.getpid() and b'k8sjob.runtime.boot' in f.read_bytes():\n"
+            "    if pid != os.getpid() and b'k8sjob.runtime.rank_main' in f.read_bytes():\n"
             f"        os.kill(pid, {number})"
         )
         return lambda: self.bed.kubectl("exec", f"faults-{replica}", "--", "python3", "-c", code)

@@ -24,7 +24,8 @@ def test_importing_the_package_loads_nothing():
 
 
 @pytest.mark.parametrize(
-    "module", ["runtime.env", "runtime.config", "runtime.agent", "runtime.boot", "runtime.__main__"]
+    "module",
+    ["runtime.env", "runtime.config", "runtime.agent", "runtime.rank_main", "runtime.__main__"],
 )
 def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
     names = loaded(f"import k8sjob.{module}")

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from k8sjob.runtime.data import ShardSampler
-    from k8sjob.runtime.env import EnvError
+    from k8sjob.runtime.errors import EnvError, PeerLost
     from k8sjob.runtime.job import Job
-    from k8sjob.runtime.peer import PeerLost
     from k8sjob.runtime.sessions import session
     from k8sjob.runtime.sync_batchnorm import SyncBatchNorm
     from k8sjob.runtime.training import Run, Stopped
 
 _HOME = {
-    "EnvError": "env",
+    "EnvError": "errors",
     "Job": "job",
-    "PeerLost": "peer",
+    "PeerLost": "errors",
     "Run": "training",
     "ShardSampler": "data",
     "Stopped": "training",

@@ -1,7 +1,7 @@
 """The container's entrypoint: `python -m k8sjob.runtime [-m MODULE | SCRIPT] [ARGS...]`.
 
-It says who it is, refuses what cannot work, waits for the Master's name, and hands over to the
-agent. `--exec PROGRAM [ARGS...]` keeps one program as it is, without a look at the environment.
+It prints who it is, refuses what cannot work, waits for the Master's name, and starts the agent.
+`--exec PROGRAM [ARGS...]` keeps one program running, without a look at the environment.
 """
 
 from __future__ import annotations
@@ -12,37 +12,48 @@ import re
 import socket
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import __version__, compat
-from k8sjob.contract import LIFELINE_ENV, ExitCode, Reason, RuntimeConfig
-from k8sjob.runtime import config, strays
-from k8sjob.runtime.agent import End, describe, keep, retryable, say
-from k8sjob.runtime.attempts import Attempts, attempts_file
-from k8sjob.runtime.env import ElasticEnv, EnvError, NodeEnv, elastic_env, is_elastic, node_env
-from k8sjob.runtime.master import await_master
-from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.port import reserve
-from k8sjob.runtime.program import Ranks, Single
+from k8sjob.contract import ExitCode, Reason, RuntimeConfig
+from k8sjob.runtime import config
+from k8sjob.runtime.agent import End, retryable, run_agent, single_program, training_program
+from k8sjob.runtime.coordination import Coordinator, RestartCount
+from k8sjob.runtime.env import (
+    ElasticEnv,
+    NodeEnv,
+    copy_environ,
+    elastic_env,
+    export,
+    is_elastic,
+    node_env,
+)
+from k8sjob.runtime.errors import EnvError, PeerLost
+from k8sjob.runtime.network import await_master, reserve
+from k8sjob.runtime.report import log_line
 from k8sjob.runtime.roster import Roster
 from k8sjob.runtime.signals import Inbox
-from k8sjob.runtime.together import Together
+from k8sjob.runtime.termination import describe, write_message
+from k8sjob.runtime.worker_group import adopt_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from k8sjob.runtime.attempt import Program
 
 __all__ = ["main"]
 
 _USAGE: Final = (
     "usage: python -m k8sjob.runtime SCRIPT [ARGS...] | -m MODULE [ARGS...] | --exec PROGRAM ..."
 )
-_OLDEST_TORCH: Final = (2, 6)
-_End: TypeAlias = "tuple[Reason | None, int]"
-"""How it ended, and the container's exit code."""
+_MIN_TORCH: Final = (2, 6)
+_Outcome: TypeAlias = "tuple[Reason | None, int]"
+"""How the node ended, and the container's exit code."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,12 +65,10 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The container's exit code; see docs/reference/exit-codes.md.
     """
-    environ = dict(os.environ)
-    environ.pop(LIFELINE_ENV, None)
-    strays.adopt()
+    adopt_orphans()
     try:
-        with Inbox(_parents_lifeline()) as inbox:
-            reason, code = _run(argv, environ, inbox)
+        with Inbox(config.take_lifeline()) as inbox:
+            reason, code = _run(argv, copy_environ(), inbox)
     except (EnvError, PeerLost) as error:
         reason, code = _refused(error)
     except OSError as error:
@@ -67,12 +76,12 @@ def main(argv: Sequence[str]) -> int:
     if reason is None:
         return ExitCode.DONE
     if code:
-        say(describe(reason))
-    _write_last_words(reason)
+        log_line(describe(reason))
+    write_message(reason, config.termination_log())
     return code
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
+def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outcome:
     form = argv[0] if argv else ""
     if not argv or (form in {"-m", "--exec"} and len(argv) < 2) or form in {"-h", "--help"}:
         raise EnvError(f"nothing to run: {' '.join(argv) or 'no arguments'}; {_USAGE}")
@@ -80,84 +89,96 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _End:
     with ExitStack() as stack:
         lifeline = _make_lifeline(stack)
         if form == "--exec":
-            # The command's own launcher restarts and watches; the agent only keeps it.
-            settings = replace(settings, max_restarts=0, hang_timeout=0)
-            return _end(_keep_alone(Single(argv[1:], environ, lifeline), settings, inbox))
+            return _run_single(single_program(argv[1:], environ, lifeline), settings, inbox)
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
-            _refuse_fixed(settings, environ)
+            _check_resizable(settings, environ)
             node = NodeEnv(
-                int(not shape.hosts), shape.most, shape.nproc_per_node, shape.host, shape.port
+                int(not shape.hosts), shape.max_nodes, shape.nproc_per_node, shape.host, shape.port
             )
-            who = _elastic_banner(shape)
         else:
             node = node_env(environ)
             if is_elastic(environ):  # with a Master it runs at its full size, and does not change
                 environ = {**environ, "PET_NNODES": str(node.nnodes)}
             node = replace(node, serving=compat.serving(settings.strategy, settings.options))
-            who = _banner(node)
-        say(
-            f"{__version__}, job {settings.job or '(no name)'}, {who},"
+        log_line(
+            f"{__version__}, job {settings.job or '(no name)'}, {_banner(node, shape)},"
             f" Python {platform.python_version()}"
         )
         _check_program(argv)
         _check_torch()
-        await_master(node, settings.rendezvous_timeout, inbox, say)
-        environ = _with_keras(_with_threads(environ, node), settings)
-
-        def program(node: NodeEnv) -> Ranks:
-            return Ranks(argv, node, environ, settings.local_rank_arg, lifeline)
-
+        await_master(node, settings.rendezvous_timeout, inbox, log_line)
+        program = partial(
+            training_program,
+            argv,
+            environ=_with_keras(_with_threads(environ, node), settings),
+            local_rank_arg=settings.local_rank_arg,
+            lifeline=lifeline,
+        )
         if shape is not None:
-            reason = _keep_elastic(shape, program, settings, inbox)
-        else:
-            if node.master_port == 0:
-                port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
-                node = replace(node, master_port=port)
-            return _keep_fixed(program(node), node, settings, inbox)
-        return _given_up(End(reason), settings) if reason and not inbox.stopping() else _end(reason)
+            return _run_elastic(shape, program, settings, inbox)
+        if node.master_port == 0:
+            port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
+            node = replace(node, master_port=port)
+        return _run_fixed(program(node), node, settings, inbox)
 
 
-def _keep_fixed(program: Ranks, node: NodeEnv, settings: RuntimeConfig, inbox: Inbox) -> _End:
+def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:
     """Run the program in a group of a fixed size."""
-    attempts = Attempts(attempts_file(os.environ), settings.max_restarts)
-    if attempts.refused is not None:
-        return attempts.refused, ExitCode.RESTARTS_SPENT
+    count = RestartCount(config.restarts_file(), settings.max_restarts)
+    if count.refused is not None:
+        return count.refused, ExitCode.RESTARTS_SPENT
     with Roster(node, settings.job) as roster:
-        group = Together(node, roster, attempts, say)
-        end = keep(program, settings, inbox, group)
+        coordinator = Coordinator(node, roster, count)
+        end = run_agent(program, settings, inbox, coordinator)
         reason = end.reason
         if reason is None:
-            reason = group.farewell(inbox)
+            reason = coordinator.finish(inbox)
             end = End(reason, final=True)
         elif end.final or settings.restart_policy != "OnFailure":
-            group.give_up(reason)
-    attempts.end(reason, final=end.final)
+            coordinator.give_up(reason)
+    count.end(reason, final=end.final)
     if reason is None or inbox.stopping() or not reason.exit_code:
-        return _end(reason)
-    return _given_up(end, settings)
+        return _outcome(reason)
+    return _given_up(reason, settings, final=end.final)
 
 
-def _keep_alone(program: Single, settings: RuntimeConfig, inbox: Inbox) -> Reason | None:
+def _run_single(program: Program, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:
+    """Run a command whose own launcher restarts and watches; the agent only keeps it."""
+    settings = replace(settings, max_restarts=0, hang_timeout=0)
     node = NodeEnv(0, 1, 1, "127.0.0.1", 0)
-    group = Together(node, Roster(node, settings.job), Attempts(None, 0), say)
-    return keep(program, settings, inbox, group).reason
+    coordinator = Coordinator(node, Roster(node, settings.job), RestartCount(None, 0))
+    return _outcome(run_agent(program, settings, inbox, coordinator).reason)
 
 
-def _given_up(end: End, settings: RuntimeConfig) -> _End:
-    """The end of a node that may not start its ranks any more.
+def _run_elastic(
+    shape: ElasticEnv,
+    program: Callable[[NodeEnv], Program],
+    settings: RuntimeConfig,
+    inbox: Inbox,
+) -> _Outcome:
+    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
+    # When its host is lost, a store writes a warning with C++ frames in each of torch's threads.
+    export("TORCH_CPP_LOG_LEVEL", "ERROR", override=False)
+    from k8sjob.runtime.elastic import run_elastic  # imports torch
+
+    reason = run_elastic(shape, program, settings, inbox)
+    if reason is None or inbox.stopping():
+        return _outcome(reason)
+    return _given_up(reason, settings)
+
+
+def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -> _Outcome:
+    """The outcome of a node that may not start its ranks any more.
 
     Under ExitCode the operator would make a new pod for a code of 128 or more, again and again.
     """
-    reason = end.reason
-    if reason is None:
-        return _end(reason)
-    again = retryable(reason.exit_code) and (end.final or settings.restart_policy == "ExitCode")
+    again = retryable(reason.exit_code) and (final or settings.restart_policy == "ExitCode")
     return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
 
 
-def _refuse_fixed(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
-    """A strategy that needs a fixed number of ranks, in a group that may change."""
+def _check_resizable(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
+    """Refuse a strategy that needs a fixed number of ranks in a group that may change."""
     if not compat.STRATEGIES[settings.strategy].resizes:
         raise EnvError(
             f"strategy.kind: {settings.strategy} needs a fixed number of ranks, and "
@@ -165,41 +186,19 @@ def _refuse_fixed(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
         )
 
 
-def _keep_elastic(
-    shape: ElasticEnv,
-    program: Callable[[NodeEnv], Ranks],
-    settings: RuntimeConfig,
-    inbox: Inbox,
-) -> Reason | None:
-    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
-    # A store whose host is lost is met with a warning and C++ frames in each of torch's threads.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from k8sjob.runtime.elastic import keep_elastic  # imports torch
-
-    return keep_elastic(shape, program, settings, inbox)
-
-
-def _banner(node: NodeEnv) -> str:
+def _banner(node: NodeEnv, shape: ElasticEnv | None) -> str:
+    processes = "1 process" if node.processes == 1 else f"{node.processes} processes"
+    if shape is not None:
+        return (
+            f"one of {shape.min_nodes} to {shape.max_nodes} nodes, {processes} each,"
+            f" rendezvous at {shape.host}:{shape.port}"
+        )
     where = f", master {node.master_addr}:{node.master_port}" if node.nnodes > 1 else ""
-    return (
-        f"node {node.node_rank} of {node.nnodes},"
-        f" {_processes(node.processes)} of {node.world_size}{where}"
-    )
-
-
-def _elastic_banner(shape: ElasticEnv) -> str:
-    return (
-        f"one of {shape.least} to {shape.most} nodes, {_processes(shape.nproc_per_node)} each,"
-        f" meeting at {shape.host}:{shape.port}"
-    )
-
-
-def _processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
+    return f"node {node.node_rank} of {node.nnodes}, {processes} of {node.world_size}{where}"
 
 
 def _check_program(argv: Sequence[str]) -> None:
-    """A module is not looked for: that would import its parents here."""
+    """Refuse a missing script; a module is not looked up, which would import its parents here."""
     if argv[0] != "-m" and not Path(argv[0]).exists():
         raise EnvError(
             f"there is no script {argv[0]!r} in {Path.cwd()}; check run.script and the image's "
@@ -213,26 +212,26 @@ def _check_torch() -> None:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         if util.find_spec("torch") is not None:
-            return  # built without metadata: let it speak for itself
+            return  # built without metadata: its version is not known
         raise EnvError(
             f"torch is not installed for {sys.executable}; install torch >= 2.6 or choose an "
             "image that has it"
         ) from None
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if found < _OLDEST_TORCH:
+    if found < _MIN_TORCH:
         raise EnvError(f"torch {version} is too old; install torch >= 2.6")
 
 
 def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str]:
-    """One thread a process where several share a node, as torchrun does; said aloud."""
+    """One thread a process where several share a node, as with torchrun; with a line in the log."""
     if node.processes == 1 or "OMP_NUM_THREADS" in environ:
         return environ
-    say("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
+    log_line("OMP_NUM_THREADS is set to 1 for each process of this node; set it in run.env to tune")
     return {**environ, "OMP_NUM_THREADS": "1"}
 
 
 def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
-    """What Keras computes with: it must know before a script imports it."""
+    """Keras's backend, which has to be set before a script imports Keras."""
     wanted = compat.keras_backend(settings.strategy, settings.options)
     if wanted is None:
         return environ
@@ -247,20 +246,6 @@ def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[
     return {**quiet, **environ, "KERAS_BACKEND": wanted}
 
 
-def _parents_lifeline() -> int | None:
-    """The pipe that the parent holds, kept from the ranks: it is not theirs."""
-    end = config.lifeline()
-    if end is None:
-        return None
-    try:
-        os.set_inheritable(end, False)  # noqa: FBT003 - os has no keyword for it
-    except OSError:
-        raise EnvError(
-            f"{LIFELINE_ENV}={end} is not an open file descriptor; remove it, k8sjob sets it"
-        ) from None
-    return end
-
-
 def _make_lifeline(stack: ExitStack) -> int:
     """A pipe whose write end lives exactly as long as this process; returns the read end."""
     read, write = os.pipe()
@@ -270,27 +255,14 @@ def _make_lifeline(stack: ExitStack) -> int:
     return read
 
 
-def _end(reason: Reason | None) -> _End:
+def _outcome(reason: Reason | None) -> _Outcome:
     return reason, reason.exit_code if reason else ExitCode.DONE
 
 
-def _refused(error: EnvError | PeerLost) -> _End:
-    reason = Reason(
-        exit_code=int(error.exit_code),
-        type=type(error).__name__,
-        message=str(error),
-        time=time.time(),
-        culprits=error.culprits if isinstance(error, PeerLost) else (),
-    )
-    return _end(reason)
-
-
-def _write_last_words(reason: Reason) -> None:
-    file = config.termination_log()
-    if file is not None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with suppress(OSError), open(os.open(file, flags, 0o644), "w") as out:  # noqa: PTH123 - the job may have put a FIFO there, which would block
-            out.write(reason.encode())
+def _refused(error: EnvError | PeerLost) -> _Outcome:
+    culprits = error.culprits if isinstance(error, PeerLost) else ()
+    code, kind = int(error.exit_code), type(error).__name__
+    return Reason(code, type=kind, message=str(error), time=time.time(), culprits=culprits), code
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A check that all ranks make the same collective calls, in the same order.
+"""The check that all ranks make the same collective calls, in the same order.
 
 Where they do not, gloo aborts the process, or all wait for ever. So a call waits in the store until
-all ranks have come to the same one, before anything of it is sent. A training step has no such
-check: it is counted, and whoever waits for a rank that steps finds that out from the number. What
-each rank called last is published once a second by the watchdog's thread.
+all ranks have come to the same one, before any data of it is sent. A training step has no such
+check: it is counted, and a rank that waits for one that steps sees that by the number. The
+watchdog's thread publishes each rank's last call once a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime import frames
-from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.errors import PeerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ _FIRST_LOOK_S: Final = 1.5
 
 
 class CallOrderError(RuntimeError):
-    """Ranks called different things where all have to call the same."""
+    """Ranks made different calls where all have to make the same."""
 
     exit_code: Final = ExitCode.USER_ERROR
 
@@ -67,10 +67,10 @@ class Call(NamedTuple):
         return self.name, self.detail
 
     def in_words(self, *, detailed: bool) -> str:
-        """What the rank did, and the line."""
-        deed = "left runtime.session" if self.name == LEAVING else f"called {self.name}"
+        """The call and its line."""
+        action = "left runtime.session" if self.name == LEAVING else f"called {self.name}"
         detail = f" with {self.detail}" if detailed and self.detail else ""
-        return deed + detail + (f" ({self.file}:{self.line})" if self.file else "")
+        return action + detail + (f" ({self.file}:{self.line})" if self.file else "")
 
 
 class CallOrder:
@@ -104,16 +104,16 @@ class CallOrder:
         """Count a call, and wait until all ranks have come to the same one.
 
         Raises:
-            CallOrderError: some call something else.
-            PeerLost: some are gone, or did not come in time.
+            CallOrderError: ranks made another call.
+            PeerLost: ranks are gone, or did not come in time.
         """
-        self.meet(self.note(name, detail))
+        self.wait(self.note(name, detail))
 
     def check_often(self, name: str, detail: str = "") -> None:
         """The same for a call that may come many times a step: the more often, the less checked.
 
-        Whether it is checked has to be the same on all ranks, so their lines, which may differ, do
-        not count: only what they call and what they called before.
+        Whether it is checked has to be the same on all ranks. Their lines may differ, so that
+        depends on this call and the one before it alone.
         """
         before = self._last.what
         call = self.note(name, detail)
@@ -123,22 +123,22 @@ class CallOrder:
         self._seen[kind] += 1
         times = self._seen[kind]
         if times <= _OFTEN or not times & (times - 1):
-            self.meet(call)
+            self.wait(call)
 
-    def meet(self, call: Call) -> None:
+    def wait(self, call: Call) -> None:
         """Wait until all ranks have come to a call that was noted; see check()."""
         world = self._group.world_size
-        if self._group.meeting is None or world == 1:
+        if self._group.rendezvous is None or world == 1:
             return
         if self._store is None:
-            # A store's client answers one thread at a time, and the others have theirs.
-            self._store = self._group.meeting.again()
+            # A store's client serves one thread at a time, and the other threads have theirs.
+            self._store = self._group.rendezvous.again()
         key = f"calls/{self._first}/{call.number}"
         arrivals = f"{key}/{'/'.join(call.what)}"
         with self._group.waiting():
             if self._store.add(arrivals, 1) == world:
                 self._store.set(key, "")
-                for old in self._keys:  # nobody waits for these any more
+                for old in self._keys:  # no rank waits for these any more
                     self._store.delete_key(old)
             else:
                 self._await(key, call, self._store)
@@ -164,7 +164,7 @@ class CallOrder:
             pause = min(pause * 1.5, _POLL_S[1])
 
     def publish(self, store: Store) -> None:
-        """Show the others this rank's last call; for the watchdog's thread, with its store."""
+        """Publish this rank's last call; for the watchdog's thread, with its store."""
         if self._group.world_size > 1:
             store.set(f"call/{self._rank}", json.dumps(_shown(self._last)))
 
@@ -175,7 +175,7 @@ class CallOrder:
 
 
 def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
-    """What ranks called where another one waits for all to make a call; empty: they may yet come.
+    """The calls of other ranks for which this one waits in vain; empty: they may yet come.
 
     Args:
         rank: the one that waits.
@@ -185,25 +185,25 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
     mine = _shown(mine)
     here = {other: call for other, call in others.items() if call.number >= mine.number}
     here[rank] = mine
-    # Nobody goes past a call to which not all have come, except by calling something else.
+    # No rank goes past a call to which not all have come, except by making another call.
     if all(call[:3] == mine[:3] for call in here.values()):
         return ""
     alike = len({call[:2] for call in here.values()}) == 1
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for other, call in sorted(here.items()):
         groups[call.in_words(detailed=alike)].append(other)
-    told = " where ".join(f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
+    found = " where ".join(f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
     if alike:
-        return f"{told}; it must be the same on all ranks"
+        return f"{found}; it must be the same on all ranks"
     return (
-        f"{told}; all ranks must make the same calls in the same order, also where only rank 0 "
-        "uses the result: check what stands under `if job.is_main:`"
+        f"{found}; all ranks must make the same calls in the same order, also where only rank 0 "
+        "uses the result: check the code under `if job.is_main:`"
     )
 
 
 def _shown(call: Call) -> Call:
     """With the file as its author knows it, below the working directory without that."""
-    return call._replace(file=frames.shown(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string
+    return call._replace(file=frames.users_paths(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string
 
 
 def ranks_in_words(ranks: list[int]) -> str:

@@ -10,8 +10,6 @@ through the job's one store.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 import uuid
@@ -23,8 +21,9 @@ from torch.distributed import rpc
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.port import is_loopback
+from k8sjob.runtime.env import stay_on_loopback
+from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.network import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.meeting import Meeting
+    from k8sjob.runtime.rendezvous import Rendezvous
 
 __all__ = ["Calls", "name_of", "server_name"]
 
@@ -47,7 +46,7 @@ class Calls:
         name: what the others call it: "coordinator", "server0", "trainer1".
     """
 
-    def __init__(self, env: DistEnv, met: Meeting, *, serving: int, timeout: float) -> None:
+    def __init__(self, env: DistEnv, met: Rendezvous, *, serving: int, timeout: float) -> None:
         """Meet all others; returns when all of them can be called.
 
         Args:
@@ -59,8 +58,7 @@ class Calls:
         self.name = name_of(env.rank, serving)
         self._env, self._serving = env, serving
         if is_loopback(env.master_addr):
-            # It would otherwise listen on the address that the machine's name resolves to.
-            os.environ.setdefault("TP_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+            stay_on_loopback("TP_SOCKET_IFNAME")
         options = rpc.TensorPipeRpcBackendOptions(
             init_method=f"{_scheme(met.again, env)}://",
             rpc_timeout=timeout,

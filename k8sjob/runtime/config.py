@@ -1,20 +1,18 @@
-"""The job's settings inside the container, and the places that its processes share.
-
-Only this module and env.py read the process's environment.
-"""
+"""The job's settings inside the container, and the files that the agent and its ranks share."""
 
 from __future__ import annotations
 
 import json
 import os
 import reprlib
+import socket
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
-from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,88 +24,91 @@ __all__ = [
     "launcher_hosts_store",
     "lifeline",
     "mapped_paths",
+    "restarts_file",
     "runtime_config",
+    "safe_path",
     "source_folder",
+    "take_lifeline",
     "termination_log",
     "under_k8sjob",
 ]
 
 HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
 """The file whose modification time a rank renews with each beat, for the agent of its node."""
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
 
-_NUMBERS: Final = {
-    "checkpoint_keep": int,
-    "max_restarts": int,
-    "rendezvous_timeout": float,
-    "collective_timeout": float,
-    "hang_timeout": float,
-    "stop_grace": float,
-}
-_TEXTS: Final = {
-    "job": False,
-    "strategy": False,
-    "restart_policy": False,
-    "checkpoint_format": False,
-    "backend": True,
-    "checkpoint_dir": True,
-    "local_rank_arg": True,
-}
-"""Fields that are text, and whether they may be null."""
+_COUNTS: Final = {"checkpoint_keep", "max_restarts"}
+_TIMES: Final = {"rendezvous_timeout", "collective_timeout", "hang_timeout", "stop_grace"}
+_TEXTS: Final = {"job", "strategy", "restart_policy", "checkpoint_format"}
+_OPTIONAL_TEXTS: Final = {"backend", "checkpoint_dir", "local_rank_arg"}
 
 
-def runtime_config(environ: Mapping[str, str] | None = None) -> RuntimeConfig:
+def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     """The settings of the job; the defaults where none were given.
 
-    Keys that this version does not know are passed over: a newer client may have sent them.
-
-    Args:
-        environ: the environment to read; None is the process's own.
+    Keys that this version does not know are ignored: a newer client may have sent them.
 
     Raises:
-        EnvError: CONFIG_ENV is no JSON object, or a field has a value of another kind.
+        EnvError: CONFIG_ENV is not a JSON object, or a field has a value of the wrong type.
     """
-    environ = os.environ if environ is None else environ
     text = environ.get(contract.CONFIG_ENV)
     config = RuntimeConfig() if text is None else _decode(text)
     override = environ.get(contract.CHECKPOINT_DIR_ENV)
     return config if override is None else replace(config, checkpoint_dir=override or None)
 
 
-def error_file(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where a rank writes its Reason; None where no agent asked for it."""
+def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a rank writes its Reason; None where there is no agent to read it."""
     return _path(environ, contract.ERROR_FILE_ENV)
 
 
-def heartbeat_file(environ: Mapping[str, str] | None = None) -> Path | None:
+def heartbeat_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The file that a rank touches with each beat; None where no agent watches."""
     return _path(environ, HEARTBEAT_ENV)
 
 
-def launcher_hosts_store(environ: Mapping[str, str] | None = None) -> bool:
+def launcher_hosts_store() -> bool:
     """Whether the rendezvous' store belongs to the launcher, as torchrun tells its processes."""
-    named = (os.environ if environ is None else environ).get("TORCHELASTIC_USE_AGENT_STORE")
-    return named == "True"
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def under_k8sjob(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether k8sjob started this job, and so somebody reads its event lines."""
-    return contract.CONFIG_ENV in (os.environ if environ is None else environ)
+def under_k8sjob() -> bool:
+    """Whether k8sjob started this job, so that its event lines are read."""
+    return contract.CONFIG_ENV in os.environ
 
 
-def termination_log(environ: Mapping[str, str] | None = None) -> Path | None:
+def safe_path() -> bool:
+    """Whether the user asked Python not to put the script's folder on sys.path."""
+    return bool(os.environ.get("PYTHONSAFEPATH"))
+
+
+def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where the container's Reason goes, or None outside a container.
 
     The kubelet mounts its file before the container starts. Where it is absent nothing is created:
-    /dev of a machine that is no container is not ours to write in.
+    this may be the /dev of a machine that is not a container.
     """
     named = _path(environ, contract.TERMINATION_LOG_ENV)
     kubelet = Path(contract.TERMINATION_LOG)
     return named or (kubelet if kubelet.exists() else None)
 
 
-def lifeline(environ: Mapping[str, str] | None = None) -> int | None:
-    """The file descriptor at whose end of file the parent is gone; None where there is none."""
-    text = (os.environ if environ is None else environ).get(contract.LIFELINE_ENV)
+def restarts_file() -> Path | None:
+    """Where restarts are counted: in the pod's shared memory, or beside a local replica's log.
+
+    None outside a container: nothing starts the agent again there.
+    """
+    named = os.environ.get(contract.TERMINATION_LOG_ENV)
+    if named:
+        return Path(f"{named}.restarts")
+    if not Path(contract.TERMINATION_LOG).exists() or not os.access(_SHARED, os.W_OK):
+        return None
+    return _SHARED / f"k8sjob-restarts-{socket.gethostname()}.json"
+
+
+def lifeline(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The file descriptor that reaches its end of file when the parent is gone; None: no parent."""
+    text = environ.get(contract.LIFELINE_ENV)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
@@ -118,13 +119,32 @@ def lifeline(environ: Mapping[str, str] | None = None) -> int | None:
     return int(text)
 
 
-def mapped_paths(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def take_lifeline() -> int | None:
+    """The lifeline, kept from child processes, in which its number would mean nothing.
+
+    Raises:
+        EnvError: it is not an open file descriptor.
+    """
+    end = lifeline()
+    os.environ.pop(contract.LIFELINE_ENV, None)
+    try:
+        if end is not None:
+            os.set_inheritable(end, False)  # noqa: FBT003 - os has no keyword for it
+    except OSError:
+        raise EnvError(
+            f"{contract.LIFELINE_ENV}={end} is not an open file descriptor; remove it, k8sjob sets"
+            " it"
+        ) from None
+    return end
+
+
+def mapped_paths(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Mount path of the spec -> path on this machine; empty in a pod.
 
     Raises:
-        EnvError: PATHS_ENV is no JSON object of strings.
+        EnvError: PATHS_ENV is not a JSON object of strings.
     """
-    text = (os.environ if environ is None else environ).get(contract.PATHS_ENV)
+    text = environ.get(contract.PATHS_ENV)
     if text is None:
         return {}
     body = _object(contract.PATHS_ENV, text)
@@ -134,13 +154,13 @@ def mapped_paths(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return body
 
 
-def source_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The user's own folder, of which the working folder is a copy; None in a pod."""
-    return _path(environ, contract.SOURCE_ENV)
+def source_folder() -> Path | None:
+    """The user's folder, of which the working folder is a copy; None in a pod."""
+    return _path(os.environ, contract.SOURCE_ENV)
 
 
-def _path(environ: Mapping[str, str] | None, name: str) -> Path | None:
-    text = (os.environ if environ is None else environ).get(name)
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name)
     return Path(text) if text else None
 
 
@@ -162,29 +182,27 @@ def _decode(text: str) -> RuntimeConfig:
     known = {item.name for item in fields(RuntimeConfig)}
     body = {key: value for key, value in _object(contract.CONFIG_ENV, text).items() if key in known}
     for key, value in body.items():
-        _check(key, value)
+        if wanted := _wanted(key, value):
+            raise EnvError(
+                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, not {wanted}; "
+                "let `k8sjob render` write it"
+            )
     return RuntimeConfig(**body)
 
 
-def _check(key: str, value: Any) -> None:
-    """Refuse a value of the wrong kind here, where its name is known, not where it is used."""
-    if key in _NUMBERS:
-        kind = int if _NUMBERS[key] is int else (int, float)
-        good = isinstance(value, kind) and not isinstance(value, bool) and 0 <= value < float("inf")
-        wanted = "a number of at least 0"
-    elif key in _TEXTS:
-        good = isinstance(value, str) or (value is None and _TEXTS[key])
-        wanted = "text"
-    elif key == "checkpoint_every":
-        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        good, wanted = number or value == "epoch", '"epoch" or a number of steps'
-    else:
-        good, wanted = isinstance(value, dict), "a JSON object"
-    if not good:
-        raise EnvError(
-            f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, not {wanted}; "
-            "let `k8sjob render` write it"
-        )
+def _wanted(key: str, value: Any) -> str:
+    """What the value of a field should have been; empty where it is valid."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if key in _COUNTS | _TIMES:
+        number = whole or (isinstance(value, float) and key in _TIMES)
+        return "" if number and 0 <= value < float("inf") else "a number of at least 0"
+    if key in _TEXTS or key in _OPTIONAL_TEXTS:
+        good = isinstance(value, str) or (value is None and key in _OPTIONAL_TEXTS)
+        return "" if good else "text"
+    if key == "checkpoint_every":
+        good = value == "epoch" or (whole and value > 0)
+        return "" if good else '"epoch" or a number of steps'
+    return "" if isinstance(value, dict) else "a JSON object"
 
 
 def _short(text: str) -> str:

@@ -1,13 +1,13 @@
-"""A group whose nodes come and go: whoever is there trains, and begins anew when that changes.
+"""Elastic groups: the nodes that are there train, and start again when nodes come or go.
 
-The nodes find each other by torch's own rendezvous (c10d), in a store at the operator's
-PET_RDZV_ENDPOINT, which the first Worker hosts. Each round of it gives every node a number and a
-place where the ranks of that round meet. A node that comes later waits for the next round: the
-others stop their ranks after a checkpoint, and all meet again. A node that is lost takes its ranks
-along; the ranks of the others fail by that, and their nodes meet without it.
+The nodes find each other by torch's rendezvous (c10d), in a store at the operator's
+PET_RDZV_ENDPOINT, which the first Worker hosts. Each round gives every node a number and an address
+for the rendezvous of that round's ranks. A node that comes later waits for the next round: the
+others stop their ranks after a checkpoint, and all join it. When a node is lost, its ranks are too;
+the ranks of the others fail by that, and their nodes start the next round without it.
 
-Torch's rendezvous takes the agent's memory (0.3 GB) and seconds of import, so an agent of a fixed
-group never gets here.
+Torch's rendezvous takes 0.3 GB of the agent's memory and seconds of import, so the agent of a fixed
+group does not import this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import socket
 import threading
 import time
@@ -33,12 +32,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.agent import describe, pause, rest, retryable, say, start
-from k8sjob.runtime.env import NodeEnv
-from k8sjob.runtime.generation import Record, verdict
-from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.place import RETRY_S, listen, tcp_store
-from k8sjob.runtime.port import is_loopback, reserve
+from k8sjob.runtime.agent import backoff, retryable, stopped
+from k8sjob.runtime.attempt import run_attempt, verdict
+from k8sjob.runtime.env import NodeEnv, export
+from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.network import is_loopback, listen, reserve
+from k8sjob.runtime.rendezvous import RETRY_S, tcp_store
+from k8sjob.runtime.report import log_line
+from k8sjob.runtime.termination import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,51 +47,51 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.contract import Reason, RuntimeConfig
-    from k8sjob.runtime.agent import Program
+    from k8sjob.runtime.attempt import Program, Record
     from k8sjob.runtime.env import ElasticEnv
     from k8sjob.runtime.signals import Inbox
 
-__all__ = ["is_loss", "keep_elastic"]
+__all__ = ["is_loss", "run_elastic"]
 
 _T = TypeVar("_T")
 
 _LAST_CALL_S: Final = 3
-"""Seconds that those who are enough to begin wait for more."""
+"""How long nodes that are enough to begin wait for more."""
 _ALIVE_S: Final = 1
-"""Seconds between two signs of life of a node."""
+"""Between two signs of life of a node."""
 _MISSED: Final = 15
 """So many of them missed, and a node counts as lost: a machine may stand still for a while."""
 _ANSWER: Final = timedelta(seconds=60)
 _PLACED: Final = timedelta(seconds=10)
-"""Until the first node of a round has said where its ranks meet; it may have died meanwhile."""
+"""Until the first node of a round has written its address; it may have died meanwhile."""
 _SETTLED_S: Final = 60.0
-"""A round that lasted so long was a good one: failures before it are forgotten."""
-_LONGEST_PAUSE_S: Final = 30.0
+"""After a round that lasted so long, earlier failures do not count."""
+_MAX_PAUSE_S: Final = 30.0
 _LOOK_S: Final = 1.0
 _LOOKS: Final = 3
 """So many looks in a row must show that a node is missing."""
 _LOST_GRACE_S: Final = 3.0
 """For ranks that are to stop and cannot agree on it, since one of them is gone."""
-_GOODBYE_S: Final = 5.0
+_CLOSE_S: Final = 5.0
 _LINGER_S: Final = 3.0
-"""How long the store's host stays when the job is done, so that all learn that it is."""
+"""How long the store's host stays when the job is done, so that all nodes learn of it."""
 _PLACE: Final = "k8sjob/place"
 _DONE: Final = "k8sjob/done"
 
 
-def keep_elastic(
+def run_elastic(
     env: ElasticEnv,
     program: Callable[[NodeEnv], Program],
     config: RuntimeConfig,
     inbox: Inbox,
 ) -> Reason | None:
-    """Run a program on this node in round after round, until a round comes to its end.
+    """Run a program on this node in round after round, until a round succeeds.
 
     Args:
-        env: where the nodes meet, and how many they may be.
+        env: the rendezvous endpoint, and the bounds.
         program: what runs on the node of a round.
-        config: max_restarts counts this node's own failures, as long as no round between them
-            lasts a minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
+        config: max_restarts counts this node's failures, as long as no round between them lasts a
+            minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
         inbox: entered already.
 
     Returns:
@@ -106,9 +107,9 @@ def keep_elastic(
     with closing(_Rendezvous(env, config)) as rendezvous:
         while (node := rendezvous.join(inbox)) is not None:
             began = time.monotonic()
-            say(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
+            log_line(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
             leave = rendezvous.is_out_of_date
-            record = start(program(node), rendezvous.round - 1, config, inbox, leave=leave)
+            record = run_attempt(program(node), rendezvous.round - 1, config, inbox, leave=leave)
             reason = verdict(record, inbox.stop)
             if reason is None and record.leave_time == float("inf"):
                 rendezvous.finish(inbox)
@@ -123,17 +124,15 @@ def keep_elastic(
                 failures += 1
             if failures > config.max_restarts:
                 return reason
-            say(f"{describe(reason) if reason else 'stopped'}; the nodes that are there meet again")
+            why = describe(reason) if reason else "stopped"
+            log_line(f"{why}; the nodes that are there start again")
             if failures or losses > 1:  # the first loss of a node is followed by no pause
-                rest(pause(failures + losses, _LONGEST_PAUSE_S), inbox)
-    if not inbox.stopping():
-        return None
-    stopped = Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time)
-    return verdict(stopped, inbox.stop)
+                inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
+    return stopped(inbox)
 
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:
-    """Whether a round ended by what became of another node."""
+    """Whether a round ended because of another node."""
     first = node.node_rank * node.nproc_per_node
     own = range(first, first + node.nproc_per_node)
     others = bool(reason.culprits) and set(own).isdisjoint(reason.culprits)
@@ -144,12 +143,12 @@ class _Rendezvous:
     """This node's part in the rounds of an elastic job."""
 
     def __init__(self, env: ElasticEnv, config: RuntimeConfig) -> None:
-        # Else a node that joins a second round waits for an address that nobody writes anew
+        # Else a node that joins a second round waits for an address that is not written again
         # (pytorch issue 135712).
-        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        export("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
         self._env, self._timeout = env, config.rendezvous_timeout
-        self._patience = max(config.stop_grace, config.hang_timeout)
+        self._stop_grace = max(config.stop_grace, config.hang_timeout)
         self._hosted: Store | None = None
         self._handler: Any = None
         self._addr = ""
@@ -157,12 +156,12 @@ class _Rendezvous:
         self._reserved: socket.socket | None = None
         self._grace: float | None = None
         self._over = threading.Event()
-        self._looking: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
 
     @property
     def round(self) -> int:
-        """Which round this is, for all nodes the same, counted from 1."""
-        return int(self._handler._state_holder.state.round) + 1  # noqa: SLF001 - torch tells it nowhere else
+        """The number of the round, the same on all nodes, counted from 1."""
+        return int(self._handler._state_holder.state.round) + 1  # noqa: SLF001 - not public elsewhere
 
     def join(self, inbox: Inbox) -> NodeEnv | None:
         """This node in the next round; None: it is to stop, or the others have ended the job.
@@ -173,38 +172,43 @@ class _Rendezvous:
         if inbox.stopping():
             return None
         self.close()
-        asked, until = _ask(self._next), time.monotonic() + self._timeout + _GOODBYE_S
-        while not asked.done():
+        found, until = _in_thread(self._next), time.monotonic() + self._timeout + _CLOSE_S
+        while not found.done():
             if inbox.stopping():
                 return None
-            if time.monotonic() > until:  # torch waits for a host that stands still without end
-                raise PeerLost(self._in_vain("its host does not answer"))
+            if time.monotonic() > until:  # torch waits without end for a host that is frozen
+                raise PeerLost(self._failure("its host does not answer"))
             inbox.wait(0.05)
-        node = asked.result()
+        node = found.result()
         if node is not None:
-            self._look_out(node)
+            self._grace, self._over = None, threading.Event()
+            arguments = (self._handler, node, self._over)
+            self._watcher = threading.Thread(
+                target=self._watch, args=arguments, daemon=True, name="k8sjob-round"
+            )
+            self._watcher.start()
         return node
 
     def is_out_of_date(self, _record: Record) -> float | None:
-        """Whether this round is to end for another one; the seconds that its ranks have for it."""
+        """The seconds that the ranks have to end this round for another one; None: it is valid."""
         return self._grace
 
     def finish(self, inbox: Inbox) -> None:
         """This node is done: stay until all of the round are, so that none of them misses it."""
-        asked = _ask(self._done)
-        while not (asked.done() or inbox.stopping() or self._grace is not None):
+        done = _in_thread(self._done)
+        while not (done.done() or inbox.stopping() or self._grace is not None):
             inbox.wait(0.05)
         self.close()
         if self._handler is not None and self._hosted is not None:
-            wait([_ask(self._handler.shutdown)], _GOODBYE_S)
-            rest(_LINGER_S, inbox)
+            wait([_in_thread(self._handler.shutdown)], _CLOSE_S)
+            inbox.sleep(_LINGER_S)
 
     def close(self) -> None:
-        """A round is over."""
+        """End a round."""
         self._over.set()
-        if self._looking is not None:
-            self._looking.join(_GOODBYE_S)
-            self._looking = None
+        if self._watcher is not None:
+            self._watcher.join(_CLOSE_S)
+            self._watcher = None
         self._grace = None
         if self._reserved is not None:
             self._reserved.close()
@@ -235,14 +239,14 @@ class _Rendezvous:
                 why = str(error.__cause__ or error).partition("\n")[0]
                 self._handler = None
             if time.monotonic() > deadline:
-                raise PeerLost(self._in_vain(why))
+                raise PeerLost(self._failure(why))
             time.sleep(RETRY_S)
 
-    def _in_vain(self, why: str) -> str:
+    def _failure(self, why: str) -> str:
         return (
-            f"fewer than {self._env.least} nodes met at {self._env.host}:{self._env.port} within"
-            f" {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that wait, or raise"
-            " run.rendezvous_timeout"
+            f"fewer than {self._env.min_nodes} nodes met at {self._env.host}:{self._env.port}"
+            f" within {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that wait, or"
+            " raise run.rendezvous_timeout"
         )
 
     def _connected(self) -> DynamicRendezvousHandler:
@@ -254,12 +258,12 @@ class _Rendezvous:
             backend=backend.name,
             endpoint=f"{self._env.host}:{self._env.port}",
             run_id=self._env.run_id,
-            min_nodes=self._env.least,
-            max_nodes=self._env.most,
+            min_nodes=self._env.min_nodes,
+            max_nodes=self._env.max_nodes,
             local_addr=self._addr,
             join_timeout=math.ceil(self._timeout),
             last_call_timeout=_LAST_CALL_S,
-            # Before torch 2.7 these are not listened to: 5 s, and three of them.
+            # Torch before 2.7 ignores these: 5 s, and three of them.
             keep_alive_interval=_ALIVE_S,
             keep_alive_max_attempt=_MISSED,
         )
@@ -267,7 +271,7 @@ class _Rendezvous:
         return handler
 
     def _store(self) -> Store:
-        """The store of all rounds: of the nodes of one machine the first that comes hosts it."""
+        """The store of all rounds; the first of several nodes on one machine hosts it."""
         host, port = self._env.host, self._env.port
         if self._hosted is None and is_loopback(host):
             with suppress(OSError):
@@ -281,7 +285,7 @@ class _Rendezvous:
         return tcp_store(host, port, is_master=False)
 
     def _placed(self, info: api.RendezvousInfo) -> NodeEnv:
-        """Where the ranks of a round meet: on its first node, at a port that is free there."""
+        """This node in a round, whose ranks meet at a free port of the round's first node."""
         self._info = info
         if info.rank == 0:
             self._reserved = reserve(self._addr)
@@ -291,33 +295,25 @@ class _Rendezvous:
         addr, port = json.loads(info.store.get(_PLACE))
         return NodeEnv(info.rank, info.world_size, self._env.nproc_per_node, addr, port)
 
-    def _look_out(self, node: NodeEnv) -> None:
+    def _watch(self, handler: Any, node: NodeEnv, over: threading.Event) -> None:
         """See whether the nodes of this round are still the right ones, until it is over."""
-        self._grace, self._over = None, threading.Event()
-        arguments = (self._handler, node, self._over)
-        self._looking = threading.Thread(
-            target=self._look, args=arguments, daemon=True, name="k8sjob-round"
-        )
-        self._looking.start()
-
-    def _look(self, handler: Any, node: NodeEnv, over: threading.Event) -> None:
         missing = 0
         while not over.wait(_LOOK_S):
             try:
                 waiting = handler.num_nodes_waiting()
-            except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks feel that soon
+            except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks fail soon
                 continue
-            here = handler._state_holder.state.participants  # noqa: SLF001 - torch tells it nowhere else
-            # A node that stood still has been left out by the others, and does not hear of it.
+            here = handler._state_holder.state.participants  # noqa: SLF001 - not public elsewhere
+            # The others have left out a node that was frozen, and do not notify it.
             alone = handler._this_node not in here  # noqa: SLF001 - the same
             missing = missing + 1 if len(here) < node.nnodes else 0
             if over.is_set():
                 return
             if alone or missing >= _LOOKS:
                 self._grace = _LOST_GRACE_S
-            elif waiting and node.nnodes < self._env.most:
-                # Nobody is in a hurry: a checkpoint may take longer than a pod has for its end.
-                self._grace = self._patience
+            elif waiting and node.nnodes < self._env.max_nodes:
+                # There is time: a checkpoint may take longer than a pod has for its end.
+                self._grace = self._stop_grace
 
 
 def _own_address(env: ElasticEnv) -> str:
@@ -330,18 +326,18 @@ def _own_address(env: ElasticEnv) -> str:
         return str(towards.getsockname()[0])
 
 
-def _ask(question: Callable[[], _T]) -> Future[_T]:
-    """The answer that a thread will bring, so that a signal is heard meanwhile.
+def _in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """The result of a call in a thread, so that signals are handled meanwhile.
 
-    No pool's thread: one that waits for a host that stands still must not keep the process.
+    Not a pool's thread: one that waits for a frozen host must not keep the process alive.
     """
-    answer: Future[_T] = Future()
+    result: Future[_T] = Future()
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            answer.set_result(question())
-        except BaseException as error:  # noqa: BLE001 - raised where it was asked
-            answer.set_exception(error)
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is used
+            result.set_exception(error)
 
-    threading.Thread(target=ask, daemon=True, name="k8sjob-rendezvous").start()
-    return answer
+    threading.Thread(target=run, daemon=True, name="k8sjob-rendezvous").start()
+    return result

@@ -1,8 +1,9 @@
-"""Which process of which group this is: the environment, checked once, before anything can hang.
+"""The rank and the size of the group, read from the environment and checked before anything hangs.
 
-Two vocabularies meet here. The training operator's RANK counts nodes (a node is a pod), while
-torchrun's counts processes; LOCAL_RANK tells them apart, because the operator never sets it. An
-impossible combination would make a group wait for ranks that never come, so it is refused.
+The training operator's RANK counts nodes (a node is a pod), while torchrun's counts processes;
+LOCAL_RANK tells them apart, because the operator never sets it. An impossible combination would
+make a group wait for ranks that never come, so it is refused. This module and config.py alone read
+and write the process's environment.
 
 Source of the operator's side: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go,
 master.go and elastic.go; of torchrun's: torch/distributed/run.py.
@@ -10,11 +11,13 @@ master.go and elastic.go; of torchrun's: torch/distributed/run.py.
 
 from __future__ import annotations
 
+import os
 import reprlib
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import ExitCode
+from k8sjob.runtime.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,13 +25,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DistEnv",
     "ElasticEnv",
-    "EnvError",
     "NodeEnv",
+    "copy_environ",
     "dist_env",
     "elastic_env",
+    "export",
     "is_elastic",
-    "most_ranks",
+    "max_ranks",
     "node_env",
+    "rank_or_none",
+    "stay_on_loopback",
 ]
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -38,10 +44,23 @@ _ONE_PROCESS: Final = frozenset({"auto", "gpu", "cpu", "xpu"})
 """Words for "as many as fit" that the operator itself counts as one process."""
 
 
-class EnvError(Exception):
-    """An environment that cannot work: what is wrong, the value seen, and the next step."""
+def copy_environ() -> dict[str, str]:
+    """A copy of this process's environment."""
+    return dict(os.environ)
 
-    exit_code: Final = ExitCode.CONFIG
+
+def export(name: str, value: str, *, override: bool = True) -> None:
+    """Set a variable for libraries and child processes."""
+    if override or name not in os.environ:
+        os.environ[name] = value
+
+
+def stay_on_loopback(variable: str) -> None:
+    """Name the loopback interface in a library's variable, unless the user has set it.
+
+    The library would otherwise listen on the address that the machine's name resolves to.
+    """
+    export(variable, "lo0" if sys.platform == "darwin" else "lo", override=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +99,7 @@ class NodeEnv:
         return range(self._before(node), self._before(node + 1))
 
     def process(self, local_rank: int, restart: int = 0) -> dict[str, str]:
-        """The variables of one process of this node, under torchrun's names.
-
-        Args:
-            local_rank: 0 to processes - 1.
-            restart: how often this node's processes have been started anew.
-        """
+        """The variables of one process of this node, under torchrun's names."""
         values = {
             "RANK": self._before(self.node_rank) + local_rank,
             "LOCAL_RANK": local_rank,
@@ -133,11 +147,7 @@ class DistEnv:
     restart: int = 0
 
     def among_trainers(self, serving: int) -> DistEnv:
-        """This process's place among those that train, where node 0 only serves them.
-
-        Args:
-            serving: see compat.serving; this is none of them.
-        """
+        """This trainer's place among the trainers, where node 0 only serves (compat.serving)."""
         if not serving:
             return self
         several = self.nnodes > 1
@@ -152,15 +162,15 @@ class DistEnv:
 
 @dataclass(frozen=True, slots=True)
 class ElasticEnv:
-    """Where the nodes of an elastic group meet, and how many they may be.
+    """The rendezvous endpoint of an elastic group, and its bounds.
 
     Attributes:
-        host: name or address of the node that hosts the rendezvous' store.
+        host: name or address of the node that hosts the store.
         port: its port.
-        hosts: whether that is this node; on loopback it is whoever comes first.
-        run_id: tells the rendezvous from others in the same store.
-        least: fewest nodes that train.
-        most: most nodes that train.
+        hosts: whether that is this node; on loopback it is whichever node comes first.
+        run_id: distinguishes the rendezvous from others in the same store.
+        min_nodes: the fewest nodes that train.
+        max_nodes: the most nodes that train.
         nproc_per_node: number of processes on each node.
     """
 
@@ -168,20 +178,16 @@ class ElasticEnv:
     port: int
     hosts: bool
     run_id: str
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     nproc_per_node: int
 
 
 def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
-    """How this node finds the others of an elastic group; None where its size is fixed.
+    """The rendezvous of an elastic group; None where the group's size is fixed.
 
     The operator gives the Workers of an elastic job PET_RDZV_ENDPOINT and the bounds, and no RANK
-    where there is no Master.
-
-    Args:
-        environ: the whole environment of the container.
-        hostname: of this node; a pod is called as the endpoint names it.
+    where there is no Master. The endpoint names the pod that hosts the store by its hostname.
 
     Raises:
         EnvError: the variables contradict each other.
@@ -207,8 +213,8 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
         port=int(port),
         hosts=hostname.partition(".")[0] == host.partition(".")[0],
         run_id=environ.get("PET_RDZV_ID") or "k8sjob",
-        least=low,
-        most=high,
+        min_nodes=low,
+        max_nodes=high,
         nproc_per_node=_nproc(environ),
     )
 
@@ -217,10 +223,7 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     """The node that this container is.
 
     Accepts the operator's variables (RANK as a node rank), Trainer v2's (`PET_*` alone), a single
-    node's, and none at all (one process on its own).
-
-    Args:
-        environ: the whole environment of the container.
+    node's, and none at all (one process alone).
 
     Raises:
         EnvError: the variables contradict each other, or a rank would wait for ever.
@@ -245,14 +248,11 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     return NodeEnv(node_rank, nnodes, nproc, addr, port)
 
 
-def dist_env(environ: Mapping[str, str]) -> DistEnv:
-    """The process that this is.
+def dist_env(environ: Mapping[str, str] = os.environ) -> DistEnv:
+    """The rank that this process is.
 
     Accepts what node_env accepts as long as each node has one process, and what a launcher gives
     each of its processes (LOCAL_RANK is set).
-
-    Args:
-        environ: the whole environment of the process.
 
     Raises:
         EnvError: the variables contradict each other, or a rank would wait for ever.
@@ -276,8 +276,16 @@ def dist_env(environ: Mapping[str, str]) -> DistEnv:
         nnodes=node.nnodes,
         master_addr=node.master_addr,
         master_port=node.master_port,
-        restart=_number(environ, _RESTART, 0),
+        restart=_number(environ, _RESTART),
     )
+
+
+def rank_or_none() -> DistEnv | None:
+    """dist_env() of this process; None where its environment cannot work."""
+    try:
+        return dist_env()
+    except EnvError:
+        return None
 
 
 def _launched(environ: Mapping[str, str]) -> DistEnv:
@@ -289,11 +297,11 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
                 "both: start the script by `python -m k8sjob.runtime` or torchrun, or remove "
                 "LOCAL_RANK"
             )
-    rank, world = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1, least=1)
+    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", 1, minimum=1)
     local, local_world = _local(environ, world)
     if rank >= world:
         raise EnvError(f"RANK={rank} is not below WORLD_SIZE={world}; set RANK to 0..{world - 1}")
-    nnodes = _number(environ, "GROUP_WORLD_SIZE", max(1, world // local_world), least=1)
+    nnodes = _number(environ, "GROUP_WORLD_SIZE", max(1, world // local_world), minimum=1)
     node_rank = _number(environ, "GROUP_RANK", min(rank // local_world, nnodes - 1))
     if node_rank >= nnodes:
         raise EnvError(
@@ -311,7 +319,7 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
         nnodes=nnodes,
         master_addr=addr,
         master_port=port,
-        restart=_number(environ, _RESTART, 0),
+        restart=_number(environ, _RESTART),
     )
 
 
@@ -321,8 +329,8 @@ def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
     A LOCAL_RANK of one's own in the manifest comes without LOCAL_WORLD_SIZE; it is harmless with
     one process a node, where the operator's RANK is the process's rank as well.
     """
-    local = _number(environ, "LOCAL_RANK", 0)
-    local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, least=1)
+    local = _number(environ, "LOCAL_RANK")
+    local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, minimum=1)
     if "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1:
         raise EnvError(
             f"LOCAL_RANK={local} is set, LOCAL_WORLD_SIZE is not, and "
@@ -345,14 +353,14 @@ def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
 def _nproc(environ: Mapping[str, str]) -> int:
     if environ.get("PET_NPROC_PER_NODE", "auto") in _ONE_PROCESS:
         return 1
-    return _number(environ, "PET_NPROC_PER_NODE", 1, least=1)
+    return _number(environ, "PET_NPROC_PER_NODE", 1, minimum=1)
 
 
 def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
     """The number of nodes: by WORLD_SIZE where there is one, and PET_NNODES must agree."""
     fixed = None
     if not is_elastic(environ) and "PET_NNODES" in environ:
-        fixed = _number(environ, "PET_NNODES", 1, least=1)
+        fixed = _number(environ, "PET_NNODES", 1, minimum=1)
     if "WORLD_SIZE" not in environ:
         if "RANK" in environ and fixed is None:
             raise EnvError(
@@ -360,7 +368,7 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
                 "one process on its own"
             )
         return fixed or 1
-    world = _number(environ, "WORLD_SIZE", 1, least=1)
+    world = _number(environ, "WORLD_SIZE", 1, minimum=1)
     if world % nproc:
         raise EnvError(
             f"WORLD_SIZE={world} does not divide by PET_NPROC_PER_NODE={nproc}; it is the number "
@@ -376,9 +384,7 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
 
 
 def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
-    ranks = {
-        name: _number(environ, name, 0) for name in ("RANK", "PET_NODE_RANK") if name in environ
-    }
+    ranks = {name: _number(environ, name) for name in ("RANK", "PET_NODE_RANK") if name in environ}
     if len(set(ranks.values())) > 1:
         raise EnvError(
             f"{_seen(environ, *ranks)}: both are this node's rank and must be equal; let the "
@@ -401,22 +407,14 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     return 0
 
 
-def is_elastic(environ: Mapping[str, str]) -> bool:
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the number of nodes may change."""
     return ":" in environ.get("PET_NNODES", "")
 
 
-def most_ranks(environ: Mapping[str, str], local_world_size: int) -> int:
-    """The most ranks that an elastic group may come to have; 0 where their number is fixed.
-
-    Args:
-        environ: of a rank.
-        local_world_size: the processes of each node.
-
-    Raises:
-        EnvError: PET_NNODES has no bounds.
-    """
-    return _bounds(environ)[1] * local_world_size if is_elastic(environ) else 0
+def max_ranks(local_world_size: int) -> int:
+    """The most ranks that an elastic group may have; 0 where their number is fixed."""
+    return _bounds(os.environ)[1] * local_world_size if is_elastic() else 0
 
 
 def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
@@ -453,7 +451,7 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
     """Address and port of the rendezvous; a member alone needs none."""
     addr = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
     name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
-    port = _number(environ, name, 0) if environ.get(name) else 0
+    port = _number(environ, name) if environ.get(name) else 0
     if members > 1 and not (addr and port):
         missing = " and ".join(
             name for name, value in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if not value
@@ -467,12 +465,12 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
     return addr or _LOOPBACK, port
 
 
-def _number(environ: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+def _number(environ: Mapping[str, str], name: str, default: int = 0, minimum: int = 0) -> int:
     text = environ.get(name)
     if text is None:
         return default
-    if not _is_number(text) or int(text) < least:
-        kind = "a whole number" if least == 0 else f"a whole number of at least {least}"
+    if not _is_number(text) or int(text) < minimum:
+        kind = "a whole number" if minimum == 0 else f"a whole number of at least {minimum}"
         raise EnvError(f"{name}={reprlib.repr(text)} is not {kind}; correct or remove it")
     return int(text)
 

@@ -1,8 +1,8 @@
-"""A rank's sign of progress on its own node: a file, touched at each beat, read by the agent.
+"""Heartbeat files: a rank touches one at each beat, and the agent of its node watches its age.
 
-A stopped process, or a C call that holds the interpreter's lock, cannot report itself; the agent
-sees it by the age of the file. Ages are measured on the reader's monotonic clock, from the moment
-at which a change was seen, so that a step of the wall clock ends no job.
+A stopped process, or a C call that holds the interpreter's lock, cannot report itself. Ages are
+measured on the reader's monotonic clock, from the moment at which a change was seen, so that a step
+of the wall clock ends no job.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["Heartbeat", "Pulse", "settle"]
+__all__ = ["Heartbeat", "HeartbeatMonitor", "settle"]
 
-_PATIENCE: Final = 5
-"""The agent lets so many settling times pass: the rank's own watchdog knows more and goes first."""
+_SETTLES: Final = 5
+"""The agent waits for so many settling times: the rank's watchdog knows more and acts first."""
 
 
 def settle(timeout: float) -> float:
-    """Seconds that a group takes to hear an alarm, and again to write about it."""
+    """Seconds that a group takes to see an alarm, and again to write about it."""
     return max(0.2, min(2.0, timeout / 5))
 
 
@@ -32,18 +32,14 @@ class Heartbeat:
 
     def __init__(self, file: Path | None, timeout: float) -> None:
         self._file = file
-        self._every = min(1.0, timeout / 10)
+        self._interval = min(1.0, timeout / 10)
         self._next = 0.0
 
     def beat(self, now: float) -> None:
-        """Renew the file's time, unless that was done a moment ago.
-
-        Args:
-            now: time.monotonic().
-        """
+        """Renew the file's time, unless that was done a moment ago; `now` is time.monotonic()."""
         if self._file is None or now < self._next:
             return
-        self._next = now + self._every
+        self._next = now + self._interval
         with suppress(OSError):
             try:
                 os.utime(self._file)
@@ -51,18 +47,18 @@ class Heartbeat:
                 self._file.touch()
 
     def close(self) -> None:
-        """Take the file away: the agent watches no longer, until the next beat."""
+        """Remove the file: the agent does not watch until the next beat."""
         self._next = 0.0
         if self._file is not None:
             with suppress(OSError):
                 self._file.unlink()
 
 
-class Pulse:
+class HeartbeatMonitor:
     """The agent's side: which of its processes have stopped making progress.
 
-    A process without a file has not begun to beat, or is done with it, and is watched for being
-    stopped alone.
+    A process without a file has not begun to beat, or has finished; of it is only seen whether
+    somebody has stopped it.
     """
 
     def __init__(
@@ -72,7 +68,7 @@ class Pulse:
         *,
         stopped: Callable[[int], bool] = lambda _index: False,
     ) -> None:
-        """A pulse.
+        """A monitor.
 
         Args:
             files: the heartbeat file of each process.
@@ -80,7 +76,7 @@ class Pulse:
             stopped: whether the process of an index is stopped.
         """
         self._files, self._stopped = files, stopped
-        self._limit = timeout + _PATIENCE * settle(timeout) if timeout else 0.0
+        self._limit = timeout + _SETTLES * settle(timeout) if timeout else 0.0
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     @property
@@ -96,6 +92,7 @@ class Pulse:
         return tuple(index for index in alive if now - self._changed(index, now) > self._limit)
 
     def _changed(self, index: int, now: float) -> float:
+        """When the file was seen to change; now where there is nothing to watch."""
         file = self._files[index]
         try:
             mtime = file.stat().st_mtime_ns if file else None

@@ -1,8 +1,8 @@
 """The ranks as processes of JAX, each with one device: its GPU, or the CPU.
 
 JAX has a service of its own beside the group's store, hosted by rank 0, and ends a process by
-SIGABRT when that is gone. Peers that are lost are the lookout's business here as everywhere: so JAX
-is told that they may come and go.
+SIGABRT when that is gone. The stop coordinator notices lost peers here as everywhere, so JAX is set
+to let them come and go.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob.runtime.env import EnvError
-from k8sjob.runtime.port import is_loopback
+from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.network import is_loopback
 
 if TYPE_CHECKING:
     from k8sjob.runtime.env import DistEnv

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,16 +15,16 @@ from k8sjob.runtime import keras_model, keras_optimizer, own_state, rng
 from k8sjob.runtime.call_order import LEAVING, CallOrder, CallOrderError
 from k8sjob.runtime.checkpoint import Checkpoints
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.env import is_elastic, most_ranks
+from k8sjob.runtime.env import is_elastic, max_ranks
+from k8sjob.runtime.errors import PeerLost, first_line, lateness, peer_loss
 from k8sjob.runtime.health import Computing, Waiting
-from k8sjob.runtime.last_words import in_a_line
-from k8sjob.runtime.peer import PeerLost, lateness, peer_loss
 from k8sjob.runtime.saves import Saves
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.training import Run
 from k8sjob.runtime.watchdog import Hung, Watchdog
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
     from torch import Tensor, nn
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.lookout import Lookout
     from k8sjob.runtime.process_group import Group, Reduction
     from k8sjob.runtime.report import Reporter
+    from k8sjob.runtime.stop import StopCoordinator
 
 __all__ = ["Job"]
 
@@ -57,7 +56,7 @@ class Job:
         checkpoint_dir: where checkpoints go, on this machine; None where they are off.
         group: the ranks' collectives.
         reporter: rank 0's voice.
-        lookout: how the ranks stop together.
+        stop_coordinator: how the ranks stop together.
         saves: the job's checkpoints; None where they are off.
         calls: the order of the ranks' collective calls.
         waiting: how long this rank was with the others.
@@ -73,7 +72,7 @@ class Job:
         config: RuntimeConfig,
         group: Group,
         *,
-        lookout: Lookout,
+        stop_coordinator: StopCoordinator,
         reporter: Reporter,
         seed: int,
     ) -> None:
@@ -82,13 +81,13 @@ class Job:
         self.config, self.group, self.reporter = config, group, reporter
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else self.path(folder)
-        self.lookout = lookout
+        self.stop_coordinator = stop_coordinator
         # The host of a GPU only queues what is computed: whatever it waits for is the others'.
         self.waiting = Waiting() if self.device.type == "cuda" else Waiting(Computing())
         self.training = False
         self.reached: dict[str, Any] = {}
         self.fitted: Callable[[], Any] | None = None
-        self.most_ranks = most_ranks(os.environ, env.local_world_size)
+        self.most_ranks = max_ranks(env.local_world_size)
         self._env, self._step = env, 0
         self._in_main_first = False
         self.saves = None
@@ -99,14 +98,14 @@ class Job:
                 group,
                 reporter,
                 form=config.checkpoint_format,
-                must_share=is_elastic(os.environ),
+                must_share=is_elastic(),
                 beat=lambda: self.beat(self._step, "checkpoint"),
             )
         first = env.world_size - self.world_size
-        self.calls = CallOrder(group, first, config.collective_timeout, lookout.alert)
-        meeting = group.meeting if group.world_size > 1 else None
+        self.calls = CallOrder(group, first, config.collective_timeout, stop_coordinator.alert)
+        met = group.rendezvous if group.world_size > 1 else None
         self._watchdog = Watchdog(
-            meeting.again() if meeting else None,
+            met.again() if met else None,
             env,
             ranks=range(first, env.world_size),
             timeout=config.hang_timeout,
@@ -362,14 +361,14 @@ class Job:
             return
         call = self.calls.note("job.main_first")
         if not self.is_main:
-            self.calls.meet(call)
+            self.calls.wait(call)
         self._in_main_first = True
         try:
             yield
         finally:
             self._in_main_first = False
         if self.is_main:
-            self.calls.meet(call)
+            self.calls.wait(call)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -429,7 +428,7 @@ class Job:
         self.begin()
         self._step += 1
         self.beat(self._step)
-        return not self.lookout.passes()
+        return not self.stop_coordinator.passes()
 
     # --- for the runtime's own modules ------------------------------------------------------------
 
@@ -454,11 +453,11 @@ class Job:
         try:
             self.calls.check(LEAVING)
             self._watchdog.beat(self._step, "sync")
-            self.lookout.farewell(self.config.collective_timeout, self._watchdog.close)
+            self.stop_coordinator.finish(self.config.collective_timeout, self._watchdog.close)
         except PeerLost as lost:
             hung = self._accuse(lost)
             self._watchdog.close()
-            self.lookout.close()
+            self.stop_coordinator.close()
             if hung:
                 raise hung from lost
             raise
@@ -474,12 +473,14 @@ class Job:
             Where the error says only that this rank waited in vain: for whom.
         """
         hung = self._accuse(error)
-        self.lookout.warn_others(f"rank {self._env.rank} failed: {in_a_line(hung or error)}")
+        self.stop_coordinator.warn_others(
+            f"rank {self._env.rank} failed: {first_line(hung or error)}"
+        )
         if self.saves is not None:
             self.saves.settle(_LAST_SAVE_S)
         self.end()
         self._watchdog.close()
-        self.lookout.close()
+        self.stop_coordinator.close()
         if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
             self.group.destroy()
         return hung
@@ -490,7 +491,9 @@ class Job:
             return None
         late = lateness(error)
         said = peer_loss(error) if late is None else late
-        return None if said is None else self._watchdog.accuse(said, error, late=late is not None)
+        return (
+            None if said is None else self._watchdog.find_hang(said, error, late=late is not None)
+        )
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Tell the watchdog that this rank makes progress.

@@ -189,8 +189,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
             self._agree()
         if self.model.stop_training or batch + 1 == len(self._shares):
             self._holding.reduce_metrics()
-        if not self._job.lookout.passes():
-            reason = self._job.lookout.reason
+        if not self._job.stop_coordinator.passes():
+            reason = self._job.stop_coordinator.reason
             at = {"epoch": self._feed.sampler.epoch, "step": self._steps}
             self._job.reporter.emit(EventKind.STOPPING, signal=reason, **at)
             raise Stopped(reason)

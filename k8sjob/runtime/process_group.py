@@ -1,11 +1,10 @@
-"""The process group of a session: which device, which backend, and the few collectives it needs."""
+"""The process group of a session: its device, its backend, and the collectives it needs."""
 
 from __future__ import annotations
 
 import io
 import os
 import socket
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from k8sjob.runtime.env import EnvError
-from k8sjob.runtime.meeting import Hello, Meeting, meet
-from k8sjob.runtime.port import is_loopback
+from k8sjob.runtime.env import stay_on_loopback
+from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.network import is_loopback
+from k8sjob.runtime.rendezvous import RankInfo, Rendezvous, rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,11 +46,7 @@ def local_device(env: DistEnv) -> torch.device:
 
 
 def backend_for(wanted: str | None, device: torch.device) -> str:
-    """The backend that this rank could use.
-
-    Args:
-        wanted: the user's choice; None chooses nccl on a GPU and gloo on a CPU.
-        device: the rank's device.
+    """The backend that this rank could use: `wanted`, or by its device nccl or gloo.
 
     Raises:
         EnvError: this torch has no such backend, or it cannot work here.
@@ -78,26 +74,22 @@ def backend_for(wanted: str | None, device: torch.device) -> str:
     return wanted
 
 
-def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
-    """The backend for all ranks, and why it is not the one that some could have used.
-
-    Args:
-        hellos: what each rank said, by rank.
-    """
-    said = {hello.backend for hello in hellos}
-    if said == {"nccl"}:
+def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
+    """The backend for all ranks, and why it is not the one that some could have used."""
+    proposed = {info.backend for info in infos}
+    if proposed == {"nccl"}:
         owners: dict[tuple[str, str], int] = {}
-        for hello in hellos:
-            other = owners.setdefault((hello.host, hello.gpu), hello.rank)
-            if hello.gpu and other != hello.rank:
+        for info in infos:
+            other = owners.setdefault((info.host, info.gpu), info.rank)
+            if info.gpu and other != info.rank:
                 return "gloo", (
-                    f"ranks {other} and {hello.rank} share one GPU on {hello.host}, which nccl "
+                    f"ranks {other} and {info.rank} share one GPU on {info.host}, which nccl "
                     "refuses: all ranks use their CPUs with gloo; start no more processes than GPUs"
                 )
         return "nccl", ""
-    if len(said) == 1:
-        return said.pop(), ""
-    without = [hello.rank for hello in hellos if hello.backend != "nccl"]
+    if len(proposed) == 1:
+        return proposed.pop(), ""
+    without = [info.rank for info in infos if info.backend != "nccl"]
     return "gloo", (
         f"ranks {', '.join(map(str, without))} have no GPU and the others do: all ranks use their "
         "CPUs with gloo; give every replica the same resources.gpus"
@@ -111,18 +103,18 @@ class Group:
         rank: 0 to world_size - 1.
         world_size: number of ranks.
         backend: "nccl", "gloo", ...
-        device: where the model and its data live.
-        meeting: where the ranks met; None with one rank.
-        on_phase: told "sync" before this rank waits for the others, and "compute" after it.
+        device: the device of the model and its data.
+        rendezvous: where the ranks met; None with one rank.
+        on_phase: called with "sync" before this rank waits for the others, with "compute" after it.
     """
 
     def __init__(
-        self, env: DistEnv, backend: str, device: torch.device, meeting: Meeting | None = None
+        self, env: DistEnv, backend: str, device: torch.device, met: Rendezvous | None = None
     ) -> None:
         self.rank, self.world_size = env.rank, env.world_size
-        self.backend, self.device, self.meeting = backend, device, meeting
+        self.backend, self.device, self.rendezvous = backend, device, met
         self.on_phase: Callable[[str], None] = lambda _phase: None
-        self._wire = device if backend == "nccl" else torch.device("cpu")
+        self._transport = device if backend == "nccl" else torch.device("cpu")
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """A new tensor with the sum, maximum or minimum over the ranks, element by element.
@@ -133,7 +125,7 @@ class Group:
         """
         if op not in _OPERATIONS:
             raise ValueError(f'op={op!r}: it is "sum", "max" or "min"')
-        result = tensor.detach().to(self._wire, copy=True)
+        result = tensor.detach().to(self._transport, copy=True)
         if self.world_size == 1:
             return result.to(tensor.device)
         with self.waiting():
@@ -155,7 +147,7 @@ class Group:
         """
         if self.world_size == 1:
             return [[float(number) for number in numbers]]
-        mine = torch.tensor(numbers, dtype=torch.float64, device=self._wire)
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self._transport)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self.waiting():
             dist.all_gather(rows, mine)
@@ -174,9 +166,9 @@ class Group:
             raise ValueError(f"to={to}: there are ranks 0 to {self.world_size - 1}")
         if self.world_size == 1:
             return [tensor.detach().clone()]
-        flat = tensor.detach().to(self._wire)
+        flat = tensor.detach().to(self._transport)
         flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
-        mine = torch.tensor([flat.shape[0]], device=self._wire)
+        mine = torch.tensor([flat.shape[0]], device=self._transport)
         lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self.waiting():
             dist.all_gather(lengths, mine)
@@ -196,7 +188,7 @@ class Group:
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One rank's tensor, on every rank; it has the same shape and type everywhere."""
-        result = tensor.detach().to(self._wire, copy=True).contiguous()
+        result = tensor.detach().to(self._transport, copy=True).contiguous()
         if self.world_size == 1:
             return result.to(tensor.device)
         with self.waiting():
@@ -204,7 +196,7 @@ class Group:
             return result.to(tensor.device)
 
     def broadcast_bytes(self, content: bytes | None) -> bytes | None:
-        """Rank 0's bytes, or its None, on every rank; what the others give is not looked at."""
+        """Rank 0's bytes, or its None, on every rank; the others' argument is ignored."""
         if self.world_size == 1:
             return content
         length = torch.tensor([-1 if content is None else len(content)])
@@ -230,7 +222,7 @@ class Group:
     def waiting(self) -> Iterator[None]:
         """A block in which this rank waits for the others.
 
-        With nccl the host waits where it takes the result, so that is in it, too.
+        With nccl the host waits where it uses the result, so the block includes that.
         """
         self.on_phase("sync")
         try:
@@ -239,7 +231,7 @@ class Group:
             self.on_phase("compute")
 
     def destroy(self) -> None:
-        """Take the process group away from torch.distributed; nothing is sent after this."""
+        """Destroy torch.distributed's process group; nothing is sent after this."""
         if not dist.is_initialized():
             return
         if self.world_size > 1 and self.backend == "gloo":
@@ -264,23 +256,23 @@ def open_group(
     launcher_hosts: bool = False,
     serving: int = 0,
     on_cpu: bool = False,
-    on_meeting: Callable[[Meeting], object] = lambda _met: None,
+    on_met: Callable[[Rendezvous], object] = lambda _met: None,
     on_wait: Callable[[Sequence[int]], object] = lambda _missing: None,
 ) -> Group:
-    """Meet the other ranks and make the process group.
+    """Complete the rendezvous and make the process group.
 
-    A rank that serves (see compat.serving) meets too, and is a group of its own.
+    A rank that serves (see compat.serving) takes part, and is in a group with itself alone.
 
     Args:
-        env: who this is and where to meet.
+        env: this rank, and the endpoint.
         backend: None to choose by the devices.
         rendezvous_timeout: seconds until all must have come.
         collective_timeout: seconds until a collective counts as failed.
         launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
         serving: how many ranks, the first ones, serve the others and are not in their group.
-        on_cpu: leave the GPUs to something else, as JAX.
-        on_meeting: called when several have met, before they connect with each other.
-        on_wait: see meet().
+        on_cpu: leave the GPUs to another library, as JAX.
+        on_met: called when several ranks have met, before they connect with each other.
+        on_wait: see rendezvous().
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -296,21 +288,20 @@ def open_group(
     proposed = backend_for(None if serves else backend, device)
     timeout = timedelta(seconds=collective_timeout)
     if is_loopback(env.master_addr):
-        # gloo would otherwise listen on the address that the machine's name resolves to.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        stay_on_loopback("GLOO_SOCKET_IFNAME")
     if env.world_size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported at run time
         dist.init_process_group(proposed, store=store, rank=0, world_size=1, timeout=timeout)
         return Group(env, proposed, device)
-    met = meet(
+    met = rendezvous(
         env,
-        _hello(env, proposed, device),
-        choose=lambda hellos: common_backend(hellos[serving:]),
+        _rank_info(env, proposed, device),
+        choose=lambda infos: common_backend(infos[serving:]),
         timeout=rendezvous_timeout,
         launcher_hosts=launcher_hosts,
         on_wait=on_wait,
     )
-    on_meeting(met)
+    on_met(met)
     if proposed == "nccl" and met.backend != "nccl":
         device = torch.device("cpu")
     if serves:
@@ -320,7 +311,7 @@ def open_group(
     return Group(trainer, met.backend, device, met)
 
 
-def _init(env: DistEnv, met: Meeting, device: torch.device, timeout: timedelta) -> None:
+def _init(env: DistEnv, met: Rendezvous, device: torch.device, timeout: timedelta) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -333,9 +324,9 @@ def _init(env: DistEnv, met: Meeting, device: torch.device, timeout: timedelta) 
     )
 
 
-def _hello(env: DistEnv, backend: str, device: torch.device) -> Hello:
-    """What this rank says of itself; the GPU's own name, whatever each process calls it."""
+def _rank_info(env: DistEnv, backend: str, device: torch.device) -> RankInfo:
+    """This rank, with the identity of its GPU, which does not depend on the process's numbering."""
     gpu = ""
     if device.type == "cuda":
         gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    return Hello(env.rank, env.world_size, socket.gethostname(), os.getpid(), backend, gpu)
+    return RankInfo(env.rank, env.world_size, socket.gethostname(), os.getpid(), backend, gpu)

@@ -1,55 +1,92 @@
-"""What a run tells the outside: event lines for k8sjob's watch, plain lines for a terminal."""
+"""Output of a job's processes: event lines for k8sjob's watch, plain lines for a terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.runtime.scalars import ScalarFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["Reporter"]
+    from k8sjob.runtime.observer import Seen
+    from k8sjob.runtime.scalars import ScalarFile
+
+__all__ = ["Reporter", "StartPhase", "log_line", "write_event"]
+
+
+def log_line(line: str) -> None:
+    """One line of the agent's in the container's log."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"k8sjob: {line}\n")
+        sys.stderr.flush()
+
+
+def write_event(kind: EventKind, **data: object) -> None:
+    """One event of the agent's in the container's log."""
+    with suppress(OSError, ValueError):
+        sys.stdout.write(Event(kind, data, time.time()).encode() + "\n")
+        sys.stdout.flush()
+
+
+class StartPhase:
+    """Events for the phases of one start of a node's processes, until they run the user's code.
+
+    The phase is that of the process that is furthest behind.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._phase = ""
+
+    def update(self, seen: Mapping[int, Seen]) -> None:
+        """Write an event where the phase has changed; `seen` has the processes' states by rank."""
+        if not all(one.runs for one in seen.values()):
+            phase = "python"
+        else:
+            phase = "importing" if any(one.importing for one in seen.values()) else "running"
+        if phase != self._phase:
+            self._phase = phase
+            write_event(EventKind.STARTING, phase=phase, processes=self._processes)
 
 
 class Reporter:
-    """The one voice of a group: rank 0 speaks, the others are silent.
-
-    Nobody else in the runtime prints.
-    """
+    """The output of a session: rank 0 writes, the other ranks do not."""
 
     def __init__(self, *, active: bool, events: bool, out: TextIO | None = None) -> None:
         """A reporter.
 
         Args:
-            active: whether this process speaks at all.
+            active: whether this process writes at all.
             events: write event lines (see contract.Event); else lines for people.
-            out: where to; None is stdout as it is at each line, which notebooks replace.
+            out: the stream; None is stdout as it is at each line, which notebooks replace.
         """
         self._active, self._events, self._out = active, events, out
         self._scalars: ScalarFile | None = None
         self._step, self._diverged = 0, False
 
     def record(self, folder: Path) -> None:
-        """Write numbers to files for TensorBoard, too, from now on."""
+        """Also write numbers to files for TensorBoard."""
         if self._active:
+            from k8sjob.runtime.scalars import ScalarFile
+
             try:
                 self._scalars = ScalarFile(folder)
             except OSError as error:
-                self.warn(f"no files for TensorBoard: {error}; training goes on without")
+                self.warn(f"no files for TensorBoard: {error}; training continues without them")
 
     def emit(self, kind: EventKind, **data: Any) -> None:
-        """Tell one event; its keys are documented at EventKind."""
+        """Write one event; its keys are documented at EventKind."""
         if not self._active:
             return
         plain = {key: _plain(value) for key, value in data.items()}
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
-            self._check(plain)
+            self._warn_of_divergence(plain)
         if self._events:
             self._line(Event(kind, plain, time.time()).encode())
         else:
@@ -58,16 +95,16 @@ class Reporter:
             self._draw(self._scalars, plain)
 
     def warn(self, message: str) -> None:
-        """Something that did not stop the run, and that its owner should know."""
+        """Report something that does not stop the run."""
         self.emit(EventKind.WARNING, message=message)
 
-    def _check(self, data: dict[str, Any]) -> None:
-        """Warn once of a loss that is no number any more: training goes on, and learns nothing."""
+    def _warn_of_divergence(self, data: dict[str, Any]) -> None:
+        """Warn once of a loss that is not finite: training continues and learns nothing."""
         bad = [
             key
             for key, value in data.items()
             if "loss" in key and isinstance(value, float) and not math.isfinite(value)
-            # the lowest loss of all begins with inf in many scripts
+            # the lowest loss so far begins with inf in many scripts
             if math.isnan(value) or not any(word in key for word in ("best", "min", "lowest"))
         ]
         if bad:
@@ -79,7 +116,7 @@ class Reporter:
             )
 
     def _draw(self, scalars: ScalarFile, data: dict[str, Any]) -> None:
-        """Numbers along the steps of the whole run; metrics are of the step before them."""
+        """Record numbers by the steps of the whole run; metrics are of the step before them."""
         if "steps" in data:
             self._step = data["epoch"] * data["steps"] + data["step"]
         numbers = {key: float(v) for key, v in data.items() if type(v) in {int, float}}
@@ -89,10 +126,10 @@ class Reporter:
             )
         except OSError as error:
             self._scalars = None
-            self.warn(f"no more files for TensorBoard: {error}; training goes on without")
+            self.warn(f"no more files for TensorBoard: {error}; training continues without them")
 
     def _line(self, text: str) -> None:
-        # One write: other threads and the C++ side share the stream, and a line must stay whole.
+        # One write: other threads and C++ share the stream, and a line must stay whole.
         out = self._out or sys.stdout
         out.write(text + "\n")
         out.flush()
@@ -102,17 +139,17 @@ _NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "slow
 
 
 def _plain(value: Any) -> Any:
-    """A number that JSON knows, for tensors and numpy's scalars; everything else as it is."""
+    """A number that JSON has, for tensors and NumPy's scalars; everything else as it is."""
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         return value.item()
     return value
 
 
 def _pairs(data: dict[str, Any]) -> str:
-    return "  ".join(f"{key} {_figure(value)}" for key, value in data.items())
+    return "  ".join(f"{key} {_number(value)}" for key, value in data.items())
 
 
-def _figure(value: Any) -> str:
+def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -127,7 +164,7 @@ def _started(data: dict[str, Any]) -> str:
 def _progress(data: dict[str, Any]) -> str:
     return (
         f"epoch {data['epoch'] + 1}/{data['epochs']}  step {data['step']}/{data['steps']}  "
-        f"loss {_figure(data['loss'])}  {data['samples_per_s']:.0f} samples/s  "
+        f"loss {_number(data['loss'])}  {data['samples_per_s']:.0f} samples/s  "
         f"{data['eta_s']:.0f} s left"
     )
 

@@ -1,9 +1,9 @@
-"""What the agents of a group tell each other: who has ended, and how often the group has started.
+"""The roster of a group: which nodes have ended, and how often the group has started.
 
-The agent of node 0 listens on a port of its own, derived from MASTER_PORT. The others call once a
-second, say how they are, and get the whole table. A call is one line of JSON each way, so a node
-that was away needs no repair. Where nobody answers, a NetworkPolicy in between for instance, each
-agent goes by what it sees itself.
+The agent of node 0 listens on a port derived from MASTER_PORT. The others call once a second, send
+their state, and get the whole table. A call is one line of JSON each way, so a node that was away
+needs no repair. Where node 0 does not answer, behind a NetworkPolicy for instance, each agent
+decides by what it sees itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.contract import Reason
-from k8sjob.runtime.port import is_loopback
+from k8sjob.runtime.network import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from k8sjob.runtime.env import NodeEnv
 
@@ -38,29 +37,29 @@ DONE: Final = "done"
 FAILED: Final = "failed"
 """The node's agent gave up."""
 _DISTANCE: Final = 4096
-"""From MASTER_PORT; the ports next to it are what scripts take for groups of their own."""
-_EVERY_S: Final = 1.0
+"""From MASTER_PORT; scripts take the ports next to it for groups that they make."""
+_INTERVAL_S: Final = 1.0
 _ANSWER_S: Final = 2.0
 _CLOSE_S: Final = 0.1
 """How long the server takes to notice that it is to end."""
-_MOST_BYTES: Final = 1 << 20
-_MOST_MESSAGE: Final = 300
-_NO_CALL: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading something else than a call raises."""
+_MAX_BYTES: Final = 1 << 20
+_MAX_MESSAGE: Final = 300
+_INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""What reading an invalid call raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """How one node is.
+    """The state of one node.
 
     Attributes:
         node: its rank among the nodes.
         state: RUNNING, DONE or FAILED.
-        restarts: how often its processes have been started anew.
+        restarts: how often its processes have been started again.
         met: whether a process group spanned the nodes, or one of them was connected to node 0.
         torch: whether its processes used torch.
         reason: encoded, where it failed.
-        ranks: what was seen of its ranks, encoded, once a rank of any node is stuck.
+        ranks: the states of its ranks, encoded, once a rank of any node is stuck.
     """
 
     node: int
@@ -72,11 +71,11 @@ class NodeState:
     ranks: str = ""
 
     @classmethod
-    def of(cls, body: Any, nnodes: int) -> NodeState:
+    def decode(cls, body: Any, nnodes: int) -> NodeState:
         """From JSON.
 
         Raises:
-            ValueError, KeyError, TypeError: something else than an agent of this group wrote it.
+            ValueError, KeyError, TypeError: it was not written by an agent of this group.
         """
         found = cls(
             int(body["node"]),
@@ -88,50 +87,43 @@ class NodeState:
             str(body["ranks"]),
         )
         if not 0 <= found.node < nnodes or found.state not in {RUNNING, DONE, FAILED}:
-            raise ValueError(f"no node of this group: {body}")
+            raise ValueError(f"not a node of this group: {body}")
         return found
 
 
 class Roster:
-    """All nodes of a group as this one knows them; with one node there is nobody to ask."""
+    """All nodes of a group as this one knows them; with one node there is no connection.
+
+    Attributes:
+        joined: the restarts of a running group that this node joined, by its first answer.
+    """
 
     def __init__(self, node: NodeEnv, job: str) -> None:
-        """A roster; entered, it begins to listen or to call.
-
-        Args:
-            node: this node.
-            job: its name: a call from another job is not answered.
-        """
+        """A roster; entered, it begins to listen or to call. Other jobs' calls are not answered."""
         self._node, self._job = node, job
         self._lock = threading.Lock()
         self._table = {node.node_rank: NodeState(node.node_rank)}
         self._changed, self._closed = threading.Event(), threading.Event()
-        self._told = threading.Event()
+        self._reported = threading.Event()
         self._server: socketserver.BaseServer | None = None
         self._thread: threading.Thread | None = None
         self.joined = 0
-        """The restarts of a running group that this node came to, as its first answer said."""
 
     def __enter__(self) -> Self:
         if self._node.nnodes == 1:
             return self
-        target: Callable[[], None] = self._call_often
+        target: Callable[[], None] = self._call_repeatedly
         if self._node.node_rank == 0:
             try:
                 self._server = _listen(self._node, self)
             except OSError:
-                return self  # the port is taken: each agent goes by what it sees itself
+                return self  # the port is taken: each agent decides by what it sees itself
             target = partial(self._server.serve_forever, poll_interval=_CLOSE_S)
         self._thread = threading.Thread(target=target, daemon=True, name="k8sjob-roster")
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._changed.set()
         if self._server is not None:
@@ -140,40 +132,38 @@ class Roster:
 
     @property
     def active(self) -> bool:
-        """Whether this node can hear of others."""
+        """Whether this node can learn about others."""
         return self._thread is not None
 
     @property
     def own(self) -> NodeState:
-        """How this node is, as the others learn it."""
+        """The state of this node, as the others learn it."""
         return self._table[self._node.node_rank]
 
     def report(self, **changes: Any) -> None:
-        """Say how this node is; the others learn it within a second."""
+        """Change this node's state; the others learn it within a second."""
         with self._lock:
             self._table[self._node.node_rank] = replace(self.own, **changes)
-        self._told.clear()
+        self._reported.clear()
         self._changed.set()
 
     def give_up(self, reason: Reason) -> None:
-        """Say that this node will not start again."""
-        short = replace(reason, message=reason.message[:_MOST_MESSAGE])
+        """Report that this node will not start again."""
+        short = replace(reason, message=reason.message[:_MAX_MESSAGE])
         self.report(state=FAILED, reason=short.encode())
 
     def flush(self, seconds: float) -> None:
         """Wait until node 0 knows the last report."""
         if self._thread is not None and self._server is None:
-            self._told.wait(seconds)
+            self._reported.wait(seconds)
 
     def others(self) -> list[NodeState]:
-        """How the other nodes are that have been heard of."""
+        """The states of the other nodes that have reported."""
         with self._lock:
-            found = dict(self._table)
-        found.pop(self._node.node_rank)
-        return list(found.values())
+            return [one for node, one in self._table.items() if node != self._node.node_rank]
 
     def restarts(self) -> int:
-        """The restarts of the group: those of the node that has most."""
+        """The restarts of the group: those of the node that has the most."""
         return max(state.restarts for state in [self.own, *self.others()])
 
     def done(self) -> tuple[int, ...]:
@@ -189,15 +179,15 @@ class Roster:
     # --- node 0 ---------------------------------------------------------------------------------
 
     def take(self, line: bytes) -> bytes:
-        """Another node's call; the answer to it.
+        """Another node's call; returns the answer.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none.
+            ValueError, KeyError, TypeError: it is not valid.
         """
         body = json.loads(line)
         if body["job"] != self._job or body["nnodes"] != self._node.nnodes:
-            raise ValueError("another group's")
-        state = NodeState.of(body["state"], self._node.nnodes)
+            raise ValueError("the call is from another group")
+        state = NodeState.decode(body["state"], self._node.nnodes)
         with self._lock:
             if state.node and state.node not in self._table:
                 self.joined = max(self.joined, state.restarts)
@@ -207,24 +197,24 @@ class Roster:
 
     # --- the others -----------------------------------------------------------------------------
 
-    def _call_often(self) -> None:
+    def _call_repeatedly(self) -> None:
         first = True
         while not self._closed.is_set():
             self._changed.clear()
-            with suppress(OSError, *_NO_CALL):
+            with suppress(OSError, *_INVALID):
                 self._call(first=first)
                 first = False
                 if not self._changed.is_set():
-                    self._told.set()
-            self._changed.wait(_EVERY_S)
+                    self._reported.set()
+            self._changed.wait(_INTERVAL_S)
 
     def _call(self, *, first: bool) -> None:
         own = asdict(self.own)
         body = {"job": self._job, "nnodes": self._node.nnodes, "state": own}
-        with _connect(self._node) as wire, wire.makefile("rb") as answers:
-            wire.sendall(json.dumps(body).encode() + b"\n")
-            answer = json.loads(answers.readline(_MOST_BYTES))
-        known = [NodeState.of(one, self._node.nnodes) for one in answer]
+        with _connect(self._node) as server, server.makefile("rb") as answers:
+            server.sendall(json.dumps(body).encode() + b"\n")
+            answer = json.loads(answers.readline(_MAX_BYTES))
+        known = [NodeState.decode(one, self._node.nnodes) for one in answer]
         with self._lock:
             if first:
                 self.joined = max((one.restarts for one in known), default=0)
@@ -235,18 +225,14 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = _ANSWER_S
 
     def handle(self) -> None:
-        """Answer one call; whatever is none is not answered."""
-        with suppress(OSError, *_NO_CALL):
-            answer = self.server.roster.take(self.rfile.readline(_MOST_BYTES))  # type: ignore[attr-defined]
+        """Answer one call; an invalid one is not answered."""
+        with suppress(OSError, *_INVALID):
+            answer = self.server.roster.take(self.rfile.readline(_MAX_BYTES))  # type: ignore[attr-defined]
             self.wfile.write(answer + b"\n")
 
 
 def _listen(node: NodeEnv, roster: Roster) -> socketserver.BaseServer:
-    """The server of node 0.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """The server of node 0; an OSError where the port is taken."""
     kind: type[socketserver.TCPServer] = socketserver.ThreadingTCPServer
     address: Any = ("", _port(node))
     if is_loopback(node.master_addr):
@@ -280,14 +266,14 @@ class _DualStack(socketserver.ThreadingTCPServer):
 def _connect(node: NodeEnv) -> socket.socket:
     if not is_loopback(node.master_addr):
         return socket.create_connection((node.master_addr, _port(node)), _ANSWER_S)
-    wire = socket.socket(socket.AF_UNIX)
+    server = socket.socket(socket.AF_UNIX)
     try:
-        wire.settimeout(_ANSWER_S)
-        wire.connect(_local_name(node))
+        server.settimeout(_ANSWER_S)
+        server.connect(_local_name(node))
     except OSError:
-        wire.close()
+        server.close()
         raise
-    return wire
+    return server
 
 
 def _port(node: NodeEnv) -> int:

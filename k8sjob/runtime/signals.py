@@ -1,4 +1,4 @@
-"""One place to wait: a child's end, a stop by signal, and the lifeline of the parent."""
+"""Signals and the lifeline of the parent, as something that one thread can wait for."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 __all__ = ["Inbox"]
 
 
 class Inbox:
-    """Signals and the lifeline, turned into something that one thread can wait for.
+    """A wait for a child's end, for a stop by signal, and for the parent's end.
 
-    Must be entered by the main thread; puts the old handlers back when left. As PID 1 a process
+    Must be entered by the main thread; restores the old handlers when left. As PID 1 a process
     without handlers would not be stopped by SIGTERM at all.
 
     Attributes:
-        stop: the signal that first asked for a stop, SIGTERM or SIGINT; None while nobody did.
-        stop_time: time.monotonic() of it; infinite while nobody did.
-        orphan_time: time.monotonic() at which the parent was seen to be gone; infinite until then.
+        stop: the signal that first requested a stop, SIGTERM or SIGINT; None before.
+        stop_time: time.monotonic() of it; infinite before.
+        orphan_time: time.monotonic() at which the parent was seen to be gone; infinite before.
     """
 
     def __init__(self, lifeline: int | None = None) -> None:
-        """An inbox.
-
-        Args:
-            lifeline: read end of a pipe whose other end the parent holds open.
-        """
+        """An inbox; `lifeline` is the read end of a pipe that the parent holds open."""
         self.stop: signal.Signals | None = None
         self.stop_time = float("inf")
         self.orphan_time = float("inf")
@@ -50,12 +46,7 @@ class Inbox:
             self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
@@ -79,8 +70,14 @@ class Inbox:
         if self._lifeline in ready:
             self._read_lifeline(self._lifeline)
 
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so long, or until a stop is requested."""
+        end = time.monotonic() + seconds
+        while not self.stopping() and time.monotonic() < end:
+            self.wait(end - time.monotonic())
+
     def _read_lifeline(self, end: int) -> None:
-        """Bytes mean nothing; the end of the file, that nobody holds the other end any more."""
+        """Bytes mean nothing; at the end of the file nothing holds the other end any more."""
         try:
             data = os.read(end, 4096)
         except OSError:

@@ -1,6 +1,6 @@
-"""What each rank has done of a matter, told to rank 0 through the store.
+"""Reports of all ranks to rank 0 through the store, for threads.
 
-For threads: a collective of theirs would run into those of the training.
+A collective in a thread would interfere with those of the training.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LOOK_S: Final = 0.01
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the others any more."""
+    """The wait for the others was given up."""
 
 
 class Tally:
-    """One rank's side of it; for one thread at a time."""
+    """One rank's reports; for one thread at a time."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -32,46 +32,46 @@ class Tally:
         self._abandoned = threading.Event()
 
     def tell(self, matter: str, text: str, *, failed: bool = False) -> None:
-        """Say what this rank has done.
+        """Report what this rank has done.
 
         Args:
-            matter: a name that comes once in a group's life, the same on all ranks.
-            text: what rank 0 is to know.
-            failed: whether the text says why it could not be done.
+            matter: a name that is used once in a group's life, the same on all ranks.
+            text: the report.
+            failed: whether the text is an error.
         """
         self._client().set(_key(matter, self._group.rank), json.dumps([failed, text]))
 
     def hear(self, matter: str) -> list[str]:
-        """On rank 0: wait for the other ranks; what ranks 1, 2, ... told.
+        """On rank 0: wait for the other ranks; the reports of ranks 1, 2, ...
 
         Raises:
-            OSError: ranks could not do it; what they said.
+            OSError: ranks failed; with their errors.
             AbandonedError: abandon() was called meanwhile.
         """
         keys = [_key(matter, rank) for rank in range(1, self._group.world_size)]
-        told: list[str] = []
+        reports: list[str] = []
         failures: list[str] = []
         for rank, key in enumerate(keys, 1):
             while not self._client().check([key]):
                 if self._abandoned.wait(_LOOK_S):
-                    raise AbandonedError(f"rank {rank} did not say that its part is written")
+                    raise AbandonedError(f"rank {rank} did not report that its part is written")
             failed, text = json.loads(self._client().get(key))
-            (failures if failed else told).append(f"rank {rank}: {text}" if failed else text)
+            (failures if failed else reports).append(f"rank {rank}: {text}" if failed else text)
             self._client().delete_key(key)
         if failures:
             raise OSError("; ".join(failures))
-        return told
+        return reports
 
     def abandon(self) -> None:
-        """Let hear() end, whoever waits in it."""
+        """End a hear() that waits in another thread."""
         self._abandoned.set()
 
     def _client(self) -> Store:
         if self._store is None:
-            if self._group.meeting is None:
-                raise RuntimeError("one process alone has nobody to tell")
-            # A store's client answers one thread at a time, and the others have theirs.
-            self._store = self._group.meeting.again()
+            if self._group.rendezvous is None:
+                raise RuntimeError("one process alone has no other ranks")
+            # A store's client serves one thread at a time, and the other threads have theirs.
+            self._store = self._group.rendezvous.again()
         return self._store
 
 

@@ -302,9 +302,9 @@ class Run:
     def _point(self) -> None:
         """A point that all ranks pass equally often: where they may stop together."""
         self._job.beat(self.steps)
-        if self._job.lookout.passes():
+        if self._job.stop_coordinator.passes():
             return
-        reason = self._job.lookout.reason
+        reason = self._job.stop_coordinator.reason
         self._job.reporter.emit(
             EventKind.STOPPING, signal=reason, epoch=self._position["epoch"], step=self.steps
         )

@@ -1,18 +1,18 @@
-"""Ends a group that makes no progress, and says which rank is to blame.
+"""The watchdog of a session: ends a group that makes no progress, and names the culprits.
 
 Each rank beats: `beat(step, "compute")` before a collective, `beat(step, "sync")` in it, any other
 phase (checkpoint, evaluate) where time passes otherwise. A rank whose last beat is too old raises
-the alarm in the store; every rank then writes its Python stacks into the log, reads all beats,
-names the culprit and ends with ExitCode.HUNG. Before and after the training, where a rank may take
-its time for what is its own, only a wait for the others is too long; and a collective that fails
-because a rank did not come to it raises the alarm at any time.
+the alarm in the store; every rank then writes its Python stacks to the log, reads all beats, names
+the culprits and ends with ExitCode.HUNG. Before and after the training a rank may take its time,
+and only a wait for the others is too long; a collective that fails because a rank did not join it
+raises the alarm at any time.
 
 Three failures need three observers. A rank asleep in Python is noticed by its own thread. One in a
-C call that holds the interpreter's lock, or one that somebody stopped, is named by its peers and
-ended by the agent of its node, which sees the heartbeat file grow old. And a store that does not
-answer must not keep a rank from noticing: the thread that watches the clock never touches it.
+C call that holds the interpreter's lock, or one that is stopped, is named by its peers and ended by
+the agent of its node, which sees the heartbeat file grow old. And a store that does not answer must
+not keep a rank from noticing: the thread that watches the clock never uses the store.
 
-A script's own collectives beat for nobody: whether a rank is in one is seen by its stack.
+A collective that the script calls directly makes no beat: the rank's stack shows it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import frames
 from k8sjob.runtime.heartbeat import Heartbeat, settle
-from k8sjob.runtime.last_words import by_rank, leave_reason
+from k8sjob.runtime.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,16 +40,11 @@ if TYPE_CHECKING:
     from k8sjob.runtime.env import DistEnv
 
     class Store(Protocol):
-        """What is used of torch.distributed.Store."""
+        """The part of torch.distributed.Store that is used."""
 
-        def set(self, key: str, value: str, /) -> None:
-            """Set a key."""
-
-        def get(self, key: str, /) -> bytes:
-            """The value of a key that is there."""
-
-        def check(self, keys: list[str], /) -> bool:
-            """Whether all keys are there."""
+        def set(self, key: str, value: str, /) -> None: ...
+        def get(self, key: str, /) -> bytes: ...
+        def check(self, keys: list[str], /) -> bool: ...
 
 
 __all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
@@ -59,12 +54,12 @@ SYNC: Final = "sync"
 _START: Final = "start"
 _END: Final = "end"
 _ALARM: Final = "watchdog/alarm"
-_JOIN: Final = 1.0
-"""Seconds that a thread has to end, which may wait for a store that does not answer."""
+_JOIN_S: Final = 1.0
+"""What a thread has to end, which may wait for a store that does not answer."""
 
 
-class Hung(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
-    """Ranks did not come to a collective, and the others have waited long enough.
+class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
+    """Ranks did not join a collective, and the others have waited long enough.
 
     Attributes:
         culprits: those ranks; empty where they are not known.
@@ -83,10 +78,10 @@ class Beat:
 
     Attributes:
         step: the optimizer step, counted by the rank.
-        phase: "start" before the training, "end" after it, SYNC in a collective, else what it does.
+        phase: "start" before the training, "end" after it, SYNC in a collective, else the activity.
         age: seconds since the beat, when it was published.
         answered: published after the alarm, so the rank's threads still run.
-        where: its main thread's place in the user's own code then, as file:line in function.
+        where: its main thread's place in the user's code then, as file:line in function.
     """
 
     step: int
@@ -120,12 +115,12 @@ class Watchdog:
         error_file: Path | None = None,
         publish: Callable[[Any], None] = lambda _store: None,
     ) -> None:
-        """Look out for the others' alarm; begin() starts the watch over this rank's progress.
+        """Watch for the others' alarm; begin() starts the watch over this rank's progress.
 
         Args:
-            store: a connection of its own: a TCPStore's client answers one thread at a time, and
-                the main one may wait in it. None with one process.
-            env: this rank's place in the group.
+            store: another connection: a TCPStore's client serves one thread at a time, and the main
+                one may wait in it. None with one process.
+            env: this rank.
             timeout: seconds without a beat after which the group is ended; it must cover the
                 longest step, checkpoint or evaluation. 0: nothing is watched.
             patience: seconds for which a rank that is not watched waits in one phase SYNC.
@@ -142,14 +137,14 @@ class Watchdog:
         self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
-        self._met = (self._last[2], self._last[2])  # the ends of the last two waits
+        self._waits = (self._last[2], self._last[2])  # the ends of the last two
         self._watching = False
         self._closed = threading.Event()
         self._alarm = threading.Event()
         self._wake = threading.Event()
         self._informed = threading.Event()
         self._claim = threading.Lock()
-        self._said, self._by_main, self._waited = "", False, ""
+        self._message, self._by_main, self._waited = "", False, ""
         self._beats: dict[int, Beat | None] = {}
         self._period = max(0.02, min(1.0, timeout / 20))
         self._settle = settle(timeout)
@@ -162,28 +157,28 @@ class Watchdog:
                 thread.start()
 
     def begin(self) -> None:
-        """Watch this rank's progress from now on; the first beat is due within the timeout."""
+        """Watch this rank's progress; the first beat is due within the timeout."""
         if not self._watching:
             self._watching = True
             self.beat(self._last[1])
 
     def pause(self) -> None:
-        """Watch it no longer, until the next begin(): what comes now may take its time."""
+        """Do not watch this rank's progress until the next begin()."""
         if self._watching:
             self._watching, self._idle = False, _END
             self.beat(self._last[1])
         self._heartbeat.close()
 
     def beat(self, step: int, phase: str = "compute") -> None:
-        """Say that this rank makes progress.
+        """Record that this rank makes progress.
 
         Args:
             step: the optimizer step, the same number on all ranks for the same step.
-            phase: what comes now: SYNC before a collective, else anything.
+            phase: the next activity: SYNC before a collective, else any text.
         """
         now = time.monotonic()
         if self._last[0] == SYNC:
-            self._met = (self._met[1], now)
+            self._waits = (self._waits[1], now)
         if self._watching:
             self._heartbeat.beat(now)
         elif phase != SYNC:
@@ -191,54 +186,54 @@ class Watchdog:
         self._last = (phase, step, now)
 
     def close(self) -> None:
-        """End the watch, by this rank's threads and by the agent; the other ranks go on."""
+        """End the watch by this rank's threads and by the agent; the other ranks' continues."""
         self.pause()
         self._closed.set()
         self._wake.set()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(_JOIN)  # nobody speaks to the store when its host leaves
+                thread.join(_JOIN_S)  # the store is not used while its host leaves
 
-    def accuse(self, said: str, error: BaseException, *, late: bool) -> Hung | None:
-        """Who did not come to a collective that has failed because of that; all ranks end.
+    def find_hang(self, message: str, error: BaseException, *, late: bool) -> Hung | None:
+        """The ranks that did not join a collective that has failed for that; all ranks end.
 
-        Called by the main thread, which leaves by what it gets.
+        Called by the main thread, which raises the result.
 
         Args:
-            said: what the collective failed with.
+            message: of the collective's error.
             error: the same, with its traceback.
-            late: whether it failed for the time that it took. Else a connection broke, which is
-                either a rank that died or one that ends because it has waited in vain.
+            late: whether it failed by a timeout. Else a connection broke: a rank died, or it ended
+                because it had waited too long.
 
         Returns:
-            None: a rank died, or nobody watches.
+            None: a rank died, or there is no watch.
         """
         if self._timeout <= 0 or self._store is None or self._closed.is_set():
             return None
         at = frames.raised_at(error.__traceback__)
-        self._waited = f"{frames.shown(at.filename)}:{at.lineno} in {at.name}" if at else ""
-        if not late and not self._hears_alarm():
+        self._waited = f"{frames.users_paths(at.filename)}:{at.lineno} in {at.name}" if at else ""
+        if not late and not self._has_alarm():
             return None
-        if not self._raise_alarm(said, by_main=True):
+        if not self._raise_alarm(message, by_main=True):
             self._threads[0].join()  # the alarm is older, and that thread ends this process
             return None
         guilty, words = self._find_culprits()
         self._await_others()
-        return Hung(f"{words}; {said}", guilty)
+        return Hung(f"{words}; {message}", guilty)
 
-    def _hears_alarm(self) -> bool:
-        # A rank that has waited in vain breaks its connections before its alarm is heard. It began
-        # to wait when all had met the last time, or later; this rank's own last wait may be the one
-        # that has failed. So only if the one before it ended as long ago, listen for a moment.
+    def _has_alarm(self) -> bool:
+        # A rank that has waited too long breaks its connections before its alarm is seen here. It
+        # began to wait when all had met the last time, or later; this rank's last wait may be the
+        # one that has failed. So only if the one before it ended as long ago, wait for a moment.
         now = time.monotonic()
-        if now - self._met[0] > 0.9 * self._patience:
+        if now - self._waits[0] > 0.9 * self._patience:
             until = now + self._settle
             while self._threads[-1].is_alive() and time.monotonic() < until:
                 if self._alarm.wait(0.05):
                     break
         return self._alarm.is_set()
 
-    # --- the thread that watches the clock, and never waits for anybody --------------------------
+    # --- the thread that watches the clock, and never waits for the store ------------------------
 
     def _watch_clock(self) -> None:
         while not self._closed.is_set():
@@ -253,12 +248,12 @@ class Watchdog:
         if self._alarm.is_set() and not (self._by_main or self._closed.is_set()):
             self._end_process()
 
-    def _raise_alarm(self, said: str, *, by_main: bool = False) -> bool:
-        """Whoever comes first says why, and ends this process; whether that was this call."""
+    def _raise_alarm(self, message: str, *, by_main: bool = False) -> bool:
+        """Raise the alarm; whether this call was the first, which gives the message."""
         with self._claim:
             if self._alarm.is_set():
                 return False
-            self._said, self._by_main = said, by_main
+            self._message, self._by_main = message, by_main
             self._alarm.set()
         self._wake.set()
         return True
@@ -267,15 +262,19 @@ class Watchdog:
         age = time.monotonic() - self._last[2]
         guilty, words = self._find_culprits()
         message = (
-            f"{words}; {self._said}" if self._said else f"no progress for {age:.0f} s: {words}"
+            f"{words}; {self._message}"
+            if self._message
+            else f"no progress for {age:.0f} s: {words}"
         )
-        self._write_stacks(message)
+        # One piece, with the rank on each line.
+        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
+        sys.stderr.flush()
         where, step = _position(self._beats, guilty)
-        leave_reason(
+        write_reason(
             Reason(
                 exit_code=ExitCode.HUNG,
                 rank=self._rank,
-                type=Hung.__name__ if self._said else "Hang",
+                type=Hung.__name__ if self._message else "Hang",
                 message=message,
                 where=where,
                 time=time.time(),
@@ -288,14 +287,11 @@ class Watchdog:
         os._exit(ExitCode.HUNG)
 
     def _await_others(self) -> None:
-        """Whoever leaves breaks the others' connections: first let all write.
-
-        Rank 0 has the store.
-        """
+        """Let all write before this rank breaks their connections; rank 0, with the store, last."""
         time.sleep(self._settle * (2 if self._rank == 0 else 1))
 
     def _find_culprits(self) -> tuple[tuple[int, ...], str]:
-        """The ranks to blame, and why, in words."""
+        """The culprits, and an explanation."""
         if self._store is None:
             self._beats = {self._rank: self._seen()}
             return (self._rank,), explain(self._beats, (self._rank,))
@@ -304,12 +300,7 @@ class Watchdog:
         guilty = culprits(self._beats)
         return guilty, explain(self._beats, guilty)
 
-    def _write_stacks(self, message: str) -> None:
-        """All threads' Python stacks to the log, as one piece and with the rank on each line."""
-        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
-        sys.stderr.flush()
-
-    # --- the thread that talks to the store ------------------------------------------------------
+    # --- the thread that uses the store ----------------------------------------------------------
 
     def _watch_store(self) -> None:
         store = self._store
@@ -324,10 +315,10 @@ class Watchdog:
             if self._alarm.is_set():
                 self._answer_alarm(store)
         except RuntimeError:
-            return  # the store is gone, and rank 0 with it: the main thread meets that by itself
+            return  # the store is gone, and rank 0 with it: the main thread notices by itself
 
     def _answer_alarm(self, store: Store) -> None:
-        store.set(_ALARM, self._said)
+        store.set(_ALARM, self._message)
         self._publish(store)
         time.sleep(self._settle)
         keys = {rank: _key(rank) for rank in self._ranks}
@@ -342,21 +333,21 @@ class Watchdog:
         self._publish_more(store)
 
     def _seen(self) -> Beat:
-        """This rank's last beat, and after an alarm where it is."""
+        """This rank's last beat; after an alarm with its place."""
         phase, step, since = self._last
         age = time.monotonic() - since
         if not self._alarm.is_set():
             return Beat(step, phase, age, answered=False)
-        leaving = frames.Spot(self._waited, waits=True)
-        spot = leaving if self._waited else frames.where_is(self._thread)
-        return Beat(step, SYNC if spot.waits else phase, age, answered=True, where=spot.where)
+        failed = frames.Place(self._waited, waits=True)
+        place = failed if self._waited else frames.place_of(self._thread)
+        return Beat(step, SYNC if place.waits else phase, age, answered=True, where=place.where)
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
-    """The ranks that the others wait for; empty where that cannot be told.
+    """The ranks that the others wait for; empty where that is not known.
 
-    Those that did not answer the alarm cannot even run a thread. If all answered, it is whoever is
-    not itself waiting for others; of several those that are behind.
+    Those that did not answer the alarm cannot even run a thread. If all answered, they are the
+    ranks that do not wait for others; of several those that are behind.
 
     Args:
         beats: by rank; None for a rank that never published one.
@@ -371,7 +362,7 @@ def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
 
 
 def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
-    """Who is to blame, in words."""
+    """The state of the culprits, in words."""
     if guilty:
         return ", ".join(f"rank {rank} {_state(beats[rank])}" for rank in guilty[:10])
     return (
@@ -382,14 +373,14 @@ def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
 
 
 def _position(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> tuple[str, int]:
-    """(file:line, step) of the first rank to blame, else of the first that is known."""
+    """(file:line, step) of the first culprit, else of the first rank that is known."""
     ranks = [*guilty, *sorted(beats)]
     beat = next((beat for rank in ranks if (beat := beats.get(rank)) is not None), None)
     return (beat.where.partition(" ")[0], beat.step) if beat else ("", -1)
 
 
 def _places(beats: Mapping[int, Beat | None]) -> str:
-    """Where ranks are that are in different lines of the user's code."""
+    """The ranks' places, where these are different lines of the user's code."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for rank, beat in beats.items():
         if beat is not None and beat.where:

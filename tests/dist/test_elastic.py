@@ -147,7 +147,7 @@ def test_nodes_of_two_processes_of_which_each_has_a_part(nodes):
 
 def test_the_host_of_the_rendezvous_is_lost(nodes):
     first = nodes(bounds="2:2")
-    eventually(lambda: "meeting at" in first.text, first)
+    eventually(lambda: "rendezvous at" in first.text, first)
     second = nodes(bounds="2:2")
     eventually(lambda: told(first, second), first, second)
     first.kill()
@@ -183,7 +183,7 @@ def test_too_few_nodes(nodes):
 
 def test_a_stop_while_it_waits_for_others(nodes):
     alone = nodes(bounds="2:3")
-    eventually(lambda: "meeting at" in alone.text, alone)
+    eventually(lambda: "rendezvous at" in alone.text, alone)
     time.sleep(2)
     alone.process.send_signal(signal.SIGTERM)
     assert alone.wait() == 143

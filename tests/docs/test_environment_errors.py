@@ -15,7 +15,8 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.runtime import config
-from k8sjob.runtime.env import EnvError, dist_env, elastic_env, node_env
+from k8sjob.runtime.env import dist_env, elastic_env, node_env
+from k8sjob.runtime.errors import EnvError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors-environment.md"

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from k8sjob.contract import LIFELINE_ENV, ExitCode
-from k8sjob.runtime.agent import describe, retryable
+from k8sjob.runtime.agent import retryable
+from k8sjob.runtime.termination import describe
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from k8sjob.runtime.background import Background
 from k8sjob.runtime.env import dist_env
-from k8sjob.runtime.meeting import Meeting
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.tally import AbandonedError, Tally
 
@@ -58,9 +57,9 @@ def test_work_that_does_not_move_is_left_alone():
 def tallies():
     """Those of three ranks that share a store."""
     store = dist.HashStore()
-    meeting = Meeting(store, lambda: store, "gloo", "", 0.0)
+    met = Rendezvous(store, lambda: store, "gloo", "", 0.0)
     ranks = [replace(dist_env({}), rank=rank, world_size=3) for rank in range(3)]
-    return [Tally(Group(env, "gloo", torch.device("cpu"), meeting)) for env in ranks]
+    return [Tally(Group(env, "gloo", torch.device("cpu"), met)) for env in ranks]
 
 
 def test_rank_0_hears_what_each_has_done(tallies):
@@ -80,5 +79,5 @@ def test_a_rank_that_could_not_do_it_is_named(tallies):
 def test_nobody_waits_for_a_rank_that_has_gone(tallies):
     tallies[1].tell("save/1", "done")
     tallies[0].abandon()
-    with pytest.raises(AbandonedError, match="rank 2 did not say that its part is written"):
+    with pytest.raises(AbandonedError, match="rank 2 did not report that its part is written"):
         tallies[0].hear("save/1")

@@ -9,8 +9,8 @@ from torch.distributed import HashStore
 
 from k8sjob.runtime.call_order import LEAVING, Call, CallOrder, disagreement, ranks_in_words
 from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.meeting import Meeting
 from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.rendezvous import Rendezvous
 
 
 def call(number, name, detail="", line=1):
@@ -64,7 +64,7 @@ def test_ranks_are_spans():
 
 def test_the_same_calls_are_checked_on_all_ranks_whichever_lines_they_come_from():
     store, together = HashStore(), threading.Barrier(2, timeout=20)
-    met = Meeting(store, lambda: store, "gloo", "", 0.0)
+    met = Rendezvous(store, lambda: store, "gloo", "", 0.0)
 
     def train(rank):
         env = DistEnv(rank, 0, 2, 1, rank, 2, "127.0.0.1", 29500)

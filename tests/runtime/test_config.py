@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
 from k8sjob.runtime import config
-from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.errors import EnvError
 
 CONFIGS = st.builds(
     RuntimeConfig,

@@ -52,15 +52,15 @@ def test_the_copy_on_this_machine_is_shown_as_what_it_is_a_copy_of(monkeypatch, 
     real.mkdir()
     (tmp_path / "state").symlink_to(real)
     text = f'File "{tmp_path}/state/main.py", line 3; {real}/pkg/a.py:4; {tmp_path}/statement.py'
-    assert frames.shown(text) == text
+    assert frames.users_paths(text) == text
     monkeypatch.setenv(SOURCE_ENV, str(source))
-    assert frames.shown(text) == text
+    assert frames.users_paths(text) == text
     monkeypatch.setenv(PATHS_ENV, json.dumps({WORKDIR: f"{tmp_path}/state"}))
-    assert frames.shown(text) == (
+    assert frames.users_paths(text) == (
         f'File "{source}/main.py", line 3; {source}/pkg/a.py:4; {tmp_path}/statement.py'
     )
     monkeypatch.setenv(PATHS_ENV, "torn")
-    assert frames.shown(text) == text
+    assert frames.users_paths(text) == text
 
 
 def test_stacks_are_those_of_the_users_threads():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from k8sjob.runtime.heartbeat import Heartbeat, Pulse
+from k8sjob.runtime.heartbeat import Heartbeat, HeartbeatMonitor
 
 
 def test_a_beat_renews_the_file_and_is_cheap(tmp_path):
@@ -33,28 +33,28 @@ def test_only_a_file_that_stops_changing_is_stale(tmp_path):
     files = [tmp_path / name for name in ("alive", "dead", "none")]
     files[0].touch()
     files[1].touch()
-    pulse = Pulse(files, timeout=0.1)
+    monitor = HeartbeatMonitor(files, timeout=0.1)
     end = time.monotonic() + 1.5
     stale = ()
     while time.monotonic() < end:
         files[0].touch()
-        stale = pulse.stale([0, 1, 2])
+        stale = monitor.stale([0, 1, 2])
         time.sleep(0.01)
     assert stale == (1,)
-    assert pulse.stale([0]) == (), "only the living are looked at"
+    assert monitor.stale([0]) == (), "only the living are looked at"
     files[1].unlink()
-    assert pulse.stale([0, 1]) == (), "closed"
+    assert monitor.stale([0, 1]) == (), "closed"
 
 
 def test_a_step_of_the_wall_clock_ends_no_job(tmp_path):
     file = tmp_path / "beat"
     file.touch()
     os.utime(file, (0, 0))
-    pulse = Pulse([file], timeout=5)
-    assert pulse.stale([0]) == ()
+    monitor = HeartbeatMonitor([file], timeout=5)
+    assert monitor.stale([0]) == ()
 
 
 def test_nobody_watches_without_a_timeout(tmp_path):
-    pulse = Pulse([tmp_path / "beat", None], timeout=0)
-    assert pulse.interval == float("inf")
-    assert pulse.stale([0, 1]) == ()
+    monitor = HeartbeatMonitor([tmp_path / "beat", None], timeout=0)
+    assert monitor.interval == float("inf")
+    assert monitor.stale([0, 1]) == ()

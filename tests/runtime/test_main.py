@@ -10,7 +10,7 @@ import pytest
 from k8sjob import contract
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.env import NodeEnv
-from k8sjob.runtime.master import must_wait
+from k8sjob.runtime.network import must_wait
 
 NODE_1 = {
     "RANK": "1",

@@ -1,14 +1,155 @@
-"""What is seen of a process from within, without its help."""
+"""What is seen of a rank's process from within, and the hangs that this explains; real ranks are in
+tests/dist.
+"""
 
 from __future__ import annotations
 
-import torch
+import sys
+import time
+import types
+from importlib.machinery import ModuleSpec
 
-from k8sjob.runtime.observer import Observer
+import pytest
+
+from k8sjob.contract import Event, ExitCode
+from k8sjob.runtime.observer import (
+    Observer,
+    Seen,
+    StallClock,
+    decode_ranks,
+    encode_ranks,
+    hang_of,
+    read_seen,
+)
+from k8sjob.runtime.report import StartPhase
+
+NOT_YET, RUNS = Seen(), Seen(runs=True)
+IMPORTS = Seen(runs=True, torch=True, importing=True)
+TRAINS = Seen(runs=True, torch=True)
+
+
+def phases(out):
+    return [Event.decode(line).data["phase"] for line in out.splitlines()]
+
+
+def test_the_phase_is_that_of_the_process_furthest_behind(capsys):
+    phase = StartPhase(2)
+    for seen in (
+        (NOT_YET, NOT_YET),
+        (NOT_YET, IMPORTS),
+        (IMPORTS, IMPORTS),
+        (IMPORTS, TRAINS),
+        (TRAINS, TRAINS),
+        (TRAINS, TRAINS),
+    ):
+        phase.update(dict(enumerate(seen)))
+    out = capsys.readouterr().out
+    assert phases(out) == ["python", "importing", "running"]
+    assert Event.decode(out.splitlines()[0]).data == {"phase": "python", "processes": 2}
+
+
+def test_no_import_is_claimed_of_a_script_without_torch(capsys):
+    phase = StartPhase(1)
+    for seen in (NOT_YET, RUNS, RUNS):
+        phase.update({0: seen})
+    assert phases(capsys.readouterr().out) == ["python", "running"]
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """A module of that name, as it is while it is being imported."""
+    module = types.ModuleType("torch")
+    module.__spec__ = ModuleSpec("torch", None)
+    module.__spec__._initializing = True
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+def test_an_observer_tells_an_import_from_its_end(torch, tmp_path):
+    observer = Observer(tmp_path / "seen", 1, 0)
+    assert read_seen(tmp_path / "seen") == NOT_YET
+    observer.write()
+    assert read_seen(tmp_path / "seen") == IMPORTS
+    torch.__spec__._initializing = False
+    observer.write()
+    seen = read_seen(tmp_path / "seen")
+    assert (seen.torch, seen.importing) == (True, False)
+
+
+def test_an_observer_is_seen_without_torch(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    Observer(tmp_path / "seen", 1, 0).write()
+    assert read_seen(tmp_path / "seen") == RUNS
+
+
+STUCK = Seen(torch=True, ranks=3, step=7, where="main.py:9 in train", waited=600, stuck=True)
+WAITS = Seen(torch=True, ranks=3, step=7, where="main.py:9 in train", waited=20)
+WORKS = Seen(torch=True, ranks=3, step=7, where="main.py:5 in load")
+
+
+class TestHangOf:
+    @pytest.mark.parametrize(
+        "seen",
+        [
+            {},
+            {0: Seen(), 1: Seen()},
+            {0: WAITS, 1: WORKS},
+            {0: STUCK, 1: Seen(ranks=3, step=90, where="main.py:5 in load", steps_on=True)},
+        ],
+    )
+    def test_none(self, seen):
+        assert hang_of(seen) is None
+
+    def test_those_that_do_not_wait_are_to_blame(self):
+        why = hang_of({0: STUCK, 1: WORKS, 2: WAITS, 3: Seen()})
+        assert (why.exit_code, why.type, why.step) == (ExitCode.HUNG, "Hang", 7)
+        assert (why.rank, why.culprits, why.where) == (1, (1,), "main.py:5")
+        assert why.message == (
+            "rank 1 is at main.py:5 in load;"
+            " rank 0 has waited 600 s in a collective, main.py:9 in train"
+        )
+
+    def test_all_wait(self):
+        why = hang_of({0: STUCK, 1: WAITS})
+        assert (why.rank, why.culprits, why.where) == (0, (), "main.py:9")
+        assert why.message.endswith("; no rank is known that does not wait")
+
+    def test_all_wait_in_different_lines(self):
+        other = Seen(ranks=3, step=7, where="main.py:20 in test", waited=601)
+        assert hang_of({0: STUCK, 1: other}).message.endswith(
+            "; so have all others, in different lines:"
+            " rank 0 is at main.py:9 in train, rank 1 is at main.py:20 in test"
+        )
+
+
+class TestRanksOfOtherNodes:
+    def test_those_that_matter_arrive(self):
+        told = decode_ranks(encode_ranks({0: WAITS, 1: STUCK, 2: WORKS, 3: WAITS}))
+        assert told == {1: STUCK, 2: WORKS}
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "[]", "{", '{"x": {}}', '{"1": 2}', '{"1": {"other": 1}}'),
+            *('{"1": {"waited": "9"}}', '{"1": {"step": Infinity}}'),
+        ],
+    )
+    def test_what_is_none_says_nothing(self, text):
+        assert decode_ranks(text) == {}
+
+
+def test_a_process_without_a_group_does_not_wait():
+    clock = StallClock(0.01)
+    for _ in range(3):
+        clock.look(0)
+        time.sleep(0.01)
+    assert (clock.where, clock.seconds, clock.too_long) == ("", 0, False)
 
 
 def test_steps_count_on_from_the_checkpoint_that_was_resumed(monkeypatch):
     """Else a start that got further would look like the one before it, ended at the same step."""
+    import torch
+
     seer = Observer(None, 1, 0)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight])

@@ -1,15 +1,16 @@
 import pytest
 import torch
 
-from k8sjob.runtime.env import DistEnv, EnvError
-from k8sjob.runtime.meeting import Hello
+from k8sjob.runtime.env import DistEnv
+from k8sjob.runtime.errors import EnvError
 from k8sjob.runtime.process_group import Group, backend_for, common_backend
+from k8sjob.runtime.rendezvous import RankInfo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def hello(rank, backend, gpu="", host="a"):
-    return Hello(rank, 3, host, 1, backend, gpu)
+def info(rank, backend, gpu="", host="a"):
+    return RankInfo(rank, 3, host, 1, backend, gpu)
 
 
 def test_the_device_chooses_the_backend():
@@ -33,18 +34,18 @@ def test_other_backends_are_refused_by_name(wanted, message):
 
 
 @pytest.mark.parametrize(
-    ("hellos", "backend", "remark"),
+    ("infos", "backend", "remark"),
     [
-        ([hello(0, "gloo"), hello(1, "gloo")], "gloo", ""),
-        ([hello(0, "nccl", "x"), hello(1, "nccl", "y")], "nccl", ""),
-        ([hello(0, "nccl", "x"), hello(1, "nccl", "x", host="b")], "nccl", ""),
-        ([hello(0, "nccl", "x"), hello(1, "nccl", "x")], "gloo", "0 and 1 share one GPU on a"),
-        ([hello(0, "nccl"), hello(1, "nccl")], "nccl", ""),  # a torch that names no GPUs
-        ([hello(0, "nccl", "x"), hello(1, "gloo")], "gloo", "ranks 1 have no GPU"),
+        ([info(0, "gloo"), info(1, "gloo")], "gloo", ""),
+        ([info(0, "nccl", "x"), info(1, "nccl", "y")], "nccl", ""),
+        ([info(0, "nccl", "x"), info(1, "nccl", "x", host="b")], "nccl", ""),
+        ([info(0, "nccl", "x"), info(1, "nccl", "x")], "gloo", "0 and 1 share one GPU on a"),
+        ([info(0, "nccl"), info(1, "nccl")], "nccl", ""),  # a torch that names no GPUs
+        ([info(0, "nccl", "x"), info(1, "gloo")], "gloo", "ranks 1 have no GPU"),
     ],
 )
-def test_one_backend_for_all(hellos, backend, remark):
-    found = common_backend(hellos)
+def test_one_backend_for_all(infos, backend, remark):
+    found = common_backend(infos)
     assert found[0] == backend
     assert remark in found[1]
     assert bool(found[1]) == bool(remark)

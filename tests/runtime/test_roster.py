@@ -9,11 +9,10 @@ import time
 import pytest
 
 from k8sjob.contract import Reason
-from k8sjob.runtime.attempts import Attempts
+from k8sjob.runtime.coordination import Coordinator, RestartCount
 from k8sjob.runtime.env import NodeEnv
-from k8sjob.runtime.port import reserve
+from k8sjob.runtime.network import reserve
 from k8sjob.runtime.roster import DONE, Roster, _connect
-from k8sjob.runtime.together import Together
 
 
 @pytest.fixture(params=["127.0.0.1", "a name"])
@@ -72,7 +71,7 @@ def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others,
         until(first.others)
         second.report(restarts=others)
         second.flush(5)
-        assert Together(nodes[0], first, Attempts(None, 3), print).next_restart(own) == following
+        assert Coordinator(nodes[0], first, RestartCount(None, 3)).next_restart(own) == following
 
 
 def test_a_new_node_0_learns_from_the_others(nodes):

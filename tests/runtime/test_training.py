@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from k8sjob import runtime
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
-from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.errors import PeerLost
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
 
@@ -399,7 +399,7 @@ def test_a_loop_of_ones_own_saves_and_loads(monkeypatch, told, tmp_path):
     with runtime.session() as job:
         state = job.load()
         assert state["epoch"] == 1
-        job.lookout.ask_to_stop("SIGTERM")
+        job.stop_coordinator.request("SIGTERM")
         assert job.should_stop()
     with pytest.raises(ValueError, match="holds 'k8sjob/own/1', not 'k8sjob/run/1'"):
         train(1)

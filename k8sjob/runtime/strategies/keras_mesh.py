@@ -16,7 +16,7 @@ import keras
 from keras import distribution
 
 from k8sjob.runtime import layout
-from k8sjob.runtime.env import EnvError
+from k8sjob.runtime.errors import EnvError
 from k8sjob.runtime.mesh import Mesh
 
 if TYPE_CHECKING:

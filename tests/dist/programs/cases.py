@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from k8sjob import runtime
-from k8sjob.runtime.peer import is_peer_loss
+from k8sjob.runtime.errors import peer_loss
 
 LENGTH = 16  # letters of a window
 
@@ -77,6 +77,6 @@ def _attempt(train, job, case):
     try:
         return train(job, case)
     except (ValueError, TypeError, RuntimeError) as error:
-        if is_peer_loss(error):
+        if peer_loss(error):
             raise
         return {"error": f"{type(error).__name__}: {error}"}

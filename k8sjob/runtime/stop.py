@@ -1,10 +1,10 @@
-"""A thread that looks out for the other ranks: a stop that one was asked for, a peer that is gone.
+"""Coordinated stop of all ranks, and the thread that learns of a stop or a lost peer.
 
 A stop must come at the same point on all ranks, or some would wait for the others for ever. A
 flag reduced every step would make GPUs wait; instead the ranks agree once, through the store:
 each publishes how many points of the program it has passed and holds at the next; all stop before
-the point that comes after the largest number. Whoever is behind that goes on until there, so no
-collective is left half done. Until somebody asks, a point costs less than a microsecond.
+the point after the largest number. A rank that is behind continues to that point, so no collective
+is left half done. Before a stop is requested, a point costs less than a microsecond.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import config
-from k8sjob.runtime.last_words import leave_reason
-from k8sjob.runtime.meeting import NOTE
-from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.rendezvous import NOTE
+from k8sjob.runtime.termination import write_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch._C._distributed_c10d import Store
 
-    from k8sjob.runtime.meeting import Meeting
+    from k8sjob.runtime.rendezvous import Rendezvous
 
-__all__ = ["Lookout"]
+__all__ = ["StopCoordinator"]
 
 _STOP: Final = "stop"
-_LOOK: Final = 0.5
-"""Seconds between two looks into the store; a look of one's own into the flag comes more often."""
-_GLANCE: Final = 0.05
-_LOSS_GRACE: Final = 5.0
-"""Seconds that the main thread has to meet a peer's loss by itself, with a traceback of its own."""
+_STORE_S: Final = 0.5
+"""Between two looks into the store; the local flag is checked more often."""
+_FLAG_S: Final = 0.05
+_LOSS_GRACE_S: Final = 5.0
+"""What the main thread has to notice a peer's loss by itself, with a traceback."""
 
 
-class Lookout:
-    """How one rank learns what concerns all; with one rank alone there is no thread.
+class StopCoordinator:
+    """One rank's part in a common stop; with one rank alone there is no thread.
 
     Attributes:
-        reason: why all stop, "SIGTERM" mostly; empty while nobody asked.
+        reason: why all stop, "SIGTERM" mostly; empty before a stop is requested.
         closed: set when the watch has ended.
     """
 
     def __init__(
         self, rank: int, world_size: int, *, on_loss: Callable[[PeerLost], None] | None = None
     ) -> None:
-        """A lookout; start() begins the watch.
+        """A coordinator; start() begins the watch.
 
         Args:
             rank: 0 to world_size - 1.
             world_size: number of ranks.
-            on_loss: called once, by the thread, when a peer is gone for good. None: the process
-                is ended, unless its main thread meets the loss by itself, in a traceback.
+            on_loss: called once, by the thread, when a peer is gone for good. None: end the
+                process, unless its main thread notices the loss by itself.
         """
-        self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._leave
+        self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._exit
         self._store: Store | None = None
         self.reason = ""
-        self._asked = ""
+        self._requested = ""
         self._passed = 0
         self._held = False
         self._last: int | None = None
@@ -69,18 +69,18 @@ class Lookout:
         self._lost: PeerLost | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, meeting: Meeting) -> None:
-        """Begin the watch over those who have met; a rank alone needs none."""
-        self._store = meeting.store
-        # Its own client: a store's client answers one thread at a time.
+    def start(self, met: Rendezvous) -> None:
+        """Begin the watch over the ranks of a rendezvous; a rank alone needs none."""
+        self._store = met.store
+        # Another client: a store's client serves one thread at a time.
         self._thread = threading.Thread(
-            target=self._watch, args=(meeting.again(),), name="k8sjob-lookout", daemon=True
+            target=self._watch, args=(met.again(),), name="k8sjob-stop", daemon=True
         )
         self._thread.start()
 
-    def ask_to_stop(self, reason: str) -> None:
-        """Ask all ranks to stop at a common point. Safe in a signal handler: it only notes it."""
-        self._asked = self._asked or reason
+    def request(self, reason: str) -> None:
+        """Request that all ranks stop at a common point; a signal handler may call this."""
+        self._requested = self._requested or reason
 
     def passes(self) -> bool:
         """Pass the next point of the program; False: all ranks stop here, before it.
@@ -92,7 +92,7 @@ class Lookout:
         """
         with self._lock:
             if self._world == 1:
-                self.reason = self._asked
+                self.reason = self._requested
                 return not self.reason
             if not self._held:
                 self._passed += 1
@@ -104,8 +104,8 @@ class Lookout:
         self._passed += 1
         return True
 
-    def farewell(self, timeout: float, all_here: Callable[[], object] = lambda: None) -> None:
-        """Wait until all ranks have come to their end, then end the watch; rank 0 goes last.
+    def finish(self, timeout: float, all_here: Callable[[], object] = lambda: None) -> None:
+        """Wait until all ranks have come to their end, then end the watch; rank 0 leaves last.
 
         Args:
             timeout: seconds to wait.
@@ -117,7 +117,7 @@ class Lookout:
         if self._store is None:
             all_here()
             return
-        # Whoever is asked to stop from now on need not wait for this rank's number.
+        # Ranks that stop from now on need not wait for this rank's number.
         self._store.set(f"at/{self._rank}", str(self._passed))
         self._store.set(f"end/{self._rank}", "")
         self._await([f"end/{rank}" for rank in range(self._world)], timeout)
@@ -125,20 +125,20 @@ class Lookout:
         self.close()
         self._store.set(f"left/{self._rank}", "")
         if self._rank == 0:
-            self._linger([f"left/{rank}" for rank in range(self._world)], seconds=5)
+            self._wait([f"left/{rank}" for rank in range(self._world)], seconds=5)
 
     def alert(self) -> None:
-        """Raise what the watch has found so far: a peer that is gone."""
+        """Raise a peer's loss that the watch has found."""
         if self._lost is not None:
             raise self._lost
 
     def warn_others(self, message: str) -> None:
-        """Tell the others that this rank fails, so that none waits for it."""
+        """Report to the others that this rank fails, so that none waits for it."""
         if self._store is not None:
             try:
                 self._store.set(NOTE, message)
             except RuntimeError:
-                return  # the store is gone, and with it rank 0: they know
+                return  # the store is gone, and with it rank 0: the others see that
 
     def close(self) -> None:
         """End the watch."""
@@ -147,7 +147,7 @@ class Lookout:
             self._thread.join(timeout=5)
 
     def _await(self, keys: list[str], timeout: float) -> None:
-        if not self._linger(keys, timeout):
+        if not self._wait(keys, timeout):
             late = [int(key.partition("/")[2]) for key in keys if not self._there(key)]
             raise PeerLost(
                 f"rank(s) {', '.join(map(str, late))} did not come to the end of the session "
@@ -156,7 +156,7 @@ class Lookout:
                 late=True,
             )
 
-    def _linger(self, keys: list[str], seconds: float) -> bool:
+    def _wait(self, keys: list[str], seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not (done := self._there(*keys)) and time.monotonic() < until:
             self.alert()
@@ -173,19 +173,19 @@ class Lookout:
             self._look_until_closed(store)
         except RuntimeError as error:
             if not self.closed.is_set():
-                said = str(error).splitlines()[0]
-                self._lose(PeerLost(f"rank 0 is gone, and the store with it: {said}", (0,)))
+                message = str(error).splitlines()[0]
+                self._lose(PeerLost(f"rank 0 is gone, and the store with it: {message}", (0,)))
 
     def _look_until_closed(self, store: Store) -> None:
-        asked = False
+        published = False
         next_look = 0.0
-        while not self.closed.wait(_GLANCE):
-            if self._asked and not asked:
-                asked, next_look = True, 0.0
-                store.set(_STOP, self._asked)
+        while not self.closed.wait(_FLAG_S):
+            if self._requested and not published:
+                published, next_look = True, 0.0
+                store.set(_STOP, self._requested)
             if time.monotonic() < next_look:
                 continue
-            next_look = time.monotonic() + _LOOK
+            next_look = time.monotonic() + _STORE_S
             if store.check([NOTE]):
                 self._lose(PeerLost(store.get(NOTE).decode()))
                 return
@@ -196,11 +196,11 @@ class Lookout:
                 self._agree(store)
 
     def _lose(self, lost: PeerLost) -> None:
-        self._lost = lost  # where the main thread waits in here, it need not be ended
+        self._lost = lost  # the main thread raises it where it waits in this class
         self._on_loss(lost)
 
-    def _leave(self, lost: PeerLost) -> None:
-        if self.closed.wait(_LOSS_GRACE):
+    def _exit(self, lost: PeerLost) -> None:
+        if self.closed.wait(_LOSS_GRACE_S):
             return
         reason = Reason(
             exit_code=ExitCode.PEER_LOST,
@@ -210,11 +210,11 @@ class Lookout:
             time=time.time(),
             culprits=lost.culprits,
         )
-        leave_reason(reason, config.error_file())
+        write_reason(reason, config.error_file())
         os._exit(ExitCode.PEER_LOST)
 
     def _hold(self, store: Store) -> None:
-        """From now on this rank passes no further point without an agreement."""
+        """Let this rank pass no further point without an agreement."""
         self.reason = store.get(_STOP).decode()
         with self._lock:
             self._held = True

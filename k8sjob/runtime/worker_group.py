@@ -1,7 +1,7 @@
-"""The processes of one node: started, signalled, reaped; what to do about them is the agent's.
+"""The processes of one node: started, signalled and reaped, with the orphans that they leave.
 
 A process is reaped last of all: as long as it is a zombie its number, which is its group's number
-too, belongs to nobody else, so no signal can meet a stranger.
+too, is not given to another process that a signal could hit by mistake.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,19 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime import strays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-__all__ = ["Command", "Exit", "Group"]
+__all__ = ["Command", "Exit", "WorkerGroup", "adopt_orphans", "kill_children"]
 
-_LEFTOVER_GRACE: Final = 2.0
-"""Seconds that what a finished process left behind in its group has to end by itself."""
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_LEFTOVER_GRACE_S: Final = 2.0
+"""What the processes that a finished one left in its group have to end by themselves."""
+_KILL_LIMIT_S: Final = 2.0
+"""What the kernel has to remove the killed processes; one may be deep in a driver."""
 _RESET: Final = [
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
 ]
-"""Signals that Python, or a shell with `&`, ignores, and that a child would go on ignoring."""
+"""Signals that Python, or a shell with `&`, ignores, and that a child would ignore as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ class Exit:
     time: float
 
 
-class Group:
-    """The processes of one node, each the leader of a session and process group of its own.
+class WorkerGroup:
+    """The processes of one node, each the leader of its session and process group.
 
     Attributes:
         exits: by index of the command, for those that have ended.
@@ -96,28 +99,25 @@ class Group:
         return any(index in self.exits for index in self._held)
 
     def poll(self) -> None:
-        """Take note of the processes that have ended, and reap them and any orphan."""
+        """Record the processes that have ended, and reap them and any orphan."""
         for index, pid in list(self._held.items()):
             if index not in self.exits:
                 status = _peek(pid)
                 if status is None:
                     continue
                 self.exits[index] = _exit(status)
-                self._signal_group(pid, signal.SIGTERM)
+                _signal_group(pid, signal.SIGTERM)
             self._release(index, pid)
         if not self.lingering:
-            strays.reap(known=self._held.values())
+            _reap(known=self._held.values())
 
     def stopped(self, index: int) -> bool:
-        """Whether somebody has stopped that process, as SIGSTOP does; not told but by Linux."""
-        try:
-            stat = Path(f"/proc/{self._held[index]}/stat").read_text()
-        except (OSError, KeyError):
-            return False
-        return stat.rpartition(")")[2].split()[0] == "T"
+        """Whether a process is stopped, as by SIGSTOP (Linux; elsewhere: not known)."""
+        pid = self._held.get(index)
+        return any(fields[0] == b"T" for _, fields in _stats(str(pid)))
 
     def send(self, number: int) -> None:
-        """Signal each living process itself; its own children are its business.
+        """Signal each living process, without its children.
 
         A data loader's worker that died of a forwarded SIGTERM would make its parent fail in the
         middle of its last checkpoint.
@@ -126,9 +126,9 @@ class Group:
             os.kill(self._held[index], number)
 
     def show_stacks(self) -> None:
-        """SIGABRT to each living process's main thread, and SIGCONT in case somebody stopped it.
+        """SIGABRT to each living process's main thread, and SIGCONT in case it is stopped.
 
-        The SIGABRT of a stopped process as a whole would be taken after the SIGCONT by whichever
+        A stopped process that gets SIGABRT as a whole takes it, after the SIGCONT, in whichever
         thread comes first, while the main thread leaves the line where it hung.
         """
         for index in self.alive:
@@ -138,29 +138,76 @@ class Group:
     def kill(self) -> None:
         """SIGKILL to all processes and everything in their groups."""
         for pid in self._held.values():
-            self._signal_group(pid, signal.SIGKILL)
+            _signal_group(pid, signal.SIGKILL)
 
     def _release(self, index: int, pid: int) -> None:
         """Reap an ended process once its group is empty; after the grace, empty it."""
-        if _has_others(pid):
-            if time.monotonic() < self.exits[index].moment + _LEFTOVER_GRACE:
+        group = str(pid).encode()
+        if any(one[2] == group and one[0] not in {b"Z", b"X"} for _, one in _stats()):
+            if time.monotonic() < self.exits[index].moment + _LEFTOVER_GRACE_S:
                 return
-            self._signal_group(pid, signal.SIGKILL)
+            _signal_group(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
         del self._held[index]
 
-    @staticmethod
-    def _signal_group(pid: int, number: int) -> None:
-        # EPERM: macOS' answer for a group of zombies alone.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, number)
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent ends (Linux), as PID 1 is in a pod.
+
+    Such a process has left its rank's group: a daemon, or one with a session of its own.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children() -> None:
+    """SIGKILL to all children, and to their children, which this process then adopts.
+
+    A child is signalled before it is reaped, so that its number is still its own.
+    """
+    limit = time.monotonic() + _KILL_LIMIT_S
+    me = str(os.getpid()).encode()
+    while time.monotonic() < limit:
+        children = [pid for pid, fields in _stats() if fields[1] == me]
+        if not children:
+            return
+        for pid in children:
+            with suppress(PermissionError):  # another user's, by a setuid program
+                os.kill(pid, signal.SIGKILL)
+        _reap(known=())
+        time.sleep(0.005)
+
+
+def _reap(known: Collection[int]) -> None:
+    """Reap the adopted children that have ended; stops at the first one of `known`."""
+    if not hasattr(os, "waitid"):
+        return
+    with suppress(ChildProcessError):
+        while True:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if seen is None or seen.si_pid in known:
+                return
+            os.waitpid(seen.si_pid, 0)
+
+
+def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
+    """The processes' state, parent, group and so on, from /proc; nothing outside Linux."""
+    for entry in Path("/proc").glob(f"{pid}/stat"):
+        with suppress(OSError):
+            yield int(entry.parent.name), entry.read_bytes().rpartition(b")")[2].split()
 
 
 def _spawn(command: Command) -> int:
     return os.posix_spawnp(
         command.argv[0], list(command.argv), dict(command.environ), setsid=True, setsigdef=_RESET
     )
+
+
+def _signal_group(pid: int, number: int) -> None:
+    # EPERM: macOS' answer for a group of zombies alone.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
 
 
 def _signal_main_thread(pid: int, number: int) -> None:
@@ -184,15 +231,3 @@ def _peek(pid: int) -> int | None:
     if seen is None:
         return None
     return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-
-
-def _has_others(group: int) -> bool:
-    """Whether a process group has living members (Linux; elsewhere: assumed not)."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = entry.read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] not in (b"Z", b"X"):
-            return True
-    return False

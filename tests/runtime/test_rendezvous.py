@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from k8sjob.runtime.env import DistEnv, EnvError
-from k8sjob.runtime.meeting import NOTE, Hello, meet
-from k8sjob.runtime.peer import PeerLost
-from k8sjob.runtime.port import is_loopback
+from k8sjob.runtime.env import DistEnv
+from k8sjob.runtime.errors import EnvError, PeerLost
+from k8sjob.runtime.network import is_loopback
 from k8sjob.runtime.process_group import common_backend
+from k8sjob.runtime.rendezvous import NOTE, RankInfo, rendezvous
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def port():
 
 def join(port, rank, world, *, timeout=10.0, backend="gloo", **options):
     env = DistEnv(rank, rank, world, world, 0, 1, "127.0.0.1", port)
-    hello = Hello(rank, world, "here", 100 + rank, backend)
-    return meet(env, hello, choose=common_backend, timeout=timeout, **options)
+    info = RankInfo(rank, world, "here", 100 + rank, backend)
+    return rendezvous(env, info, choose=common_backend, timeout=timeout, **options)
 
 
 def in_threads(*calls):

@@ -1,4 +1,4 @@
-"""When to signal and whom to blame: the two decisions, without a process."""
+"""When to signal, and why a start ended: the decisions, without a process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.generation import (
+from k8sjob.runtime.attempt import (
     DUMP_GRACE,
     KILL_GRACE,
     PEER_GRACE,
     Record,
     deadlines,
-    last_look,
+    stacks_due,
     verdict,
 )
-from k8sjob.runtime.group import Exit
+from k8sjob.runtime.worker_group import Exit
 
 NEVER = math.inf
 
@@ -55,14 +55,14 @@ class TestDeadlines:
         assert deadlines(Record(hang_time=10), 45) == (NEVER, 10 + DUMP_GRACE)
 
     def test_who_does_not_end_writes_its_stacks_before_it_is_killed(self):
-        assert last_look(Record(stop_time=10), 45) == 55 - DUMP_GRACE
-        assert last_look(Record(stop_time=10), 1) == 10.5
-        assert last_look(Record(exits={0: ended(1, 10)}), 45) == 10 + PEER_GRACE + KILL_GRACE / 2
+        assert stacks_due(Record(stop_time=10), 45) == 55 - DUMP_GRACE
+        assert stacks_due(Record(stop_time=10), 1) == 10.5
+        assert stacks_due(Record(exits={0: ended(1, 10)}), 45) == 10 + PEER_GRACE + KILL_GRACE / 2
 
     def test_stacks_are_written_once_and_not_for_nobody(self):
-        assert last_look(Record(), 45) == NEVER
-        assert last_look(Record(stop_time=10, orphan_time=12), 45) == NEVER
-        assert last_look(Record(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
+        assert stacks_due(Record(), 45) == NEVER
+        assert stacks_due(Record(stop_time=10, orphan_time=12), 45) == NEVER
+        assert stacks_due(Record(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
 
     def test_an_exit_that_was_asked_for_is_no_failure(self):
         record = Record(
@@ -120,7 +120,7 @@ class TestVerdict:
         record = Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10})
         reason = verdict(record, None)
         assert reason.exit_code == 143
-        assert "meets again" in reason.message
+        assert "starts again with other nodes" in reason.message
 
     def test_the_parents_end(self):
         record = Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2})

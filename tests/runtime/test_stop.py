@@ -5,9 +5,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.lookout import Lookout
-from k8sjob.runtime.meeting import NOTE, Meeting
-from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.rendezvous import NOTE, Rendezvous
+from k8sjob.runtime.stop import StopCoordinator
 
 
 class Group:
@@ -16,14 +16,16 @@ class Group:
     def __init__(self, world):
         self.store = dist.HashStore()
         self.lost = []
-        meeting = Meeting(self.store, lambda: self.store, "gloo", "", 0.0)
-        self.lookouts = [Lookout(rank, world, on_loss=self.lost.append) for rank in range(world)]
-        for lookout in self.lookouts:
-            lookout.start(meeting)
+        meeting = Rendezvous(self.store, lambda: self.store, "gloo", "", 0.0)
+        self.coordinators = [
+            StopCoordinator(rank, world, on_loss=self.lost.append) for rank in range(world)
+        ]
+        for coordinator in self.coordinators:
+            coordinator.start(meeting)
 
     def close(self):
-        for lookout in self.lookouts:
-            lookout.close()
+        for coordinator in self.coordinators:
+            coordinator.close()
 
 
 @pytest.fixture
@@ -49,11 +51,11 @@ def test_all_ranks_stop_before_the_same_point(group, seed):
     def run(rank):
         pace = random.Random(f"{seed}-{rank}")
         for point in range(limit):
-            if not ranks.lookouts[rank].passes():
+            if not ranks.coordinators[rank].passes():
                 stopped[rank] = point
                 return
             if point == asked_at and rank == seed:
-                ranks.lookouts[rank].ask_to_stop("SIGTERM")
+                ranks.coordinators[rank].request("SIGTERM")
             if pace.random() < 0.1:
                 time.sleep(pace.random() * 0.02)
             collective.wait()  # breaks if a rank is missing here: a collective left half done
@@ -66,17 +68,17 @@ def test_all_ranks_stop_before_the_same_point(group, seed):
     assert set(stopped) == set(range(world))
     assert len(set(stopped.values())) == 1
     assert asked_at < stopped[0] < limit
-    assert {lookout.reason for lookout in ranks.lookouts} == {"SIGTERM"}
+    assert {coordinator.reason for coordinator in ranks.coordinators} == {"SIGTERM"}
     assert not ranks.lost
 
 
 def test_a_rank_alone_stops_at_once():
-    lookout = Lookout(0, 1, on_loss=pytest.fail)
-    assert lookout.passes()
-    lookout.ask_to_stop("SIGTERM")
-    assert not lookout.passes()
-    assert lookout.reason == "SIGTERM"
-    lookout.farewell(1)
+    coordinator = StopCoordinator(0, 1, on_loss=pytest.fail)
+    assert coordinator.passes()
+    coordinator.request("SIGTERM")
+    assert not coordinator.passes()
+    assert coordinator.reason == "SIGTERM"
+    coordinator.finish(1)
 
 
 def test_a_note_in_the_store_is_a_loss(group):
@@ -88,14 +90,14 @@ def test_a_note_in_the_store_is_a_loss(group):
         time.sleep(0.01)
     assert {str(lost) for lost in ranks.lost} == {"rank 1 was started again"}
     with pytest.raises(PeerLost, match="started again"):
-        ranks.lookouts[0].farewell(10)
+        ranks.coordinators[0].finish(10)
 
 
 def test_a_failing_rank_warns_the_others(group):
     ranks = group(2)
-    ranks.lookouts[0].warn_others("rank 0 failed: ValueError: no")
+    ranks.coordinators[0].warn_others("rank 0 failed: ValueError: no")
     with pytest.raises(PeerLost, match="rank 0 failed: ValueError: no"):
-        ranks.lookouts[1].farewell(10)
+        ranks.coordinators[1].finish(10)
 
 
 def test_nobody_leaves_before_all_are_at_the_end(group):
@@ -103,7 +105,7 @@ def test_nobody_leaves_before_all_are_at_the_end(group):
     left = []
 
     def leave(rank):
-        ranks.lookouts[rank].farewell(10)
+        ranks.coordinators[rank].finish(10)
         left.append(rank)
 
     first = threading.Thread(target=leave, args=(1,))
@@ -118,21 +120,21 @@ def test_nobody_leaves_before_all_are_at_the_end(group):
 def test_who_does_not_come_to_the_end_is_named(group):
     ranks = group(3)
     with pytest.raises(PeerLost, match="1, 2") as caught:
-        ranks.lookouts[0].farewell(0.2)
+        ranks.coordinators[0].finish(0.2)
     assert caught.value.culprits == (1, 2)
 
 
 def test_a_rank_that_is_done_holds_up_no_stop(group):
     ranks = group(2)
-    done, other = ranks.lookouts
+    done, other = ranks.coordinators
     assert done.passes()
     assert other.passes()
-    leaving = threading.Thread(target=done.farewell, args=(10,))
+    leaving = threading.Thread(target=done.finish, args=(10,))
     leaving.start()
-    other.ask_to_stop("SIGTERM")
+    other.request("SIGTERM")
     until = time.monotonic() + 10
     while other.passes():  # asks, and learns that nobody else goes on
         assert time.monotonic() < until
-    other.farewell(10)
+    other.finish(10)
     leaving.join(timeout=10)
     assert not leaving.is_alive()

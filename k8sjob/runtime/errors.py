@@ -1,7 +1,7 @@
-"""A rank that fails because another one went away: told apart from a rank with a fault of its own.
+"""Errors of the runtime, and the libraries' errors that mean that another rank went away.
 
-torch has no exception for it: gloo raises a plain RuntimeError, NCCL a DistBackendError, the store
-a DistNetworkError or DistStoreError. What they say is collected here, in one table.
+torch has no exception for a lost peer: gloo raises a plain RuntimeError, NCCL a DistBackendError,
+the store a DistNetworkError or DistStoreError. One table here lists their messages.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeerLost", "is_peer_loss", "lateness", "peer_loss"]
+__all__ = ["EnvError", "PeerLost", "first_line", "lateness", "peer_loss"]
 
 
-class PeerLost(RuntimeError):  # noqa: N818 - a state of affairs: this rank itself is fine
+class EnvError(Exception):
+    """An environment that cannot work: what is wrong, the value seen, and the next step."""
+
+    exit_code: Final = ExitCode.CONFIG
+
+
+class PeerLost(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
     """Other ranks went away or never came; this rank may be started again.
 
     Attributes:
@@ -63,70 +69,68 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
 _LATE: Final = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass")
 
 
-def is_peer_loss(error: BaseException) -> bool:
-    """Whether an exception, or one that it came from, tells of a rank that went away."""
-    return peer_loss(error) is not None
+def first_line(error: BaseException) -> str:
+    """An exception's class and the first line of its message."""
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def peer_loss(error: BaseException) -> str | None:
-    """What an exception, or one that it came from, tells of a rank that went away.
+    """One line about the rank that went away, from an exception or one that it came from.
 
     Returns:
-        One line without the place in torch's source and its general advice; None: nothing.
+        The message without torch's source lines and general advice; None: no rank went away.
     """
     for link in _chain(error):
         if isinstance(link, PeerLost):
             return str(link)
         if _matches(link):
-            return f"another rank went away: {_first_words(link)}"
+            return f"another rank went away: {_core_message(link)}"
     return None
 
 
 def lateness(error: BaseException) -> str | None:
-    """What a collective said that failed because a rank did not come to it, living or dead.
+    """One line about a collective that failed because a rank, living or dead, did not join it.
 
-    An exception that was raised while another one was handled speaks for itself.
+    An exception raised while another one was handled counts as an error by itself.
 
     Returns:
-        One line, as of peer_loss(); None: it was something else.
+        As peer_loss(); None: it was something else.
     """
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, PeerLost) and link.late:
             return str(link)
-        # A store's timeout may be that of a store of the script's own.
+        # A store's timeout may be that of a store that the script made.
         stores = type(link).__name__.startswith(("DistStore", "DistNetwork"))
         if _matches(link) and not stores and _LATE.search(str(link)):
-            return _first_words(link)
+            return _core_message(link)
         link = link.__cause__
     return None
 
 
-def _first_words(error: BaseException) -> str:
+def _core_message(error: BaseException) -> str:
     first = str(error).strip().partition("\n")[0]
-    told = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
-    told = told.partition(". This is typically")[0]
-    return told.partition(" (this error originated")[0]
+    text = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
+    return text.partition(". This is typically")[0].partition(" (this error originated")[0]
 
 
 def _matches(error: BaseException) -> bool:
-    # Exactly these classes: a user's subclass of RuntimeError speaks for itself.
+    # Exactly these classes: a user's subclass of RuntimeError is the user's error.
     kind = type(error)
     if kind.__module__.partition(".")[0] not in {"builtins", "torch", "jax", "jaxlib"}:
         return False
-    text = str(error)
     return any(
-        kind.__name__ == name and re.compile(pattern, re.DOTALL).search(text)
+        kind.__name__ == name and re.search(pattern, str(error), re.DOTALL)
         for name, pattern in _SIGNS
     )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, then what it came from, as a traceback shows it; cycles end it."""
+    """The exception and what it came from, as a traceback shows them; a cycle ends the chain."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        hidden = None if link.__suppress_context__ else link.__context__
-        link = link.__cause__ or hidden
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.peer import PeerLost, is_peer_loss, lateness
+from k8sjob.runtime.errors import PeerLost, lateness, peer_loss
 
 PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
 LOST = [
@@ -51,12 +51,12 @@ OWN = [
 
 @pytest.mark.parametrize("error", LOST, ids=str)
 def test_a_lost_peer(error):
-    assert is_peer_loss(error)
+    assert peer_loss(error)
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
 def test_a_fault_of_its_own(error):
-    assert not is_peer_loss(error)
+    assert not peer_loss(error)
 
 
 def raised(make):
@@ -84,22 +84,22 @@ def test_what_a_script_makes_of_it_is_still_a_lost_peer():
         except RuntimeError:
             raise ValueError("my own") from None
 
-    assert is_peer_loss(raised(wrap))
-    assert is_peer_loss(raised(stumble))
-    assert not is_peer_loss(raised(hide))
+    assert peer_loss(raised(wrap))
+    assert peer_loss(raised(stumble))
+    assert not peer_loss(raised(hide))
 
 
 def test_a_subclass_of_the_users_speaks_for_itself():
     class MineError(RuntimeError):
         pass
 
-    assert not is_peer_loss(MineError(f"{PAIR}Connection closed by peer"))
+    assert not peer_loss(MineError(f"{PAIR}Connection closed by peer"))
 
 
 def test_a_cycle_of_causes_ends():
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
-    assert not is_peer_loss(one)
+    assert not peer_loss(one)
 
 
 LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms for recv operation")

@@ -11,10 +11,9 @@ import pytest
 
 import k8sjob.runtime
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
-from k8sjob.runtime.boot import exit_code, reason_of
-from k8sjob.runtime.env import EnvError
-from k8sjob.runtime.last_words import leave_reason, read_reason
-from k8sjob.runtime.peer import PeerLost
+from k8sjob.runtime.errors import EnvError, PeerLost
+from k8sjob.runtime.rank_main import exit_code, reason_of
+from k8sjob.runtime.termination import read_reason, write_reason
 
 LOOK = """
 import json, sys
@@ -281,12 +280,12 @@ class TestReason:
 
     def test_the_first_reason_stays(self, tmp_path):
         file = tmp_path / "reason.json"
-        leave_reason(Reason(140, type="Hang"), file)
-        leave_reason(Reason(138, type="PeerLost"), file)
+        write_reason(Reason(140, type="Hang"), file)
+        write_reason(Reason(138, type="PeerLost"), file)
         assert read_reason(file).type == "Hang"
         assert list(tmp_path.iterdir()) == [file]
 
     def test_without_an_agent_nobody_is_told(self, tmp_path):
-        leave_reason(Reason(1), None)
-        leave_reason(Reason(1), tmp_path / "no" / "folder")
+        write_reason(Reason(1), None)
+        write_reason(Reason(1), tmp_path / "no" / "folder")
         assert read_reason(tmp_path / "no" / "folder") is None
