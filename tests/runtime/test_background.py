@@ -10,6 +10,7 @@ import torch.distributed as dist
 from k8sjob.runtime.background import Background
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.rendezvous import Rendezvous
 from k8sjob.runtime.tally import AbandonedError, Tally
 
 
