@@ -263,7 +263,7 @@ def test_ranks_in_different_collectives_are_seen(nodes):
 
 
 def test_a_module_level_model_does_not_abort_at_the_end(nodes):
-    """The set-up in which a torn-down interpreter aborts now and then: see boot.py."""
+    """The set-up in which a torn-down interpreter aborts now and then: see rank_main.py."""
     script = """
         from torch.nn.parallel import DistributedDataParallel
         model = DistributedDataParallel(torch.nn.Linear(64, 64))

@@ -362,7 +362,9 @@ class TestHang:
         """Rank 0 does not beat, so that it counts as hung where it is seen to be stopped."""
         result = run([self.BEAT, f"    {hang}()\n", "time.sleep(60)"], nproc=2, hang_timeout=1.0)
         assert result.code == ExitCode.HUNG
-        assert (result.reason.type, result.reason.culprits) == ("Hang", seen)
+        assert result.reason.type == "Hang"
+        assert result.reason.culprits, "on a busy machine one rank is seen before the other"
+        assert set(result.reason.culprits) <= set(seen)
         assert result.seconds < 15
         for rank in (0, 1):
             assert f'[rank {rank}]   File "{tmp_path}/main.py", line' in result.err

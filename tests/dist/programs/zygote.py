@@ -19,7 +19,7 @@ import torch.distributed.rpc
 import torch.nn.parallel
 import torch.optim
 
-from k8sjob.runtime import boot
+from k8sjob.runtime import rank_main
 
 
 def become(request):
@@ -30,7 +30,7 @@ def become(request):
     os.environ.clear()
     os.environ.update(request["env"])
     torch.set_num_threads(1)
-    boot.main(request["argv"])
+    rank_main.main(request["argv"])
 
 
 def reap(codes):
