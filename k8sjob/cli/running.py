@@ -17,8 +17,8 @@ from k8sjob.cli.place import Place, place_options
 from k8sjob.cli.selecting import selector_option
 from k8sjob.errors import JobNotFound
 from k8sjob.launch import stopper
-from k8sjob.lifecycle.many import poll_all, watch_all
 from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.lifecycle.watch_all import poll_all, watch_all
 from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located

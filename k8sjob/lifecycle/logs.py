@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.lifecycle.funnel import Funnel
+from k8sjob.lifecycle.merge import Merge
 from k8sjob.lifecycle.status import job_status, processes, replica_names
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ def _followed(
     if tail is not None:
         ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
         yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
-    with Funnel[LogLine]() as funnel:
+    with Merge[LogLine]() as merge:
         for replica in replicas:
-            funnel.add(replica, partial(follow, replica))
-        while funnel.open:
-            item = funnel.get()
+            merge.add(replica, partial(follow, replica))
+        while merge.open:
+            item = merge.get()
             if isinstance(item, LogLine):
                 yield item
             elif item and item.error and not isinstance(item.error, JobNotFound):

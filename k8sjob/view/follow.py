@@ -92,7 +92,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     """Show many jobs until an interrupt comes; the exit code.
 
     Args:
-        events: see lifecycle.many.
+        events: see lifecycle.watch_all.
         output: "auto" is a table in a terminal and a line a change elsewhere.
 
     Raises:

@@ -6,8 +6,7 @@ from k8sjob.backends.api import LogLine
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.logs import MOST_AT_ONCE
-from k8sjob.lifecycle.readers import LAST_LINES
-from k8sjob.lifecycle.watch import SETTLE_SECONDS, watch
+from k8sjob.lifecycle.watch import LAST_LINES, SETTLE_SECONDS, watch
 
 
 def told(events, kind):

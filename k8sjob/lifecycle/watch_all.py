@@ -1,7 +1,7 @@
-"""Many jobs as they go: of each what changed about it, and nothing of what is over.
+"""Many jobs while they run: what changes about each of them.
 
-The memory is that of the jobs which have not ended: of those that have, a number is kept until they
-are deleted.
+Memory is needed for the jobs that have not ended: of the others a number is kept until they are
+deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.reflect import Kind
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.status import JobState, job_status
-from k8sjob.lifecycle.watch import job_data
+from k8sjob.lifecycle.watch import job_data, warning
 
 if TYPE_CHECKING:
     import threading
@@ -52,10 +52,10 @@ def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
                 synced = True
             case Kind.LOST:
                 lost_at = time.monotonic()
-                yield _warning(f"the connection to the cluster is lost, trying again: {change.why}")
+                yield warning(f"the connection to the cluster is lost, trying again: {change.why}")
             case Kind.RESTORED:
                 away = time.monotonic() - lost_at
-                yield _warning(f"the connection to the cluster is back after {away:.0f} s")
+                yield warning(f"the connection to the cluster is back after {away:.0f} s")
 
 
 def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> Iterator[Event]:
@@ -100,7 +100,3 @@ def _deleted(told: dict[str, int], status: JobStatus) -> Iterator[Event]:
 def _data(status: JobStatus) -> dict[str, Any]:
     where = {"namespace": status.ref.namespace, "name": status.ref.name}
     return where | job_data(status) | {"counts": dict(status.counts)}
-
-
-def _warning(message: str) -> Event:
-    return Event(EventKind.WARNING, {"message": message}, time.time())

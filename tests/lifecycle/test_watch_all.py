@@ -4,7 +4,7 @@ import pytest
 
 from k8sjob.backends.cluster.reflect import Change, Kind
 from k8sjob.backends.transport import ApiError
-from k8sjob.lifecycle.many import watch_all
+from k8sjob.lifecycle.watch_all import watch_all
 
 
 @pytest.fixture

@@ -1,18 +1,18 @@
 import threading
 import time
 
-from k8sjob.lifecycle.funnel import Ended, Funnel
+from k8sjob.lifecycle.merge import Ended, Merge
 
 
 def test_all_sources_come_and_end():
-    with Funnel() as funnel:
+    with Merge() as merge:
         for name in "ab":
-            funnel.add(name, lambda _stop, name=name: iter([name + "1", name + "2"]))
-        items = [funnel.get(5) for _ in range(6)]
-        assert funnel.get(0.01) is None
+            merge.add(name, lambda _stop, name=name: iter([name + "1", name + "2"]))
+        items = [merge.get(5) for _ in range(6)]
+        assert merge.get(0.01) is None
     assert {item for item in items if isinstance(item, str)} == {"a1", "a2", "b1", "b2"}
     assert {item.source for item in items if isinstance(item, Ended)} == {"a", "b"}
-    assert funnel.open == set()
+    assert merge.open == set()
 
 
 def test_the_error_of_a_source_comes_at_its_end():
@@ -20,10 +20,10 @@ def test_the_error_of_a_source_comes_at_its_end():
         yield 1
         raise ValueError("no more")
 
-    with Funnel() as funnel:
-        funnel.add("broken", broken)
-        assert funnel.get(5) == 1
-        assert str(funnel.get(5).error) == "no more"
+    with Merge() as merge:
+        merge.add("broken", broken)
+        assert merge.get(5) == 1
+        assert str(merge.get(5).error) == "no more"
 
 
 def test_a_source_whose_last_item_says_all_runs_no_further_ahead_than_it_may():
@@ -34,17 +34,17 @@ def test_a_source_whose_last_item_says_all_runs_no_further_ahead_than_it_may():
             made.append(number)
             yield number
 
-    with Funnel() as funnel:
-        funnel.add("states", states, ahead=2)
-        funnel.add("other", lambda _stop: iter("xyz"))
+    with Merge() as merge:
+        merge.add("states", states, ahead=2)
+        merge.add("other", lambda _stop: iter("xyz"))
         deadline = time.monotonic() + 5
         while len(made) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
         assert len(made) == 3  # two wait, and the third is in hand
         seen = []
-        while "states" in funnel.open:
-            seen.append(funnel.get(5))
+        while "states" in merge.open:
+            seen.append(merge.get(5))
     assert [item for item in seen if isinstance(item, int)] == list(range(100))
 
 
@@ -58,7 +58,7 @@ def test_leaving_ends_a_source_that_is_held_back():
         finally:
             ended.set()
 
-    with Funnel(size=10) as funnel:
-        funnel.add("endless", endless, ahead=1)
-        assert funnel.get(5) == 1
+    with Merge(size=10) as merge:
+        merge.add("endless", endless, ahead=1)
+        assert merge.get(5) == 1
     assert ended.wait(5)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
-__all__ = ["Ended", "Funnel"]
+__all__ = ["Ended", "Merge"]
 
 T = TypeVar("T")
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A source has nothing more to give.
+    """The end of a source.
 
     Attributes:
         source: the name it was added by.
@@ -29,8 +29,8 @@ class Ended:
     error: Exception | None = None
 
 
-class Funnel(Generic[T]):
-    """What all sources give, in the order of arrival; leaving the context ends the sources.
+class Merge(Generic[T]):
+    """The items of all sources, in the order of arrival; leaving the context ends the sources.
 
     A source is a function that takes an Event and returns an iterator, and that ends the iteration
     soon after the Event was set.
@@ -42,15 +42,10 @@ class Funnel(Generic[T]):
         self._queue: queue.Queue[tuple[T | Ended, threading.Semaphore | None]] = queue.Queue(size)
         self.open: set[str] = set()
 
-    def __enter__(self) -> Funnel[T]:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
 
     def add(
@@ -72,7 +67,7 @@ class Funnel(Generic[T]):
         room = threading.Semaphore(ahead) if ahead else None
         # A daemon: a source that is slow to notice the stop must not hold up the interpreter.
         threading.Thread(
-            target=self._read, args=(name, source, room), name=f"funnel-{name}", daemon=True
+            target=self._read, args=(name, source, room), name=f"merge-{name}", daemon=True
         ).start()
 
     def get(self, timeout: float | None = None) -> T | Ended | None:
@@ -99,17 +94,17 @@ class Funnel(Generic[T]):
                 self._put(item, room)
                 if self._stop.is_set():
                     return
-        except Exception as failure:  # noqa: BLE001 - it belongs to the reader of the funnel
+        except Exception as failure:  # noqa: BLE001 - it is for the reader
             error = failure
         self._put(Ended(name, error), None)
 
     def _put(self, item: T | Ended, room: threading.Semaphore | None) -> None:
-        while room and not room.acquire(timeout=0.5):
+        while room and not room.acquire(timeout=_POLL_SECONDS):
             if self._stop.is_set():
                 return
         while not self._stop.is_set():
             try:
-                self._queue.put((item, room), timeout=0.5)
+                self._queue.put((item, room), timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
             return

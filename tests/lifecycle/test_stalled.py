@@ -3,9 +3,8 @@
 import pytest
 
 from k8sjob.contract import EventKind
-from k8sjob.lifecycle.standing import Standing
 from k8sjob.lifecycle.status import job_status
-from k8sjob.lifecycle.watch import watch
+from k8sjob.lifecycle.watch import Stalled, watch
 
 ABSENT = {"reason": "CreateContainerConfigError", "message": 'secret "hf" not found'}
 
@@ -35,7 +34,7 @@ def looks(standing, *moments):
 
 
 def test_what_stands_is_told_once_with_its_next_step(stuck):
-    ((now, said),) = looks(Standing(10), *((second, stuck) for second in range(60)))
+    ((now, said),) = looks(Stalled(10), *((second, stuck) for second in range(60)))
     assert now == 10
     assert said["reason"] == "secret"
     assert said["message"].startswith("worker-0: there is no secret 'hf' in namespace ns; next: ")
@@ -43,17 +42,17 @@ def test_what_stands_is_told_once_with_its_next_step(stuck):
 
 def test_what_passes_is_not_told(stuck, well):
     turns = [well if second % 8 == 0 else stuck for second in range(60)]
-    assert looks(Standing(10), *enumerate(turns)) == []
+    assert looks(Stalled(10), *enumerate(turns)) == []
 
 
 def test_the_past_of_a_job_that_runs_is_not_its_trouble(well):
-    assert looks(Standing(0), (0, well), (1, well)) == []
+    assert looks(Stalled(0), (0, well), (1, well)) == []
 
 
 @pytest.mark.parametrize("state", ["Suspended", "Failed"])
 def test_what_the_state_says_is_not_said_again(snapshot, state):
     seen = snapshot("Created", state)
-    assert looks(Standing(0), (0, seen), (1, seen)) == []
+    assert looks(Stalled(0), (0, seen), (1, seen)) == []
 
 
 def test_a_silent_operator_is_told_though_nothing_ever_changes(script, snapshot, ref):
