@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -28,7 +28,6 @@ __all__ = [
     "TAIL_LINES",
     "excerpt",
     "in_parallel",
-    "instant",
     "last_lines",
     "logs",
     "replica_of_rank",
@@ -111,7 +110,7 @@ def _followed(
 
     def follow(replica: str, stop: Event) -> Iterator[LogLine]:
         seen = ends.get(replica) or _End((), 0)
-        begin = instant(seen.stamp) if seen.stamp else since
+        begin = datetime.fromisoformat(seen.stamp) if seen.stamp else since
         lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
         return _from(seen.after(lines), since)
 
@@ -206,14 +205,6 @@ def replica_of_rank(job: Json, rank: int) -> str:
     return every[bisect_right(ends, rank)]
 
 
-def instant(timestamp: str) -> datetime:
-    """The moment of an RFC 3339 timestamp, to the microsecond (nanoseconds are cut off)."""
-    head, dot, rest = timestamp.rstrip("Z").partition(".")
-    return datetime.fromisoformat(head + dot + rest[:6].ljust(6, "0") * bool(dot)).replace(
-        tzinfo=UTC
-    )
-
-
 class _End:
     """The last lines of a replica's output, and where whoever follows it goes on.
 
@@ -244,7 +235,9 @@ class _End:
 
 
 def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]:
-    return (line for line in lines if since is None or instant(line.timestamp) >= since)
+    return (
+        line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
+    )
 
 
 def _timestamp(line: LogLine) -> str:

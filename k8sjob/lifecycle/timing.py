@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import CONTAINER_NAME, Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.lifecycle.logs import MOST_AT_ONCE, in_parallel, instant
+from k8sjob.lifecycle.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.lifecycle.status import job_status, replica_names, speaker
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def output_times(lines: Iterable[LogLine]) -> OutputTimes:
     """The moments in some lines; no more of them are taken than it needs."""
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
-        now = instant(line.timestamp).timestamp()
+        now = datetime.fromisoformat(line.timestamp).timestamp()
         if times.first_line is None or line.attempt != times.attempt:
             times = OutputTimes(first_line=now, attempt=line.attempt)
         event = Event.decode(line.text)

@@ -15,7 +15,7 @@ from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.diagnose import Cause, diagnose
-from k8sjob.lifecycle.logs import MOST_AT_ONCE, TAIL_LINES, excerpt, instant
+from k8sjob.lifecycle.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.lifecycle.merge import Ended, Merge
 from k8sjob.lifecycle.status import JobState, JobStatus, job_status, replica_names
 
@@ -177,7 +177,8 @@ class _Watcher:
         if event:
             return event
         data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
-        return Event(EventKind.LOG, data, instant(line.timestamp).timestamp(), line.replica)
+        written = datetime.fromisoformat(line.timestamp).timestamp()
+        return Event(EventKind.LOG, data, written, line.replica)
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.cells import cell_len
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Event
 
-__all__ = ["Board", "LiveBoard", "PlainBoard"]
+__all__ = ["LiveBoard", "PlainBoard"]
 
 _NAME_WIDTH: Final = 24
 _STATE_WIDTH: Final = 10
@@ -85,40 +85,6 @@ class Job:
         return row
 
 
-@dataclass(slots=True)
-class Board:
-    """The jobs so far: those that have not ended, and how many have.
-
-    Attributes:
-        jobs: by namespace and name.
-        ended: how many ended while this was shown, by state.
-    """
-
-    jobs: dict[str, Job] = field(default_factory=dict)
-    ended: Counter[str] = field(default_factory=Counter)
-
-    def add(self, job: Job) -> None:
-        """Take in a job's news; of one that has ended the state alone is kept."""
-        known = self.jobs.pop(job.name, None)
-        if not job.ended:
-            self.jobs[job.name] = job
-        elif known or job.state != "Deleted":
-            self.ended[job.state] += 1
-
-    def first(self, rows: int) -> list[Job]:
-        """As many as there is room for: those that do not run first, then by name."""
-        order = {state: place for place, state in enumerate(_FIRST)}
-        ranked = sorted(self.jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
-        return ranked[: max(rows, 0)]
-
-    @property
-    def totals(self) -> str:
-        """How many are in which state."""
-        now = Counter(job.state for job in self.jobs.values())
-        counts = [f"{count} {state}" for state, count in (now + self.ended).most_common()]
-        return ", ".join(counts) or "no jobs"
-
-
 class PlainBoard:
     """One row a change."""
 
@@ -130,15 +96,13 @@ class PlainBoard:
         """Write what changed; nothing for none."""
         for event in events:
             if event.kind == EventKind.JOB:
-                self._write(Job.of(event))
+                job = Job.of(event)
+                self._width = max(self._width, cell_len(job.name))
+                self._out.write(job.line(self._width).plain + "\n")
             elif event.kind == EventKind.WARNING:
                 self._out.write(f"warning: {text(event.data.get('message'))}\n")
         if events:
             self._out.flush()
-
-    def _write(self, job: Job) -> None:
-        self._width = max(self._width, cell_len(job.name))
-        self._out.write(job.line(self._width).plain + "\n")
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -149,7 +113,8 @@ class LiveBoard:
 
     def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
         self._console = console
-        self._board = Board()
+        self._jobs: dict[str, Job] = {}
+        self._ended = Counter[str]()
         self._region = Region(console)
         self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
 
@@ -161,33 +126,45 @@ class LiveBoard:
                 above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
             elif event.kind == EventKind.JOB:
                 job = Job.of(event)
-                self._board.add(job)
+                self._add(job)
                 if job.ended:
                     above.append(job.line(_NAME_WIDTH))
         size = self._console.size
-        self._region.draw(
-            self._rows(size.width, size.height), Text("\n").join(above) if above else None
-        )
+        rows = self._rows(size.width, size.height)
+        self._region.draw(rows, Text("\n").join(above) if above else None)
 
     def close(self) -> None:
         """Take the table away; the lines above stay."""
         self._region.close()
 
+    def _add(self, job: Job) -> None:
+        """Of a job that has ended only the state is counted."""
+        known = self._jobs.pop(job.name, None)
+        if not job.ended:
+            self._jobs[job.name] = job
+        elif known or job.state != "Deleted":
+            self._ended[job.state] += 1
+
     def _rows(self, columns: int, rows: int) -> list[Text]:
         room = max(rows - 3, 1)
-        shown = self._board.first(room - 1)
+        # Those that do not run come first, then by name.
+        order = {state: place for place, state in enumerate(_FIRST)}
+        ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
+        shown = ranked[: room - 1]
         width = max([_NAME_WIDTH, *(cell_len(job.name) for job in shown)])
         # Where there is little room, the state is worth more than the end of a name.
         width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
-        rest = len(self._board.jobs) - len(shown)
+        rest = len(ranked) - len(shown)
         more = f"; {rest} more" if rest else ""
-        title = Text(self._board.totals, style="bold")
+        totals = (Counter(job.state for job in ranked) + self._ended).most_common()
+        counts = ", ".join(f"{count} {state}" for state, count in totals)
+        title = Text(counts or "no jobs", style="bold")
         title.truncate(max(columns - 1 - len(more), 1), overflow=self._overflow)
         title.append(more)
         lines = [title, *(job.line(width, self._overflow) for job in shown)]
         for line in lines:
             line.truncate(max(columns - 1, 1), overflow=self._overflow)
-        return lines[:room]
+        return lines
 
 
 def _padded(value: str, width: int) -> str:
