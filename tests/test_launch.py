@@ -159,7 +159,7 @@ def test_ctrl_c_stops_the_job_and_a_second_one_kills_it(backend, folder, tmp_pat
     for word in ("'here'", "'stopping'")[:times]:
         _read_until(process.stdout, word)
         process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=20)[0]
+    rest = process.communicate(timeout=60)[0]
     assert process.returncode == 0
     assert rest.rstrip().endswith("interrupted")
     (snapshot,) = backend.jobs()

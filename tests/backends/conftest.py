@@ -170,7 +170,7 @@ def transport(request):
 def until():
     """Wait for what becomes true, with a deadline that fails the test."""
 
-    def wait(condition, seconds=20):
+    def wait(condition, seconds=60):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "nothing of the kind within the time"

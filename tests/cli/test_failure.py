@@ -70,6 +70,6 @@ def test_a_reader_that_goes_away_is_no_error():
         stderr=subprocess.PIPE,
     )
     schema.stdout.close()
-    _, err = schema.communicate(timeout=30)
+    _, err = schema.communicate(timeout=60)
     assert err == b""
     assert schema.returncode == 1

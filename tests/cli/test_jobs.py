@@ -44,7 +44,7 @@ def job(job_file, tmp_path, monkeypatch):
     return write
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not (seen := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -255,20 +255,20 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     watching = process("watch", "tiny")
     wait_for(lambda: "rank 0" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=60)
     assert watching.returncode == 130
     assert err == "the job goes on; again: k8sjob watch local/tiny\n"
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
-    assert "again: k8sjob logs -f local/tiny\n" in following.communicate(timeout=20)[1]
+    assert "again: k8sjob logs -f local/tiny\n" in following.communicate(timeout=60)[1]
     assert following.returncode == 130
     choice = ("-r", "master", "--save", tmp_path / "my logs")
     saving = process("logs", "-f", "tiny", *choice)
     part = tmp_path / "my logs/tiny-master-0.0.log.part"
     wait_for(lambda: part.exists() and "rank 0" in part.read_text())
     saving.send_signal(signal.SIGINT)
-    out, err = saving.communicate(timeout=20)
+    out, err = saving.communicate(timeout=60)
     assert f"again: k8sjob logs -f local/tiny -r master --save '{tmp_path}/my logs'\n" in err
     assert (saving.returncode, out) == (130, f"{tmp_path}/my logs/tiny-master-0.0.log\n")
     assert "rank 0" in (tmp_path / "my logs/tiny-master-0.0.log").read_text()
@@ -281,7 +281,7 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     wait_for(lambda: state() == "Running")
 
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=30)
+    out, _ = running.communicate(timeout=60)
     assert running.returncode == 130
     states = [
         event["data"]["state"] for event in map(json.loads, out.splitlines())
@@ -301,9 +301,9 @@ def test_a_second_interrupt_ends_a_job_that_does_not_stop(job, k8sjob, process, 
     wait_for(lambda: "Ctrl-C again" in running.stdout.readline())
     before = time.monotonic()
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    running.communicate(timeout=60)
     assert running.returncode == 130
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 45
     assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["state"] == "Stopped"
 
 
@@ -333,7 +333,7 @@ def test_the_live_screen_on_a_terminal(job, tmp_path):
             break
         seen += part
     os.close(keeper)
-    assert child.wait(timeout=20) == 0
+    assert child.wait(timeout=60) == 0
     text = seen.decode()
     assert "\x1b[?2026h" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1

@@ -208,7 +208,7 @@ def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
 def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkeypatch, k8sjob):
     k8sjob("submit", file)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    plain, _ = process("diff", other(file)).communicate(timeout=30)
+    plain, _ = process("diff", other(file)).communicate(timeout=60)
     assert "\x1b" not in plain
     keeper, terminal = pty.openpty()
     child = subprocess.Popen(
@@ -220,7 +220,7 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkey
         while part := os.read(keeper, 65536):
             seen += part
     os.close(keeper)
-    assert child.wait(timeout=30) == 1
+    assert child.wait(timeout=60) == 1
     assert b"\x1b[31m-                - main.py\x1b[0m" in seen
     assert b"\x1b[32m+                - other.py\x1b[0m" in seen
 

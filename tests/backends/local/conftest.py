@@ -49,14 +49,14 @@ class Waiter:
     def __init__(self, backend):
         self.backend = backend
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=60):
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             assert time.monotonic() < deadline, "nothing of the kind within the time"
             time.sleep(0.02)
         return result
 
-    def end(self, ref, seconds=20):
+    def end(self, ref, seconds=60):
         """The status of the job when it has ended."""
 
         def ended():
@@ -65,10 +65,10 @@ class Waiter:
 
         return self.until(ended, seconds)
 
-    def state(self, ref, state, seconds=20):
+    def state(self, ref, state, seconds=60):
         self.until(lambda: job_status(self.backend.snapshot(ref)).state == state, seconds)
 
-    def text(self, ref, text, replica="master-0", seconds=20):
+    def text(self, ref, text, replica="master-0", seconds=60):
         """Until a replica has written a line with this text."""
         self.until(lambda: any(text in line for line in self.lines(ref, replica)), seconds)
 

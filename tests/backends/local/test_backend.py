@@ -151,7 +151,7 @@ def test_a_supervisor_that_does_not_answer_is_killed_in_the_end(backend, wait, m
     backend.stop(ref, now=True)
     backend.finish(ref)
     assert job_status(backend.snapshot(ref)).reason == "PyTorchJobSupervisorGone"
-    wait.until(lambda: not alive(rank), seconds=5)
+    wait.until(lambda: not alive(rank))
 
 
 def test_a_failed_replica_is_started_again_in_its_pod(backend, wait, make_plan):
@@ -321,14 +321,15 @@ def test_what_ignores_sigterm_is_killed_at_the_end_of_its_grace_or_at_once(
     ref = backend.create(plan)
     wait.text(ref, "here")
     backend.stop(ref)
-    status = wait.end(ref, seconds=8)
+    status = wait.end(ref)
     assert status.state is JobState.STOPPED
-    again = backend.create(plan)
+    patient = make_plan(textwrap.dedent(script), workers=0, policy={"termination_grace": 90})
+    again = backend.create(patient)
     wait.text(again, "here")
     began = time.monotonic()
     backend.stop(again, now=True)
     assert wait.end(again).replicas[0].exit_code == 137
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 45
 
 
 def test_a_stop_that_comes_too_late_leaves_a_success(backend, wait, make_plan):
@@ -465,8 +466,8 @@ def test_when_the_parent_is_killed_nothing_outlives_it(backend, wait, parent, al
         wait.text(ref, "", replica)
     pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
     parent.kill()
-    wait.until(lambda: not any(map(alive, pids)), seconds=5)
-    status = wait.end(ref, seconds=2)
+    wait.until(lambda: not any(map(alive, pids)))
+    status = wait.end(ref)
     assert status.state is JobState.STOPPED
     assert "the process that ran the job is gone" in status.message
 
@@ -480,7 +481,7 @@ def test_when_the_supervisor_is_killed_the_state_says_so_and_nothing_outlives_it
     pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
     keeper = backend.folder(ref).keeper()
     os.kill(keeper.pid, signal.SIGKILL)
-    wait.until(lambda: not any(map(alive, pids)), seconds=5)
+    wait.until(lambda: not any(map(alive, pids)))
     status = job_status(LocalBackend(state).snapshot(ref))
     assert (status.state, status.reason) == (JobState.FAILED, "PyTorchJobSupervisorGone")
     assert [r.reason for r in status.replicas] == ["ContainerStatusUnknown"] * 2
@@ -635,7 +636,7 @@ def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
     status = wait.end(ref)
     assert status.state is JobState.FAILED
     assert f"cannot write {backend.folder(ref).path}: File too large" in status.message
-    wait.until(lambda: not alive(int(wait.lines(ref)[0])), seconds=5)
+    wait.until(lambda: not alive(int(wait.lines(ref)[0])))
 
 
 def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):
@@ -709,7 +710,7 @@ def test_expired_jobs_go_when_somebody_looks(backend, wait, make_plan):
     wait.end(ref)
     assert len(backend.jobs()) == 1
     backend.finish(ref)
-    wait.until(lambda: not backend.jobs(), seconds=5)
+    wait.until(lambda: not backend.jobs())
     with pytest.raises(JobNotFound):
         backend.snapshot(ref)
 
