@@ -15,12 +15,12 @@ import click
 from k8sjob.cli.documents import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.output import document, line
+from k8sjob.image.blobs import Sent
 from k8sjob.image.build import build
-from k8sjob.image.builders.table import AUTO, BUILDERS
+from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.context import shown_size
+from k8sjob.image.http_client import HttpClient
 from k8sjob.image.push import push
-from k8sjob.image.upload import Sent
-from k8sjob.image.wire import Wire
 from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located
@@ -96,9 +96,9 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
     for platform in platforms or (None,):
         with progress_line() as progress:
-            wire = Wire(plain_http=plain_http)
+            http = HttpClient(plain_http=plain_http)
             built = build_and_tell(
-                spec, folder_of(file), wire=wire, progress=progress, platform=platform, **how
+                spec, folder_of(file), http=http, progress=progress, platform=platform, **how
             )
         images.append(built)
         if output == "name" and built.reference:
@@ -177,7 +177,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     layout = output if isinstance(output, Path) else None
     with progress_line() as progress:
         if builds:
-            build_and_tell(spec, folder, wire=Wire(plain_http=plain_http), progress=progress)
+            build_and_tell(spec, folder, http=HttpClient(plain_http=plain_http), progress=progress)
         pushed = push(
             spec,
             folder,
@@ -188,7 +188,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             say=warn,
             packing=progress.packing,
             progress=progress,
-            wire=Wire(plain_http=plain_http),
+            http=HttpClient(plain_http=plain_http),
         )
     tell(pushed, dry_run=dry_run, mounts=layout is None)
     if layout and not dry_run:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import JobRef, Plan
     from k8sjob.backends.cluster import ClusterBackend
-    from k8sjob.image.wire import Wire
+    from k8sjob.image.http_client import HttpClient
     from k8sjob.rendering.difference import Difference
     from k8sjob.sending import Submitted
     from k8sjob.spec import JobSpec
@@ -132,7 +132,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         return 0
     backend = place.connect(made.spec.namespace)
     if spec.builds_image and image is None:
-        options = {"onto": onto, "wire": _wire(plain_http), "dry_run": dry_run is not None}
+        options = {"onto": onto, "http": _http(plain_http), "dry_run": dry_run is not None}
         with located(file):
             made = _with_image(spec, made, backend, options, builds=builds)
     try:
@@ -174,7 +174,7 @@ def _with_image(
     from k8sjob.cli.building import build_and_tell, progress_line, tell  # noqa: PLC0415 - see push_code
 
     with progress_line() as progress:
-        build = partial(build_and_tell, wire=options["wire"], progress=progress)
+        build = partial(build_and_tell, http=options["http"], progress=progress)
         told: dict[str, Any] = {"say": warn, "packing": progress.packing, "progress": progress}
         made, pushed = push_code(
             spec, made, backend, build=build if builds else None, **told, **options
@@ -183,10 +183,10 @@ def _with_image(
     return made
 
 
-def _wire(plain_http: tuple[str, ...]) -> Wire:
-    from k8sjob.image.wire import Wire  # noqa: PLC0415 - see push_code
+def _http(plain_http: tuple[str, ...]) -> HttpClient:
+    from k8sjob.image.http_client import HttpClient  # noqa: PLC0415 - see push_code
 
-    return Wire(plain_http=plain_http)
+    return HttpClient(plain_http=plain_http)
 
 
 def _watch(backend: ClusterBackend, ref: JobRef, place: Place) -> int:
@@ -252,8 +252,8 @@ def diff_command(
             made = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
         backend = place.connect(made.spec.namespace)
         if spec.builds_image and image is None:
-            wire = _wire(plain_http)
-            made, _ = push_code(spec, made, backend, dry_run=True, onto=onto, wire=wire)
+            http = _http(plain_http)
+            made, _ = push_code(spec, made, backend, dry_run=True, onto=onto, http=http)
         found = compare(made, backend)
     except K8sJobError as error:
         fail(str(error))

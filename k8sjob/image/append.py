@@ -1,6 +1,6 @@
-"""An image and one layer more: the base's manifest and config, changed in as little as can be.
+"""Layers put on an image: its manifest and config, changed as little as possible.
 
-The container that comes of it is the one that the rendered Dockerfile gives: same user, folder,
+With the code on it, the container is the one that the rendered Dockerfile gives: same user, folder,
 variables and command.
 """
 
@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from k8sjob.image.reference import Reference
     from k8sjob.spec import JobSpec
 
-__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "Base", "append", "install"]
+__all__ = [
+    "BASE_DIGEST",
+    "BASE_NAME",
+    "Appended",
+    "Base",
+    "append_code",
+    "append_packages",
+    "environment",
+    "labels",
+]
 
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 """Label, and in OCI manifests annotation, with the base as the spec names it."""
@@ -47,6 +56,11 @@ class Base:
     reference: Reference
     manifest: Manifest
     config: dict[str, Any]
+
+    @property
+    def pinned(self) -> str:
+        """Its reference by digest."""
+        return self.reference.at(self.manifest.digest)
 
     @property
     def platform(self) -> str:
@@ -87,46 +101,71 @@ class Appended:
 
     @property
     def digest(self) -> str:
-        """Of the manifest: the image's name for good."""
+        """Of the manifest."""
         return digest_of(self.manifest)
 
 
-def append(base: Base, layer: Layer, spec: JobSpec) -> Appended:
-    """Put the code on a base.
+def append_code(base: Base, layer: Layer, spec: JobSpec) -> Appended:
+    """Put the code on a base; a container of the image runs the job.
 
-    Args:
-        base: what is below.
-        layer: the code.
-        spec: says what the container runs.
+    A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
+    that torch looks up is in a variable.
 
     Raises:
         ImageError: the base's config does not fit its manifest.
     """
-    return _stacked(base, [layer], _running(base, spec), "k8sjob push")
+    command, args = container_argv(spec)
+    variables = environment(base.config)
+    paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
+    variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
+    variables |= {"HOME": HOME, "USER": _USER_NAME}
+    run = {
+        "WorkingDir": WORKDIR,
+        "User": f"{IMAGE_UID}:{IMAGE_UID}",
+        "Cmd": [*command, *args],
+    }
+    return _append(base, [layer], variables, run, "k8sjob push")
 
 
-def install(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
+def append_packages(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
     """Put on a base what the code needs; nothing else about the base changes.
 
     Args:
-        base: what is below.
+        base: the image below.
         layers: what is installed, the lowest first.
-        variables: of the environment, in place of the base's of those names.
+        variables: replace those of the base with the same names.
 
     Raises:
         ImageError: the base's config does not fit its manifest.
     """
-    below = _run(base)
-    environment = {**_variables(below), **variables}
-    run = {**below, "Env": _lines(environment), "Labels": _labels(base)}
-    return _stacked(base, layers, run, "k8sjob build")
+    return _append(base, layers, environment(base.config) | dict(variables), {}, "k8sjob build")
 
 
-def _stacked(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> Appended:
-    config = encode(_config(base, layers, run, by))
+def _append(
+    base: Base,
+    layers: Sequence[Layer],
+    variables: Mapping[str, str],
+    run: Mapping[str, Any],
+    created_by: str,
+) -> Appended:
+    origin = {BASE_NAME: str(base.reference), BASE_DIGEST: base.manifest.digest}
+    config = copy.deepcopy(base.config)
+    config["rootfs"]["diff_ids"] = [*base.diff_ids, *(layer.diff_id for layer in layers)]
+    config["created"] = _CREATED
+    config.pop("container", None)
+    config.pop("container_config", None)  # how an old docker has built the base
+    if isinstance(config.get("history"), list):
+        config["history"] += [{"created": _CREATED, "created_by": created_by} for _ in layers]
+    config["config"] = {
+        **_table(base.config, "config"),
+        "Env": [f"{name}={value}" for name, value in variables.items()],
+        **run,
+        "Labels": labels(base.config) | origin,
+    }
+    raw = encode(config)
     below = base.manifest.as_oci() if any(layer.zstd for layer in layers) else base.manifest
     content = copy.deepcopy(below.content)
-    content["config"] |= {"digest": digest_of(config), "size": len(config)}
+    content["config"] |= {"digest": digest_of(raw), "size": len(raw)}
     content["config"].pop("data", None)  # the base's config itself, which some put in
     content["layers"] += [
         {
@@ -137,66 +176,22 @@ def _stacked(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) 
         for layer in layers
     ]
     if below.is_oci:
-        annotations = content.get("annotations")
-        kept = annotations if isinstance(annotations, dict) else {}
-        content["annotations"] = {**kept, **_origin(base)}
-    return Appended(encode(content), below.media_type, config)
+        content["annotations"] = _table(content, "annotations") | origin
+    return Appended(encode(content), below.media_type, raw)
 
 
-def _config(base: Base, layers: Sequence[Layer], run: dict[str, Any], by: str) -> dict[str, Any]:
-    config = copy.deepcopy(base.config)
-    config["rootfs"]["diff_ids"] = [*base.diff_ids, *(layer.diff_id for layer in layers)]
-    config["created"] = _CREATED
-    config.pop("container", None)
-    config.pop("container_config", None)  # how an old docker has built the base
-    if isinstance(config.get("history"), list):
-        config["history"] += [{"created": _CREATED, "created_by": by} for _ in layers]
-    config["config"] = run
-    return config
+def _table(content: dict[str, Any], key: str) -> dict[str, Any]:
+    found = content.get(key)
+    return found if isinstance(found, dict) else {}
 
 
-def _run(base: Base) -> dict[str, Any]:
-    """What a container of the base is started with."""
-    run = base.config.get("config")
-    return run if isinstance(run, dict) else {}
-
-
-def _running(base: Base, spec: JobSpec) -> dict[str, Any]:
-    """What a container of the job is started with.
-
-    A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
-    that torch looks up is in a variable.
-    """
-    command, args = container_argv(spec)
-    below = _run(base)
-    variables = _variables(below)
-    paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
-    variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
-    variables |= {"HOME": HOME, "USER": _USER_NAME}
-    return {
-        **below,
-        "Env": _lines(variables),
-        "WorkingDir": WORKDIR,
-        "User": f"{IMAGE_UID}:{IMAGE_UID}",
-        "Cmd": [*command, *args],
-        "Labels": _labels(base),
-    }
-
-
-def _variables(run: dict[str, Any]) -> dict[str, str]:
-    found = run.get("Env")
+def environment(config: dict[str, Any]) -> dict[str, str]:
+    """The variables that a container with this image config starts with."""
+    found = _table(config, "config").get("Env")
     lines = found if isinstance(found, list) else []
     return dict(str(line).partition("=")[::2] for line in lines)
 
 
-def _lines(variables: dict[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in variables.items()]
-
-
-def _labels(base: Base) -> dict[str, str]:
-    labels = _run(base).get("Labels")
-    return {**(labels if isinstance(labels, dict) else {}), **_origin(base)}
-
-
-def _origin(base: Base) -> dict[str, str]:
-    return {BASE_NAME: str(base.reference), BASE_DIGEST: base.manifest.digest}
+def labels(config: dict[str, Any]) -> dict[str, Any]:
+    """The labels in an image config."""
+    return _table(_table(config, "config"), "Labels")

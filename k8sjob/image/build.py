@@ -1,33 +1,31 @@
-"""The image with a job's dependencies: found by what is in it, or built and pushed."""
+"""The image with a job's dependencies: found by its tag, or built and pushed."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.builders.table import AUTO, choose
-from k8sjob.image.content import SmallContent
+from k8sjob.image.blobs import SmallContent
+from k8sjob.image.builders import AUTO, choose
 from k8sjob.image.credentials import Keyring
-from k8sjob.image.dependencies import Dependencies, Order, image_on_base
+from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
+from k8sjob.image.http_client import HttpClient
 from k8sjob.image.manifest import digest_of
 from k8sjob.image.reference import Reference
-from k8sjob.image.registries import Registries, read_base
-from k8sjob.image.repository import Repository
-from k8sjob.image.upload import Upload
-from k8sjob.image.wire import Wire
+from k8sjob.image.repository import Registries, Repository, read_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.append import Base
     from k8sjob.spec import JobSpec
 
 __all__ = ["Built", "build"]
 
-_NOTHING: Final = b"{}"
+_EMPTY: Final = b"{}"
 """A blob that OCI itself calls empty; many registries have it already."""
 
 
@@ -63,7 +61,7 @@ def build(
     dry_run: bool = False,
     say: Callable[[str], object] = lambda _line: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
-    wire: Wire | None = None,
+    http: HttpClient | None = None,
     keyring: Keyring | None = None,
 ) -> Built:
     """Make sure that the image with what the job installs is in the registry.
@@ -77,11 +75,11 @@ def build(
         builder: one of BUILDERS by its name; AUTO: the first that can.
         platform: os/architecture; None: the spec's, else what the base is for.
         cached: False: build even where the image is there, and use no step of an earlier build.
-        zstd: compress what is installed by it, where it is built now; else by gzip.
+        zstd: compress what is installed by zstd, where it is built now; else by gzip.
         dry_run: look, and neither build nor write.
         say: is called with what is done, and with each line that the builder writes.
         progress: is called with the bytes sent, and how many there are to send.
-        wire: how registries are spoken to; None: with the ordinary patience.
+        http: closed at the end; None: one with the default retry policy.
         keyring: the user's credentials; None: those of docker and podman.
 
     Raises:
@@ -90,48 +88,35 @@ def build(
     """
     image = image_on_base(spec, "build")
     wanted = Dependencies.of(image, Path(folder))
-    with closing(wire or Wire()) as connections:
-        registries = Registries(connections, keyring or Keyring.load())
+    with closing(http or HttpClient()) as client:
+        registries = Registries(client, keyring or Keyring.load())
         repository = Reference.parse(image.repository)
         target = registries.repository(repository, "pull" if dry_run else "pull,push")
         below = registries.repository(Reference.parse(image.base or ""), "pull")
         base = read_base(below, platform or image.platform)
         if not wanted:
-            return _told(base, base, wanted, None)
-        place = Repository(target.session, wanted.place(repository, base.manifest.digest))
+            return Built(base.pinned, None, base.pinned, base.platform, "", None)
+        place = Repository(target.client, wanted.place(repository, base.manifest.digest))
+        result = partial(
+            Built,
+            tag=place.reference.tag,
+            base=base.pinned,
+            platform=base.platform,
+            wanted=str(wanted),
+        )
         if cached and place.is_there():
-            return _told(base, read_base(place, base.platform), wanted, None)
+            return result(read_base(place, base.platform).pinned, builder=None)
         chosen = choose(builder, wanted, zstd=zstd)
         if dry_run:
-            return _told(base, None, wanted, chosen.name, place.reference.tag)
-        _refuse_unwritable(place)
+            return result(None, builder=chosen.name)
+        # Write as little as possible, since a build takes minutes until the registry refuses it.
+        place.upload(SmallContent(digest_of(_EMPTY), _EMPTY), lambda _size: None).run()
         say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
-        order = Order(image, wanted, base, below, place, registries, cached, say, progress, zstd)
-        chosen.make(order)
+        chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
         made = read_base(place, base.platform)
     if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:
         raise ImageError(
             f"{place.reference} is not the image that was built on {base.reference}: somebody else"
             " writes to the repository; build again with --no-cache"
         )
-    return _told(base, made, wanted, chosen.name)
-
-
-def _told(
-    base: Base, made: Base | None, wanted: Dependencies, by: str | None, tag: str | None = None
-) -> Built:
-    return Built(
-        reference=made.reference.at(made.manifest.digest) if made else None,
-        tag=made.reference.tag if made and wanted else tag,
-        base=base.reference.at(base.manifest.digest),
-        platform=base.platform,
-        wanted=str(wanted),
-        builder=by,
-    )
-
-
-def _refuse_unwritable(place: Repository) -> None:
-    """Write as little as can be, since a build takes minutes until the registry refuses it."""
-    content = SmallContent(digest_of(_NOTHING), _NOTHING)
-    upload = Upload(place.session, place.reference, content, lambda _size: None)
-    upload.run(None)
+    return result(made.pinned, builder=chosen.name)

@@ -1,7 +1,7 @@
-"""What a job installs beside its code, and the image that has it, found by what is in it.
+"""What a job installs besides its code, and the tag of the image that has it.
 
 The image lies in the job's repository under a tag that follows from the base and from what is
-installed. Equal wishes are one image, whoever has built it, and with whatever.
+installed. Equal dependencies are one image, whoever has built it, and with whatever builder.
 """
 
 from __future__ import annotations
@@ -13,30 +13,41 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError, redacted
-from k8sjob.image.append import install
-from k8sjob.image.delivery import Delivery
-from k8sjob.image.requirements import logical_lines
+from k8sjob.image.append import append_packages
+from k8sjob.image.transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from k8sjob.image.append import Base
     from k8sjob.image.archive import Layer
     from k8sjob.image.reference import Reference
-    from k8sjob.image.registries import Registries
     from k8sjob.image.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["Dependencies", "Order", "image_on_base"]
+__all__ = ["BuildRequest", "Dependencies", "image_on_base"]
 
-_RECIPE: Final = 1
-"""Raised when something else is to be made of equal wishes: older images are not found then."""
-_OUTSIDE: Final = re.compile(
+_KEY_VERSION: Final = 1
+"""Raised when equal dependencies are to give another image: older ones are not found then."""
+_OTHER_FILE: Final = re.compile(
     r"(?:-[rce]|--(?:requirement|constraint|editable)\b)[\s=]*+(?!(?!file:)[a-z+]+://)"
     r"|\.{0,2}/|[^#]*\bfile:"
 )
 """A line of requirements that leads to another file of this machine."""
+_COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
+_OPTION: Final = re.compile(
+    r"--(?:no-index|pre|prefer-binary|require-hashes)"
+    r"|(?:-i|-f|--index-url|--extra-index-url|--find-links)[\s=]++https?://\S++"
+)
+"""Options that change where wheels come from, and not that they are wheels."""
+_HASH: Final = re.compile(r"\s--hash[\s=]\s*\w+:[0-9a-fA-F]+(?=\s|$)")
+_REQUIREMENT: Final = re.compile(
+    r"(?!.*\s-)[A-Za-z0-9][\w.-]*+\s*+(?:\[[\s\w.,-]*+\]\s*+)?+"
+    r"(?:@\s*https?://[^\s;?#]+\.whl(?:#[^\s;]*+)?\s*+|[\s\w.,<>=!~*+()-]*+)(?:;.*)?",
+    re.ASCII,
+)
+"""name[extras], then versions or the URL of a wheel, then a marker; no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,7 @@ class Dependencies:
 
     @classmethod
     def of(cls, image: Image, folder: Path) -> Dependencies:
-        """Read what a job installs.
-
-        Args:
-            image: of the spec.
-            folder: what relative paths of the spec start from.
+        """Read what a job installs; relative paths of the spec start from the folder.
 
         Raises:
             ImageError: the requirements file cannot be read, or needs another file beside it.
@@ -75,12 +82,8 @@ class Dependencies:
         return bool(self.apt or self.pip or self.requirements is not None)
 
     def key(self, base: str) -> str:
-        """What the image is, as 64 hexadecimal digits; another one when anything changes.
-
-        Args:
-            base: digest of the base's manifest, for one platform.
-        """
-        content = [_RECIPE, base, self.apt, self.pip, self.requirements, self.index_url]
+        """64 hexadecimal digits that change when anything changes; base: its manifest's digest."""
+        content = [_KEY_VERSION, base, self.apt, self.pip, self.requirements, self.index_url]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def place(self, repository: Reference, base: str) -> Reference:
@@ -88,17 +91,81 @@ class Dependencies:
         return replace(repository, tag=f"deps-{self.key(base)[:16]}", digest=None)
 
     def __str__(self) -> str:
-        """In words, as in `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
+        """As in `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
         parts = [f"{name}: {', '.join(getattr(self, name))}" for name in ("apt", "pip")]
         if self.requirements is not None:
             lines = len(self.requirements.splitlines())
             parts.append(f"a requirements file of {lines} line{'' if lines == 1 else 's'}")
         return "; ".join(part for part in parts if not part.endswith(": "))
 
+    def refused_line(self) -> str | None:
+        """The first line that uv must not read, and why; None: there is none.
+
+        uv runs on this machine, so it may install wheels alone: nothing of them runs. Lines like
+        `--no-binary` and `-e` take precedence over uv's own `--only-binary`.
+        """
+        for place, line in self._located_lines():
+            plain = _HASH.sub("", line)
+            if not (_OPTION if plain.startswith("-") else _REQUIREMENT).fullmatch(plain):
+                return (
+                    f"{place}: {redacted(line)!r} is not a package by name and version, nor the"
+                    " http(s) URL of a wheel or of an index; anything else could run code on this"
+                    " machine: take --builder buildah, podman or buildx, which install in a"
+                    " container"
+                )
+        return None
+
+    def checked_lines(self) -> list[str]:
+        """What uv reads: never the user's file, but the lines as they were understood here."""
+        return [line for _, line in self._located_lines()]
+
+    def _located_lines(self) -> Iterator[tuple[str, str]]:
+        for number, value in enumerate(self.pip):
+            yield f"image.pip[{number}]", value
+        for number, line in _logical_lines(self.requirements or ""):
+            yield f"image.requirements:{number}", line
+
+
+def _requirements(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ImageError(
+            f"image.requirements: {path}: cannot be read: {reason}; name a file inside the context"
+        ) from None
+    for number, line in _logical_lines(text):
+        shown = f"{path}:{number}: {redacted(line)!r}"
+        if _OTHER_FILE.match(line):
+            raise ImageError(
+                f"{shown} leads to another file, which is not there where packages are installed;"
+                " put what that says into this one"
+            )
+        if "$" in line:
+            raise ImageError(
+                f"{shown} has a '$', by which variables of the environment, passwords too, would be"
+                " sent to the host of an address; take it out"
+            )
+    return text
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a requirements file as pip joins them, numbered, without comments."""
+    parts: list[str] = []
+    first = 1
+    lines = text.removeprefix("\ufeff").splitlines()
+    for number, line in enumerate(lines, 1):
+        continued = line.endswith("\\") and not line.lstrip().startswith("#")
+        parts.append(line[:-1] if continued else line)
+        if not continued or number == len(lines):
+            if whole := _COMMENT.sub("", "".join(parts)).strip():
+                yield first, whole
+            parts, first = [], number + 1
+
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A dependency image that is to be made, and pushed.
+class BuildRequest:
+    """A dependency image that is to be built and pushed.
 
     Attributes:
         image: of the spec.
@@ -107,11 +174,10 @@ class Order:
         below: the base's repository, to read.
         target: the job's repository, to write; its reference has the tag under which the image is
             to be, last of all, when it is whole.
-        registries: other repositories.
         cached: what earlier builds have left on this machine may be used.
         say: is called with each line of progress.
         progress: is called with the bytes sent, and how many there are to send.
-        zstd: what is installed is compressed by it; else by gzip.
+        zstd: compress what is installed by zstd; else by gzip.
     """
 
     image: Image
@@ -119,7 +185,6 @@ class Order:
     base: Base
     below: Repository
     target: Repository
-    registries: Registries
     cached: bool
     say: Callable[[str], object]
     progress: Callable[[int, int], object]
@@ -130,28 +195,24 @@ class Order:
         """The tag under which the image is to be."""
         return self.target.reference.version
 
-    def deliver(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
-        """Push the base with what has been made upon it; the tag is written last.
+    def push(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
+        """Push the base with layers on it; the tag is written last.
 
         Args:
             layers: what is installed, the lowest first.
-            variables: of the environment, that are others than in the base.
+            variables: of the environment, that differ from the base's.
 
         Raises:
             ImageError: a registry refuses, or cannot be reached.
         """
-        made = install(self.base, layers, variables or {})
-        delivery = Delivery(self.target, self.below, self.progress, dry_run=False)
-        delivery.blobs(self.base, [layer.content for layer in layers], made.config)
+        made = append_packages(self.base, layers, variables or {})
+        transfer = Transfer(self.target, self.below, self.progress, dry_run=False)
+        transfer.run(self.base, [layer.content for layer in layers], made.config)
         self.target.put(made.manifest, made.media_type, self.tag)
 
 
 def image_on_base(spec: JobSpec, verb: str) -> Image:
-    """The image part of a spec, where it has a base that something is put on.
-
-    Args:
-        spec: the job.
-        verb: what is to be done with the image, for the message.
+    """The image part of a spec that has a base; the verb is for the message.
 
     Raises:
         ImageError: the image is used as it is.
@@ -163,26 +224,3 @@ def image_on_base(spec: JobSpec, verb: str) -> Image:
             " write `image: {repository: ..., base: ...}` to have one made of your code"
         )
     return image
-
-
-def _requirements(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ImageError(
-            f"image.requirements: {path}: cannot be read: {reason}; name a file inside the context"
-        ) from None
-    for number, line in logical_lines(text):
-        shown = f"{path}:{number}: {redacted(line)!r}"
-        if _OUTSIDE.match(line):
-            raise ImageError(
-                f"{shown} leads to another file, which is not there where packages are installed;"
-                " put what that says into this one"
-            )
-        if "$" in line:
-            raise ImageError(
-                f"{shown} has a '$', by which variables of the environment, passwords too, would be"
-                " sent to the host of an address; take it out"
-            )
-    return text

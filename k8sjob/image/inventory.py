@@ -1,6 +1,6 @@
-"""The Python of a base and what is installed for it, read from the base's layers.
+"""A base's Python and its installed packages, as its layers show them.
 
-What is installed on top has to fit it: its version, its platform, and the packages that are there.
+What is installed on top has to fit: the version, the platform, and the packages that are there.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.content import RemoteContent
-from k8sjob.image.parallel import at_once
-from k8sjob.image.traces import read_traces
+from k8sjob.image.append import environment
+from k8sjob.image.blobs import RemoteContent
+from k8sjob.image.layer_scan import scan_layer
+from k8sjob.image.transfer import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.image.append import Base
+    from k8sjob.image.layer_scan import LayerScan
     from k8sjob.image.repository import Repository
-    from k8sjob.image.traces import Traces
 
-__all__ = ["DEFAULT_PATH", "HOME", "Inventory", "environment", "read_inventory", "take_inventory"]
+__all__ = ["DEFAULT_PATH", "DEPS_HOME", "Inventory", "read_inventory", "take_inventory"]
 
-HOME: Final = "/opt/deps"
-"""Where packages are that were put on a base without running it."""
-_AT_ONCE: Final = 4
+DEPS_HOME: Final = "/opt/deps"
+"""Where packages lie that were put on a base without running it."""
+_WIDTH: Final = 4
 """Layers that are read at the same time."""
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where commands are looked for in a container whose image does not say."""
+"""PATH in a container whose image does not set it."""
 _NAMES: Final = ("python", "python3")
 _VERSION: Final = re.compile(r"python(\d+\.\d+)$")
 _VENV_VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", re.MULTILINE)
@@ -43,14 +44,14 @@ _NAME: Final = re.compile(
 """Of a distribution; files here are named by it, so it must not be a path."""
 _LIBC: Final = re.compile(r"/libc(?:\.so\.6|-2\.\d+\.so)$")
 _MUSL: Final = re.compile(r"/ld-musl-[^/]+$")
-_MOST_LINKS: Final = 40
-_MOST_KEPT: Final = 128 << 20
+_MAX_LINKS: Final = 40
+_MAX_KEPT: Final = 128 << 20
 """Characters that are kept of all layers together: those of large bases are a few millions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the base's Python is.
+    """A base's Python.
 
     Attributes:
         image: the base's name, for messages.
@@ -58,9 +59,9 @@ class Inventory:
         version: of the language, as "3.13".
         architecture: as images name it, as "amd64".
         glibc: version of the C library, as (2, 36); None: it is musl.
-        site: the folder of packages that Python looks into last; without "/" at its beginning.
+        site: the last folder of packages that Python searches; without a leading "/".
         distributions: name, version and extras of what is installed, as the headers of its
-            metadata, by normalised name.
+            metadata, by normalized name.
     """
 
     image: str
@@ -83,79 +84,72 @@ def read_inventory(
         progress: is called with the bytes read, and how many there are to read.
 
     Raises:
-        ImageError: a layer cannot be read, or there is no Python that can be understood.
+        ImageError: a layer cannot be read, or there is no Python that is understood.
     """
     layers = [layer for layer in base.manifest.layers if not layer.elsewhere]
-    count = _Count(sum(layer.size for layer in layers), progress)
-    where = str(repository.reference)
+    total, where = sum(layer.size for layer in layers), str(repository.reference)
+    received = kept = 0
+    lock = threading.Lock()
 
-    def read(number: int) -> Traces:
-        content = RemoteContent(repository.session, repository.reference, layers[number])
-        found = read_traces(content, where, count)
-        if count.keep(found.size) > _MOST_KEPT:
+    def note(size: int) -> None:
+        nonlocal received
+        with lock:
+            received += size
+            progress(received, total)
+
+    def scan(number: int) -> LayerScan:
+        nonlocal kept
+        content = RemoteContent(repository.client, repository.reference, layers[number])
+        found = scan_layer(content, where, note)
+        with lock:
+            kept += found.size
+        if kept > _MAX_KEPT:
             raise ImageError(
                 f"{where}: its {len(layers)} layers have more names and metadata than any Python"
                 " needs; take another base"
             )
         return found
 
-    work = [lambda number=number: read(number) for number in range(len(layers))]
-    return take_inventory(base, at_once(work, _AT_ONCE))
+    work = [lambda number=number: scan(number) for number in range(len(layers))]
+    return take_inventory(base, run_parallel(work, _WIDTH))
 
 
-class _Count:
-    """Adds up what several threads have read, and kept of it."""
-
-    def __init__(self, total: int, progress: Callable[[int, int], object]) -> None:
-        self._read, self._kept, self._total = 0, 0, total
-        self._progress = progress
-        self._lock = threading.Lock()
-
-    def __call__(self, size: int) -> None:
-        with self._lock:
-            self._read += size
-            self._progress(self._read, self._total)
-
-    def keep(self, size: int) -> int:
-        """Add the size of what is kept of a layer; the sum over the layers so far."""
-        with self._lock:
-            self._kept += size
-            return self._kept
-
-
-def take_inventory(base: Base, layers: Iterable[Traces]) -> Inventory:
-    """What the traces of all layers, bottom first, amount to.
+def take_inventory(base: Base, layers: Iterable[LayerScan]) -> Inventory:
+    """Combine the scans of all layers, bottom first.
 
     Raises:
-        ImageError: there is no Python that can be understood.
+        ImageError: there is no Python that is understood.
     """
     tree = _Tree()
     for layer in layers:
         tree.add(layer)
-    environ = environment(base)
+    variables = environment(base.config)
     name = str(base.reference)
-    python = _python(tree, environ.get("PATH") or DEFAULT_PATH)
+    python = _python(tree, variables.get("PATH") or DEFAULT_PATH)
     if python is None:
         raise ImageError(
             f"{name} has no Python on its PATH, for which packages could be installed; take a base"
             " with Python and torch"
         )
-    home = _Home.of(tree, *python)
-    if home is None:
+    found = _version_and_sites(tree, *python)
+    if found is None:
         raise ImageError(
-            f"{name}: {python[0]} is a Python whose version cannot be told; take another base, or"
-            " build with --builder buildah"
+            f"{name}: the version of {python[0]} cannot be found out; take another base, or build"
+            " with --builder buildah"
         )
-    sites = _sites_there(tree, home, f"{name}: {python[0]}")
-    folders = [
-        *sites,
-        HOME,
-        *(path.strip("/") for path in environ.get("PYTHONPATH", "").split(":")),
-    ]
+    version, searched = found
+    sites = [site for site in map(tree.resolve, searched) if site in tree.marks]
+    if not sites:
+        raise ImageError(
+            f"{name}: {python[0]} has no folder for packages (looked for: {', '.join(searched)});"
+            " take another base, or build with --builder buildah"
+        )
+    paths = variables.get("PYTHONPATH", "").split(":")
+    folders = [*sites, DEPS_HOME, *(path.strip("/") for path in paths)]
     return Inventory(
         image=name,
         python=python[0],
-        version=home.version,
+        version=version,
         architecture=base.platform.partition("/")[2],
         glibc=_glibc(tree, name),
         site=sites[-1],
@@ -164,13 +158,13 @@ def take_inventory(base: Base, layers: Iterable[Traces]) -> Inventory:
 
 
 class _Tree:
-    """What matters of the files that all layers together make."""
+    """The files of interest in all layers together."""
 
     def __init__(self) -> None:
         self.links: dict[str, str] = {}
         self.marks: dict[str, str] = {}
 
-    def add(self, layer: Traces) -> None:
+    def add(self, layer: LayerScan) -> None:
         """Put a layer on top."""
         for path in layer.hidden:
             self._drop(f"{path}/")
@@ -185,15 +179,15 @@ class _Tree:
             self.links.pop(path, None)
             self.marks[path] = text
 
-    def _drop(self, beginning: str) -> None:
+    def _drop(self, prefix: str) -> None:
         for paths in (self.links, self.marks):
-            for path in [path for path in paths if path.startswith(beginning)]:
+            for path in [path for path in paths if path.startswith(prefix)]:
                 del paths[path]
 
     def resolve(self, path: str) -> str:
-        """Where a path leads in the end, by all links on its way; itself where that is a circle."""
+        """A path with all links on its way followed; unchanged where they form a circle."""
         done, rest = "", posixpath.normpath(path).strip("/").split("/")
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             while rest:
                 step = posixpath.normpath(posixpath.join(done, rest.pop(0))).lstrip("/")
                 if step in self.links:
@@ -206,15 +200,8 @@ class _Tree:
         return path
 
 
-def environment(base: Base) -> dict[str, str]:
-    """The variables that a container of the base starts with."""
-    run = base.config.get("config")
-    variables = run.get("Env") if isinstance(run, dict) else None
-    return dict(str(item).partition("=")[::2] for item in variables or [])
-
-
 def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
-    """The interpreter as it is called, and the file that this is in the end."""
+    """The interpreter as it is called, and the file behind all links."""
     for name in _NAMES:
         for folder in path.split(":"):
             called = posixpath.join("/", folder, name)
@@ -224,36 +211,18 @@ def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """Where an interpreter looks for packages.
-
-    Attributes:
-        prefix: of the installation, or of the virtual environment.
-        version: of the language.
-        below: the prefix that a virtual environment takes packages from, too; else empty.
-    """
-
-    prefix: str
-    version: str
-    below: str = ""
-
-    @classmethod
-    def of(cls, tree: _Tree, called: str, real: str) -> _Home | None:
-        """What follows from an interpreter; None where its version does not."""
-        installed = posixpath.dirname(posixpath.dirname(real))
-        environment = posixpath.dirname(tree.resolve(posixpath.dirname(called)))
-        config = tree.marks.get(f"{environment}/pyvenv.cfg")
-        said = _VERSION.search(real) or _VENV_VERSION.search(config or "")
-        if said is None:
-            return None
-        if config is None:
-            return cls(installed, said[1])
-        return cls(environment, said[1], installed if _SYSTEM_SITES.search(config) else "")
-
-    def sites(self) -> list[str]:
-        """The folders, in about the order in which they are looked into."""
-        return [*_sites(self.prefix, self.version), *_sites(self.below, self.version)]
+def _version_and_sites(tree: _Tree, called: str, real: str) -> tuple[str, list[str]] | None:
+    """An interpreter's version, and where it searches packages; None: the version is unknown."""
+    prefix = posixpath.dirname(posixpath.dirname(real))
+    venv = posixpath.dirname(tree.resolve(posixpath.dirname(called)))
+    config = tree.marks.get(f"{venv}/pyvenv.cfg")
+    version = _VERSION.search(real) or _VENV_VERSION.search(config or "")
+    if version is None:
+        return None
+    prefixes = [prefix]
+    if config is not None:
+        prefixes = [venv, prefix] if _SYSTEM_SITES.search(config) else [venv]
+    return version[1], [site for each in prefixes for site in _sites(each, version[1])]
 
 
 def _sites(prefix: str, version: str) -> Iterator[str]:
@@ -270,17 +239,6 @@ def _sites(prefix: str, version: str) -> Iterator[str]:
     yield f"{prefix}/lib/python{version}/site-packages"
 
 
-def _sites_there(tree: _Tree, home: _Home, what: str) -> list[str]:
-    sites = [site for site in map(tree.resolve, home.sites()) if site in tree.marks]
-    if not sites:
-        looked = ", ".join(home.sites())
-        raise ImageError(
-            f"{what} has no folder for packages (looked for: {looked}); take another base, or build"
-            " with --builder buildah"
-        )
-    return sites
-
-
 def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
     found = [text for path, text in tree.marks.items() if text and _LIBC.search(f"/{path}")]
     if found:
@@ -289,8 +247,8 @@ def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
     if any(_MUSL.search(f"/{path}") for path in tree.marks):
         return None
     raise ImageError(
-        f"{name}: its C library is none that packages are made for; take another base, or build"
-        " with --builder buildah"
+        f"{name}: packages are not made for its C library; take another base, or build with"
+        " --builder buildah"
     )
 
 

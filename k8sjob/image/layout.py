@@ -1,4 +1,4 @@
-"""Images in a folder instead of a registry, in OCI's layout: for places without a network.
+"""Images in a folder instead of a registry, as an OCI layout: for places without a network.
 
 The index is written last, when all that it names is there.
 """
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.content import SmallContent
+from k8sjob.image.blobs import Sent, SmallContent
 from k8sjob.image.manifest import OCI_INDEX, digest_of, encode, read_object
-from k8sjob.image.upload import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from k8sjob.image.content import Content
+    from k8sjob.image.blobs import Content
     from k8sjob.image.reference import Reference
 
 __all__ = ["Layout"]
@@ -31,42 +30,42 @@ __all__ = ["Layout"]
 _MARK, _INDEX = "oci-layout", "index.json"
 _VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'
 _TAG: Final = "org.opencontainers.image.ref.name"
-"""The annotation that tools find an image of a layout by."""
+"""The annotation by which tools find an image of a layout."""
 _NAME: Final = "io.containerd.image.name"
-"""The annotation that containerd and docker name an image by that they load."""
+"""The annotation by which containerd and docker name an image that they load."""
 
 
 class Layout:
-    """A folder that images are written to.
+    """A folder that images are written to; it has the methods of a Repository that a push needs."""
 
-    Attributes:
-        folder: made when something is written.
-        reference: where the image belongs, for its name.
-    """
-
-    session: Final = None  # nothing can be mounted here
+    client: Final = None  # nothing can be mounted here
 
     def __init__(self, folder: Path, reference: Reference) -> None:
-        """Look at the folder.
+        """Check the folder, which is made when something is written.
+
+        Args:
+            folder: where to.
+            reference: the image's name.
 
         Raises:
-            ImageError: it is something else than a layout.
+            ImageError: it is something other than a layout.
         """
         self.folder = folder
         self.reference = reference
-        self._desk: tempfile.TemporaryDirectory[str] | None = None
+        self._unfinished: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
-        with _in_words(folder):
+        with _errors_explained(folder):
             if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
                 raise ImageError(
-                    f"{folder}: not empty, and no OCI layout; name a folder that is not there yet"
+                    f"{folder}: not empty, and not an OCI layout; name a folder that does not exist"
+                    " yet"
                 )
             self._entries()
 
     def close(self) -> None:
-        """Take away what is not whole."""
-        if self._desk is not None:
-            self._desk.cleanup()
+        """Remove what is not complete."""
+        if self._unfinished is not None:
+            self._unfinished.cleanup()
 
     def has(self, raw: bytes, media_type: str) -> bool:
         """Whether an image is there, by its manifest."""
@@ -77,12 +76,7 @@ class Layout:
         )
 
     def upload(self, content: Content, sent: Callable[[int], object]) -> _Copy:
-        """A blob on its way into the folder.
-
-        Args:
-            content: the blob.
-            sent: is called with each number of bytes that are written.
-        """
+        """The copy of a blob; `sent` is called with each number of bytes that are written."""
         return _Copy(self, content, sent)
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
@@ -101,29 +95,30 @@ class Layout:
             "platform": {key: config[key] for key in ("os", "architecture") if key in config},
             "annotations": {_TAG: tag, _NAME: f"{self.reference.name}:{tag}"},
         }
-        with _in_words(self.folder), _alone(self.folder):
+        with _errors_explained(self.folder), _locked(self.folder):
             kept = [other for other in self._entries() if other.get("digest") != digest]
             index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*kept, entry]}
             self.write(self.folder / _MARK, [_VERSION])
             self.write(self.folder / _INDEX, [encode(index)])
 
     def write(self, path: Path, blocks: Iterable[bytes]) -> None:
-        """Write a file that has its name when it is whole."""
+        """Write a file that gets its name when it is complete."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._unfinished(), delete=False) as file:
+        with self._lock:
+            if self._unfinished is None:
+                self._unfinished = tempfile.TemporaryDirectory(
+                    dir=self.folder, prefix=".", ignore_cleanup_errors=True
+                )
+        with tempfile.NamedTemporaryFile(dir=self._unfinished.name, delete=False) as file:
             for block in blocks:
                 file.write(block)
             file.flush()
             os.fchmod(file.fileno(), 0o644)
         Path(file.name).replace(path)
 
-    def _unfinished(self) -> str:
-        with self._lock:
-            if self._desk is None:
-                self._desk = tempfile.TemporaryDirectory(
-                    dir=self.folder, prefix=".", ignore_cleanup_errors=True
-                )
-        return self._desk.name
+    def path(self, digest: str) -> Path:
+        """Where a blob is."""
+        return self.folder.joinpath("blobs", *digest.split(":"))
 
     def _entries(self) -> list[dict[str, Any]]:
         path = self.folder / _INDEX
@@ -134,21 +129,17 @@ class Layout:
             return found
         raise ImageError(f"{path}: not the index of an OCI layout; name another folder")
 
-    def path(self, digest: str) -> Path:
-        """Where a blob is."""
-        return self.folder.joinpath("blobs", *digest.split(":"))
-
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One blob on its way into a folder; see Upload."""
+    """The copy of one blob into a folder; see Upload."""
 
     layout: Layout
     content: Content
     sent: Callable[[int], object]
 
     def is_there(self) -> bool:
-        """Whether the folder has the blob: it gets its name when it is whole."""
+        """Whether the folder has the blob."""
         path = self.layout.path(self.content.digest)
         return path.is_file() and path.stat().st_size == self.content.size
 
@@ -156,9 +147,9 @@ class _Copy:
         """Write it.
 
         Raises:
-            ImageError: it cannot be read, is not what its digest says, or there is no space.
+            ImageError: it cannot be read, does not match its digest, or there is no space.
         """
-        with _in_words(self.layout.folder):
+        with _errors_explained(self.layout.folder):
             self.layout.write(self.layout.path(self.content.digest), self._blocks())
         return Sent.UPLOADED
 
@@ -169,8 +160,8 @@ class _Copy:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """While no other process writes the index."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing the index."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -180,7 +171,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _in_words(folder: Path) -> Iterator[None]:
+def _errors_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -12,27 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append
+from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append_code, labels
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
-from k8sjob.image.delivery import Delivery
 from k8sjob.image.dependencies import Dependencies, image_on_base
-from k8sjob.image.layer import pack
+from k8sjob.image.http_client import HttpClient
+from k8sjob.image.layers import pack_code
 from k8sjob.image.layout import Layout
-from k8sjob.image.parallel import begin
 from k8sjob.image.reference import Reference
-from k8sjob.image.registries import Registries, read_base
-from k8sjob.image.repository import Repository
-from k8sjob.image.wire import Wire
+from k8sjob.image.repository import Registries, Repository, read_base
+from k8sjob.image.transfer import Transfer, start
 from k8sjob.origin import Origin, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from k8sjob.image.append import Base
-    from k8sjob.image.delivery import Blob
+    from k8sjob.image.layers import Secret
     from k8sjob.image.manifest import Manifest
-    from k8sjob.image.secrets import Finding
+    from k8sjob.image.transfer import Blob
     from k8sjob.spec import Image, JobSpec
 
 __all__ = ["Pushed", "push"]
@@ -69,7 +67,7 @@ class Pushed:
     blobs: tuple[Blob, ...]
     unchanged: bool
     private: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Secret, ...]
     origin: Origin
 
 
@@ -84,7 +82,7 @@ def push(
     say: Callable[[str], object] = lambda _line: None,
     packing: Callable[[int, int], object] = lambda _packed, _total: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
-    wire: Wire | None = None,
+    http: HttpClient | None = None,
     keyring: Keyring | None = None,
 ) -> Pushed:
     """Put the job's code on its base, in the registry; equal code gives the same digest.
@@ -103,7 +101,7 @@ def push(
         say: is called with what may not be meant, before anything is packed.
         packing: is called with the bytes of code that are packed, and how many there are.
         progress: is called with the bytes sent, and how many there are to send.
-        wire: how registries are spoken to; None: with the ordinary patience.
+        http: closed at the end; None: one with the default retry policy.
         keyring: the user's credentials; None: those of docker and podman.
 
     Raises:
@@ -116,41 +114,44 @@ def push(
     if context.remark:
         say(context.remark)
     with ExitStack() as opened:
-        wire = opened.enter_context(closing(wire or Wire()))
-        registries = Registries(wire, keyring or Keyring.load())
+        http = opened.enter_context(closing(http or HttpClient()))
+        registries = Registries(http, keyring or Keyring.load())
         actions = "pull" if dry_run or output else "pull,push"
         target = registries.repository(Reference.parse(image.repository), actions)
         place: Repository | Layout = target
         if output:
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
         below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
-        fetched = begin(  # while the code is packed
+        read = start(  # while the code is packed
             lambda: (
                 _installed(below, target, image, wanted)
                 if wanted
                 else (read_base(below, image.platform), None)
             )
         )
-        layer = opened.enter_context(
-            closing(pack(context, alone=onto is not None, progress=packing))
-        )
+        layer = pack_code(context, alone=onto is not None, progress=packing)
+        opened.enter_context(closing(layer))
         if strict and layer.findings:
-            raise ImageError(_refused(layer.findings))
-        base, bare = fetched()
+            lines = "\n".join(map(str, layer.findings))
+            raise ImageError(
+                f"{lines}\nthese look like credentials; take them out, or push without --strict"
+            )
+        base, bare = read.result()
         if output:
             base = replace(base, manifest=base.manifest.as_oci())
-        made = append(base, layer, spec)
+        made = append_code(base, layer, spec)
         tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
         unchanged = place.has(made.manifest, made.media_type)
-        delivery = Delivery(place, target if wanted else below, progress, dry_run=dry_run)
-        blobs = () if unchanged else delivery.blobs(base, [layer.content], made.config)
+        transfer = Transfer(place, target if wanted else below, progress, dry_run=dry_run)
+        blobs = () if unchanged else transfer.run(base, [layer.content], made.config)
         if not unchanged and not dry_run:
             place.put(made.manifest, made.media_type, tag)
+    reference = target.reference.at(made.digest)
     return Pushed(
-        reference=target.reference.at(made.digest),
+        reference=reference,
         digest=made.digest,
         tag=tag,
-        base=base.reference.at(base.manifest.digest),
+        base=base.pinned,
         platform=base.platform,
         files=context.files,
         code_size=context.size,
@@ -160,9 +161,9 @@ def push(
         private=context.private,
         findings=layer.findings,
         origin=Origin(
-            image=target.reference.at(made.digest),
+            image=reference,
             base=_bottom(base, onto) if bare is None else below.reference.at(bare.digest),
-            onto=base.reference.at(base.manifest.digest),
+            onto=base.pinned,
             platform=base.platform,
             layers=(*_added(base, bare), Part("code", layer.content.digest, layer.content.size)),
             installed=str(wanted),
@@ -177,7 +178,7 @@ def _installed(
     """The image in the job's repository that has what is to be installed, and the bare base's."""
     bare = below.image(image.platform)
     place = wanted.place(target.reference, bare.digest)
-    found = Repository(target.session, place)
+    found = Repository(target.client, place)
     if not found.is_there():
         raise ImageError(
             f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
@@ -189,10 +190,8 @@ def _installed(
 def _bottom(base: Base, onto: str | None) -> str:
     """The base by its digest: the spec's, or the one that the named image is labelled with."""
     if onto is None:
-        return base.reference.at(base.manifest.digest)
-    run = base.config.get("config")
-    labels = run.get("Labels") if isinstance(run, dict) else None
-    known = labels if isinstance(labels, dict) else {}
+        return base.pinned
+    known = labels(base.config)
     name, digest = str(known.get(BASE_NAME, "")), str(known.get(BASE_DIGEST, ""))
     try:
         return Reference.parse(name).at(digest) if name and digest else ""
@@ -208,8 +207,3 @@ def _added(base: Base, bare: Manifest | None) -> list[Part]:
         return []
     added = [layer for layer in base.manifest.layers if layer.digest not in under]
     return [Part("dependencies", layer.digest, layer.size) for layer in added]
-
-
-def _refused(findings: Iterable[Finding]) -> str:
-    lines = "\n".join(str(finding) for finding in findings)
-    return f"{lines}\nthese look like credentials; take them out, or push without --strict"

@@ -1,4 +1,4 @@
-"""One repository of a registry: manifests and small blobs, checked against their digests."""
+"""Repositories of registries: manifests and small blobs, checked against their digests."""
 
 from __future__ import annotations
 
@@ -8,31 +8,56 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
-from k8sjob.image.content import RemoteContent
-from k8sjob.image.manifest import Index, digest_of
-from k8sjob.image.upload import Upload
-from k8sjob.image.wire import MAX_ANSWER
+from k8sjob.image.append import Base
+from k8sjob.image.blobs import RemoteContent, Upload
+from k8sjob.image.client import RegistryClient
+from k8sjob.image.http_client import MAX_BODY
+from k8sjob.image.manifest import Index, digest_of, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.content import Content
+    from k8sjob.image.blobs import Content
+    from k8sjob.image.credentials import Entry, Keyring, Login
+    from k8sjob.image.http_client import HttpClient, Response
     from k8sjob.image.manifest import Descriptor, Manifest
     from k8sjob.image.reference import Reference
-    from k8sjob.image.session import Session
-    from k8sjob.image.wire import Answer
 
-__all__ = ["Repository"]
+__all__ = ["Registries", "Repository", "read_base"]
 
-_DEEPEST: Final = 3
-"""Indexes in indexes that are looked into."""
+_MAX_NESTING: Final = 3
+"""Indexes in indexes that are followed."""
+_EXISTS: Final = frozenset({200, 401, 403, 404})
+"""Some registries answer 401 or 403 for what does not exist."""
+
+
+class Registries:
+    """Clients of the registries; one for all repositories that share a login."""
+
+    def __init__(self, http: HttpClient, keyring: Keyring) -> None:
+        self._http, self._keyring = http, keyring
+        self._clients: dict[tuple[str, tuple[Entry, ...]], RegistryClient] = {}
+
+    def repository(self, reference: Reference, actions: str) -> Repository:
+        """A repository that is used for "pull", or for "pull,push"."""
+        entries = self._keyring.entries(reference)
+
+        def login() -> Login | None:
+            return next((login for entry in entries if (login := entry.login())), None)
+
+        client = self._clients.setdefault(
+            (reference.endpoint, entries),
+            RegistryClient(self._http, reference.registry, reference.endpoint, login),
+        )
+        client.add_scope(reference, actions)
+        return Repository(client, reference)
 
 
 class Repository:
-    """Where images of one name are."""
+    """The images of one name."""
 
-    def __init__(self, session: Session, reference: Reference) -> None:
-        self.session = session
+    def __init__(self, client: RegistryClient, reference: Reference) -> None:
+        self.client = client
         self.reference = reference
         self._manifests = f"/v2/{reference.repository}/manifests"
 
@@ -46,7 +71,7 @@ class Repository:
             ImageError: there is no such image, or none for the platform.
         """
         version = self.reference.version
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_NESTING):
             found = self._read(version)
             if not isinstance(found, Index):
                 return found
@@ -55,25 +80,38 @@ class Repository:
 
     def is_there(self) -> bool:
         """Whether the registry shows an image of this reference."""
-        answer = self.session.request(
-            "HEAD",
-            f"{self._manifests}/{self.reference.version}",
-            ok={200, 401, 403, 404},  # of what is not there some registries say no more than "no"
-            doing=f"looking for {self.reference}",
-            headers={"Accept": manifest.ACCEPTED},
+        return (
+            self._head(self.reference.version, str(self.reference), manifest.ACCEPTED).status == 200
         )
-        return answer.status == 200
+
+    def has(self, raw: bytes, media_type: str) -> bool:
+        """Whether a manifest is there."""
+        digest = digest_of(raw)
+        answer = self._head(digest, self.reference.at(digest), media_type)
+        return answer.confirms(digest, len(raw))
+
+    def _head(self, version: str, what: str, accept: str) -> Response:
+        return self.client.request(
+            "HEAD",
+            f"{self._manifests}/{version}",
+            ok=_EXISTS,
+            doing=f"looking for {what}",
+            headers={"Accept": accept},
+        )
 
     def _read(self, version: str) -> Manifest | Index:
-        answer = self.session.request(
+        answer = self.client.request(
             "GET",
             f"{self._manifests}/{version}",
             ok={200},
             doing=f"reading {self.reference}",
             headers={"Accept": manifest.ACCEPTED},
         )
-        algorithm, digested, _ = version.partition(":")
-        if digested and version != f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}":
+        algorithm, is_digest, _ = version.partition(":")
+        if (
+            is_digest
+            and version != f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
+        ):
             raise ImageError(
                 f"{self.reference}: what came as {version} has the digest {digest_of(answer.body)}:"
                 " the registry, or a proxy on the way, is broken; try again"
@@ -86,54 +124,37 @@ class Repository:
         """A small blob, whole.
 
         Raises:
-            ImageError: it is too large, cannot be read, or is not what its digest says.
+            ImageError: it is too large, cannot be read, or does not match its digest.
         """
-        if descriptor.size > MAX_ANSWER:
+        if descriptor.size > MAX_BODY:
             raise ImageError(
                 f"{self.reference}: its config has {descriptor.size} bytes; the image is broken"
             )
-        return b"".join(RemoteContent(self.session, self.reference, descriptor).blocks(0))
-
-    def has(self, raw: bytes, media_type: str) -> bool:
-        """Whether a manifest is there."""
-        digest = digest_of(raw)
-        answer = self.session.request(
-            "HEAD",
-            f"{self._manifests}/{digest}",
-            ok={200, 401, 403, 404},
-            doing=f"looking for {self.reference.at(digest)}",
-            headers={"Accept": media_type},
-        )
-        return answer.has(digest, len(raw))
+        return b"".join(RemoteContent(self.client, self.reference, descriptor).blocks(0))
 
     def upload(self, content: Content, sent: Callable[[int], object]) -> Upload:
-        """A blob on its way into the repository.
-
-        Args:
-            content: the blob.
-            sent: is called with each number of bytes that go out.
-        """
-        return Upload(self.session, self.reference, content, sent)
+        """The upload of a blob; `sent` is called with each number of bytes that go out."""
+        return Upload(self.client, self.reference, content, sent)
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest under a tag; all that it names must be there.
 
         Raises:
-            ImageError: the registry does not take it, or took it for something else.
+            ImageError: the registry does not take it, or stores something else.
         """
         digest = digest_of(raw)
-        answer = self._written(raw, media_type, tag)
-        given = answer.headers.get("Docker-Content-Digest", digest)
-        if given != digest or not self.has(raw, media_type):
+        answer = self._write(raw, media_type, tag)
+        stored = answer.headers.get("Docker-Content-Digest", digest)
+        if stored != digest or not self.has(raw, media_type):
             raise ImageError(
-                f"{self.reference.name}:{tag}: the registry has it as {given} and not as {digest};"
+                f"{self.reference.name}:{tag}: the registry has it as {stored} and not as {digest};"
                 " it is broken, or changes what it is given"
             )
 
-    def _written(self, raw: bytes, media_type: str, tag: str) -> Answer:
-        patience, doing = self.session.patience, f"writing {self.reference.name}:{tag}"
+    def _write(self, raw: bytes, media_type: str, tag: str) -> Response:
+        retry, doing = self.client.retry, f"writing {self.reference.name}:{tag}"
         for failures in count(1):
-            answer = self.session.request(
+            answer = self.client.request(
                 "PUT",
                 f"{self._manifests}/{tag}",
                 ok={201, 400, 404},
@@ -143,8 +164,29 @@ class Repository:
             )
             if answer.status == 201:
                 break
-            # While another one pushes a blob of it, too, a registry may not know it for a moment.
-            if failures == patience.tries or b"BLOB_UNKNOWN" not in answer.body:
-                raise self.session.refusal(answer, doing)
-            patience.wait(failures)
+            # While another client pushes the same blob, a registry may not know it for a moment.
+            if failures == retry.tries or b"BLOB_UNKNOWN" not in answer.body:
+                raise self.client.refusal(answer, doing)
+            retry.wait(failures)
         return answer
+
+
+def read_base(repository: Repository, platform: str | None) -> Base:
+    """The image of a repository that layers are put on.
+
+    Args:
+        repository: with the image's tag or digest.
+        platform: os/architecture[/variant]; None: see Index.choose.
+
+    Raises:
+        ImageError: there is none, or none for the platform.
+    """
+    found = repository.image(platform)
+    config = read_object(repository.blob(found.config), str(repository.reference))
+    base = Base(repository.reference, found, config)
+    if platform and "/".join(platform.split("/")[:2]) != base.platform:
+        raise ImageError(
+            f"{base.reference} is for {base.platform}; image.platform says {platform}: take"
+            " another base, or change it"
+        )
+    return base

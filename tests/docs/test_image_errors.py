@@ -13,13 +13,13 @@ from wheelhouse import alone, wheel
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
-from k8sjob.image.builders.settings import write_secrets
-from k8sjob.image.builders.wheels import find_uv, unpack
+from k8sjob.image.builders.pip_settings import write_secrets
+from k8sjob.image.builders.uv import find_uv, unpack
 from k8sjob.image.context import read_context
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.inventory import Inventory
-from k8sjob.image.layer import pack
+from k8sjob.image.layers import pack_code
 from k8sjob.image.layout import Layout
 from k8sjob.image.manifest import Index
 from k8sjob.image.reference import Reference
@@ -47,7 +47,7 @@ def code(given, folder):
     (folder / "code").mkdir()
     (folder / "code/main.py").write_text("print('hello')\n")
     subprocess.run(["bash", "-c", given], cwd=folder / "code", check=True)
-    with closing(pack(read_context(folder / "code"))):
+    with closing(pack_code(read_context(folder / "code"))):
         pass
 
 

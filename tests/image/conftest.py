@@ -1,4 +1,4 @@
-"""A real registry on loopback, images in it that another tool has put there, and jobs on them."""
+"""Registries on loopback, images in them, and jobs on those."""
 
 import os
 import shutil
@@ -7,29 +7,29 @@ from pathlib import Path
 
 import pytest
 from faulty import FaultyRegistry
-from registries import CONFIG, LAYERS, QUICK, Layout, Registry, job, skopeo
+from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
 from k8sjob.image.credentials import Keyring
+from k8sjob.image.http_client import HttpClient
 from k8sjob.image.push import push
-from k8sjob.image.wire import Wire
 
 
-@pytest.fixture(scope="session")
-def tools():
-    """Skips where the registry, or what reads and writes it beside this project, is missing."""
-    missing = [tool for tool in ("docker-registry", "skopeo") if shutil.which(tool) is None]
-    if missing:
-        pytest.skip(f"{' and '.join(missing)} missing; on Debian: apt install {' '.join(missing)}")
-
-
-@pytest.fixture(scope="session")
-def start_registry(tools, tmp_path_factory):
-    """Starts registries that end with the tests."""
+@pytest.fixture(
+    scope="session", params=["in-process", pytest.param("docker", marks=pytest.mark.system)]
+)
+def start_registry(request, tmp_path_factory):
+    """Starts registries that end with the tests: in this process, and Debian's own."""
+    if request.param == "docker" and shutil.which("docker-registry") is None:
+        pytest.skip("docker-registry missing; on Debian: apt install docker-registry")
     started = []
 
     def start(**config):
-        started.append(Registry(tmp_path_factory.mktemp("registry"), **config))
-        return started[-1]
+        if request.param == "docker":
+            registry = Registry(tmp_path_factory.mktemp("registry"), **config)
+        else:
+            registry = LocalRegistry(**config)
+        started.append(registry)
+        return registry
 
     yield start
     for registry in started:
@@ -43,22 +43,27 @@ def registry(start_registry):
 
 
 @pytest.fixture(scope="session")
-def base_image(tools, tmp_path_factory):
-    """Puts an image into a registry, by skopeo; returns its name there."""
+def base_image(tmp_path_factory):
+    """Puts an image into a registry; returns its name there."""
 
-    def put(registry, name="team/base:1", *, form="oci", layers=LAYERS, config=CONFIG, flags=()):
+    def put(registry, name="team/base:1", *, form="oci", layers=LAYERS, config=CONFIG, **headers):
         layout = Layout(tmp_path_factory.mktemp("layout"))
-        layout.index([layout.image(layers, config)])
-        target = f"{registry.host}/{name}"
-        how = ["--dest-tls-verify=false", f"--format={form}", *flags]
-        skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{target}")
-        return target
+        layout.index([layout.image(layers, config, form=form)])
+        registry.put(layout, name, **headers)
+        return f"{registry.host}/{name}"
 
     return put
 
 
+@pytest.fixture(scope="session")
+def skopeo_is_there():
+    """Skips where what reads and writes images beside this project is missing."""
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo missing; on Debian: apt install skopeo")
+
+
 @pytest.fixture
-def buildah(tools, tmp_path):
+def buildah(skopeo_is_there, tmp_path):
     """buildah with a storage of its own."""
     if os.geteuid() != 0 or shutil.which("buildah") is None:
         pytest.skip("reading images with buildah needs root, and on Debian: apt install buildah")
@@ -93,12 +98,12 @@ def build_spec():
 def pushed():
     """Pushes with little patience, and without the credentials of whoever runs the tests."""
 
-    def call(repository, base, folder, *, image=None, keyring=None, wire=None, **options):
+    def call(repository, base, folder, *, image=None, keyring=None, http=None, **options):
         return push(
             job(repository, base, **(image or {})),
             folder,
             keyring=keyring or Keyring({}),
-            wire=wire or Wire(patience=QUICK),
+            http=http or HttpClient(retry=QUICK),
             **options,
         )
 

@@ -1,4 +1,4 @@
-"""Logins at real registries: names and passwords, tokens, TLS, proxies."""
+"""Logins at registries: names and passwords, tokens, TLS, proxies."""
 
 import base64
 import hashlib
@@ -10,19 +10,13 @@ import threading
 import time
 
 import pytest
-from registries import QUICK
+from registries import HTPASSWD, PASSWORD, QUICK
 from tokens import TokenServer
 
 from k8sjob.errors import ImageError
+from k8sjob.image.blobs import Sent
 from k8sjob.image.credentials import Keyring
-from k8sjob.image.upload import Sent
-from k8sjob.image.wire import Wire
-
-pytestmark = pytest.mark.system
-
-PASSWORD = "pass:word"
-# bcrypt of it
-HTPASSWD = "me:$2y$04$abcdefghijklmnopqrstuu7govE5p0NSk1WUEk5C2Qm3hpPC6VJ66\n"
+from k8sjob.image.http_client import HttpClient
 
 
 def keys(folder, logins):
@@ -41,7 +35,8 @@ def basic(start_registry, base_image, tmp_path_factory):
     file = tmp_path_factory.mktemp("auth") / "htpasswd"
     file.write_text(HTPASSWD)
     registry = start_registry(auth={"htpasswd": {"realm": "test", "path": str(file)}})
-    base_image(registry, flags=[f"--dest-creds=me:{PASSWORD}"])
+    login = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+    base_image(registry, Authorization=f"Basic {login}")
     return registry
 
 
@@ -79,8 +74,8 @@ def tokens(certificate):
 def bearer(start_registry, base_image, tokens):
     """A registry that wants tokens."""
     registry = start_registry(auth=tokens.config)
-    base_image(registry, flags=["--dest-creds=root:root"])
-    tokens.asked.clear()
+    access = [{"type": "repository", "name": "team/base", "actions": ["pull", "push"]}]
+    base_image(registry, Authorization=f"Bearer {tokens.token('root', access)}")
     return registry
 
 
@@ -179,7 +174,7 @@ def test_a_certificate_must_be_trusted(tls, push_to_tls, certificate, home, monk
     shutil.copy(certificate[0], folder)
     assert push_to_tls().blobs
     (folder / "ca.crt").write_text("nonsense")
-    with pytest.raises(ImageError, match=r"ca\.crt: not a certificate that can be used"):
+    with pytest.raises(ImageError, match=r"ca\.crt: not a usable certificate"):
         push_to_tls()
     (folder / "ca.crt").unlink()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
@@ -225,8 +220,8 @@ class Proxy(http.server.BaseHTTPRequestHandler):
 def proxied(registry, base_image, pushed, code):
     """Pushes to a registry that can be reached by a proxy alone."""
     base_image(registry, "proxied/base:1")
-    wire = Wire(plain_http=["reg.invalid"], patience=QUICK)
-    return lambda: pushed("reg.invalid/proxied/app", "reg.invalid/proxied/base:1", code, wire=wire)
+    wire = HttpClient(plain_http=["reg.invalid"], retry=QUICK)
+    return lambda: pushed("reg.invalid/proxied/app", "reg.invalid/proxied/base:1", code, http=wire)
 
 
 @pytest.fixture

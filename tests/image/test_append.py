@@ -8,9 +8,9 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
-from k8sjob.image.append import Base, append
+from k8sjob.image.append import Base, append_code
 from k8sjob.image.context import read_context
-from k8sjob.image.layer import pack
+from k8sjob.image.layers import pack_code
 from k8sjob.image.push import push
 from k8sjob.image.reference import Reference
 from k8sjob.rendering import dockerfile
@@ -41,8 +41,8 @@ def base_of(below, /, **changes):
 @pytest.fixture
 def appended(code, build_spec):
     def call(below, /, **changes):
-        with closing(pack(read_context(code))) as layer:
-            made = append(base_of(below, **changes), layer, build_spec)
+        with closing(pack_code(read_context(code))) as layer:
+            made = append_code(base_of(below, **changes), layer, build_spec)
         return json.loads(made.manifest), json.loads(made.config)
 
     return call

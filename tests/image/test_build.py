@@ -19,17 +19,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from registries import QUICK, Layout, job, read_image, skopeo
+from registries import QUICK, Layout, job, read_image
 
 from k8sjob.errors import ImageError
 from k8sjob.image.build import build
-from k8sjob.image.builders.buildah import _exported
-from k8sjob.image.builders.table import BUILDERS
+from k8sjob.image.builders import BUILDERS
+from k8sjob.image.builders.containers import exported
 from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.wire import Wire
+from k8sjob.image.http_client import HttpClient
 
-pytestmark = pytest.mark.system
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.parametrize("start_registry", ["docker"], indirect=True, scope="session"),
+]
 
 PROGRAMS = ("sh", "grep", "mkdir", "chown", "cat", "sleep")
 PIP = """#!/bin/sh
@@ -105,7 +108,7 @@ def built(registry, base, code, storage_of):
     def call(repository, *, builder="buildah", onto=base, at=registry, image=None, **options):
         said = []
         spec = job(f"{at.host}/{repository}", onto, **(image or {"pip": ["tqdm"]}))
-        options |= {"keyring": Keyring({}), "wire": Wire(patience=QUICK), "say": said.append}
+        options |= {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": said.append}
         return build(spec, code, builder=builder, **options), "\n".join(said)
 
     return call
@@ -169,7 +172,7 @@ def test_a_layer_like_one_of_the_base_is_written_all_the_same(storage, storage_o
     below = SimpleNamespace(diff_ids=[first], reference="base")
     with ExitStack() as opened:
         order = SimpleNamespace(base=below, zstd=False)
-        layers = _exported("buildah", order, tmp_path / "out", name, opened)
+        layers = exported("buildah", order, tmp_path / "out", name, opened)
         assert [layer.diff_id for layer in layers] == [again, other] == [first, other]
         for layer in layers:
             raw = gzip.decompress(b"".join(layer.content.blocks(0)))
@@ -275,7 +278,7 @@ def test_no_builder_is_there(built, nobody_builds):
         assert f"  {reason}" in str(failed.value)
     with pytest.raises(ImageError, match="builder podman: podman is not on PATH"):
         built("build/none", builder="podman")
-    with pytest.raises(ImageError, match="builder: 'kaniko' is none; there are auto, "):
+    with pytest.raises(ImageError, match="builder: 'kaniko' is unknown; valid builders: auto, "):
         built("build/none", builder="kaniko")
 
 
@@ -375,8 +378,7 @@ def test_each_platform_has_an_image_of_its_own(registry, write_job, tmp_path):
         entries.append({**entry, "platform": {"os": "linux", "architecture": architecture}})
     layout.index(entries)
     onto = f"{registry.host}/build/several:1"
-    how = ["--all", "--dest-tls-verify=false"]
-    skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{onto}")
+    registry.put(layout, "build/several:1")
     flags = [f"--platform=linux/{name}" for name in ("amd64", "arm64")]
     file = write_job("build/platforms", onto=onto)
     process = k8sjob("build", file, "--builder=buildah", "--dry-run", *flags)

@@ -12,17 +12,15 @@ from registries import CONFIG, job
 from k8sjob.errors import ImageError
 from k8sjob.image import manifest
 from k8sjob.image.append import Base
-from k8sjob.image.builders import buildah, buildx, isolation
-from k8sjob.image.builders.child import Failed, run
-from k8sjob.image.builders.recipe import written
-from k8sjob.image.builders.settings import write_secrets
-from k8sjob.image.builders.table import BUILDERS
+from k8sjob.image.builders import BUILDERS, containers
+from k8sjob.image.builders.containers import written
+from k8sjob.image.builders.pip_settings import write_secrets
+from k8sjob.image.builders.process import BuilderError, run
 from k8sjob.image.credentials import Keyring
-from k8sjob.image.dependencies import Dependencies, Order
+from k8sjob.image.dependencies import BuildRequest, Dependencies
+from k8sjob.image.http_client import HttpClient
 from k8sjob.image.reference import DEFAULT_REGISTRY, Reference
-from k8sjob.image.registries import Registries
-from k8sjob.image.repository import Repository
-from k8sjob.image.wire import Wire
+from k8sjob.image.repository import Registries, Repository
 
 MANIFEST = {
     "schemaVersion": 2,
@@ -43,17 +41,17 @@ def order(code):
     def make(
         registry="reg.example", base="reg.example/team/base:1", *, plain=(), cached=True, **image
     ):
-        registries = Registries(Wire(plain_http=plain), Keyring({}))
+        registries = Registries(HttpClient(plain_http=plain), Keyring({}))
         spec = job(f"{registry}/team/app", base, **(image or {"pip": ["tqdm"]}))
         raw = manifest.encode(MANIFEST)
         config = {"os": "linux", "architecture": "arm64", "config": CONFIG}
         found = Base(Reference.parse(base), manifest.read(raw, "", base), config)
         wanted = Dependencies.of(spec.image, code)
         target = registries.repository(Reference.parse(spec.image.repository), "pull,push")
-        place = Repository(target.session, wanted.place(target.reference, found.manifest.digest))
+        place = Repository(target.client, wanted.place(target.reference, found.manifest.digest))
         below = registries.repository(found.reference, "pull")
         quiet = (lambda _line: None, lambda _sent, _total: None)
-        return Order(spec.image, wanted, found, below, place, registries, cached, *quiet)
+        return BuildRequest(spec.image, wanted, found, below, place, cached, *quiet)
 
     return make
 
@@ -97,7 +95,7 @@ def test_the_short_name_of_a_base_is_complete(order, bare):
 def test_how_buildah_is_called(order, bare, monkeypatch, home):
     monkeypatch.setenv("https_proxy", "http://proxy.internal:3128")
     with recipe_of(order()) as recipe:
-        argv = buildah.build_argv("buildah", order(), recipe, "localhost/x")
+        argv = containers.buildah_argv("buildah", order(), recipe, "localhost/x")
         assert argv[:2] == ["buildah", "bud"]
         assert argv[-1] == str(recipe.context)
         assert {"--force-rm", "--layers", "--platform=linux/arm64", "--tag=localhost/x"} <= set(
@@ -108,7 +106,7 @@ def test_how_buildah_is_called(order, bare, monkeypatch, home):
         (home / "config.json").write_text("{}")
         monkeypatch.setenv("DOCKER_CONFIG", str(home))
         wished = order(base="127.0.0.1:9/team/base:1", plain=["127.0.0.1:9"], cached=False)
-        argv = buildah.build_argv("podman", wished, recipe, "localhost/x", chroot=True)
+        argv = containers.buildah_argv("podman", wished, recipe, "localhost/x", chroot=True)
         assert argv[:2] == ["podman", "build"]
         assert {"--no-cache", "--tls-verify=false"} <= set(argv)
         assert argv[argv.index("--isolation") + 1] == "chroot"
@@ -134,7 +132,7 @@ def program(tmp_path, monkeypatch):
 def test_a_step_that_fails_does_not_lower_the_isolation(order, bare, program):
     calls = program("case $* in *k8sjob-deps*) echo 'crun: cgroup: denied'; exit 1; esac")
     with pytest.raises(ImageError, match="crun: cgroup"):
-        BUILDERS["buildah"].make(order())
+        BUILDERS["buildah"].build(order())
     assert "chroot" not in calls.read_text()
     assert [line.split()[0] for line in calls.read_text().splitlines()] == ["bud", "rmi", "bud"]
 
@@ -142,20 +140,20 @@ def test_a_step_that_fails_does_not_lower_the_isolation(order, bare, program):
 def test_where_no_containers_run_the_isolation_is_by_chroot(order, bare, program, monkeypatch):
     calls = program("exit 1")
     with pytest.raises(ImageError, match="buildah failed"):
-        BUILDERS["buildah"].make(order())
+        BUILDERS["buildah"].build(order())
     probe, build = calls.read_text().splitlines()
     assert "k8sjob-probe" in probe
     assert "--isolation chroot" in build
     calls.unlink()
     monkeypatch.setenv("BUILDAH_ISOLATION", "oci")
     with pytest.raises(ImageError, match="buildah failed"):
-        BUILDERS["buildah"].make(order())
+        BUILDERS["buildah"].build(order())
     assert "chroot" not in calls.read_text()
 
 
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="no probe for it")
 def test_the_probe_runs(tmp_path):
-    (tmp_path / "probe").write_bytes(isolation._program(platform.machine()))
+    (tmp_path / "probe").write_bytes(containers.exit_program(platform.machine()))
     (tmp_path / "probe").chmod(0o755)
     assert subprocess.run([tmp_path / "probe"], check=False).returncode == 0
 
@@ -163,12 +161,12 @@ def test_the_probe_runs(tmp_path):
 def test_how_buildx_is_called(order, bare):
     wished = order()
     with recipe_of(wished) as recipe:
-        argv = buildx.build_argv(wished, recipe)
+        argv = containers.buildx_argv(wished, recipe)
         assert argv[:3] == ["docker", "buildx", "build"]
         assert f"--output=type=image,name=reg.example/team/app:{wished.tag},push=true" in argv
         assert {"--progress=plain", "--provenance=false", "--platform=linux/arm64"} <= set(argv)
         assert argv[-1] == str(recipe.context)
-        plain = buildx.build_argv(order(plain=["reg.example"], cached=False), recipe)
+        plain = containers.buildx_argv(order(plain=["reg.example"], cached=False), recipe)
         assert "--no-cache" in plain
         assert [word for word in plain if word.endswith(",push=true,registry.insecure=true")]
 
@@ -245,19 +243,21 @@ def test_a_builder_is_heard_to_its_end():
     said = []
     run(["sh", "-c", "echo one; echo two >&2; printf 'a\\rb\\n\\n'"], said.append)
     assert said == ["one", "two", "a", "b"]
-    with pytest.raises(Failed, match=r"sh failed \(exit code 3\), and nothing was pushed:\n  why"):
+    with pytest.raises(
+        BuilderError, match=r"sh failed \(exit code 3\), and nothing was pushed:\n  why"
+    ):
         run(["sh", "-c", "echo why; exit 3"], said.append)
-    with pytest.raises(Failed, match=r"sh failed \(signal 9\).* and said nothing"):
+    with pytest.raises(BuilderError, match=r"sh failed \(signal 9\).* no output"):
         run(["sh", "-c", "kill -9 $$"], said.append)
     with pytest.raises(ImageError, match=r"no-such-program cannot be started: No such file"):
         run(["no-such-program"], said.append)
 
 
 def test_the_last_lines_of_a_failure_are_told():
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(BuilderError) as failed:
         run(["sh", "-c", "seq 100; exit 1"], lambda _line: None)
-    assert failed.value.words[-1] == "100"
-    assert "50" not in failed.value.words
+    assert failed.value.lines[-1] == "100"
+    assert "50" not in failed.value.lines
 
 
 def test_nothing_of_a_builder_is_left_when_its_reader_fails(tmp_path):

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.system
-
 
 @pytest.fixture
 def write_job(code):

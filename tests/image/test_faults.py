@@ -14,9 +14,9 @@ import pytest
 from registries import QUICK, read_image
 
 from k8sjob.errors import ImageError
-from k8sjob.image.wire import Patience, Wire
+from k8sjob.image.http_client import HttpClient, RetryPolicy
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.slow
 
 PASSES = ("refused", "cut_request", "lost_answer", "cut_answer", "is_down", "is_busy", "expired")
 LATE = ("late_once", "late_twice", "late_thrice")
@@ -113,9 +113,9 @@ def test_a_fault_where_the_base_is_copied(attempt, fault):
 @pytest.mark.parametrize("mounted", [True, False])
 def test_a_registry_that_is_killed_and_comes_up_again(attempt, mounted):
     """With the requests that are under way beside; what it had not written to its disk is lost."""
-    wait = Patience(tries=8, pause=0.1, connect=20, read=60)
+    wait = RetryPolicy(tries=8, pause=0.1, connect=20, read=60)
     for at in range(1, 60):
-        tried = attempt("restarts", at, mounted=mounted, wire=Wire(patience=wait))
+        tried = attempt("restarts", at, mounted=mounted, http=HttpClient(retry=wait))
         if len(tried.requests) < at:
             return
         tried.check(may_fail=False)
@@ -202,6 +202,6 @@ def test_a_favour_that_is_never_done_changes_nothing(attempt, fault):
 
 @pytest.mark.parametrize("at", [0, 1, 6])
 def test_a_registry_that_does_not_answer_is_not_waited_for(attempt, at):
-    tried = attempt("hangs", at, wire=Wire(patience=dataclasses.replace(QUICK, tries=3, read=2)))
+    tried = attempt("hangs", at, http=HttpClient(retry=dataclasses.replace(QUICK, tries=3, read=2)))
     tried.check(may_fail=at == 0)
     assert at or "no answer in time" in str(tried.error)

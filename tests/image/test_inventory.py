@@ -11,17 +11,16 @@ import wheelhouse
 from registries import tar_of
 
 from k8sjob.errors import ImageError
-from k8sjob.image import zstd
 from k8sjob.image.append import Base
-from k8sjob.image.content import SmallContent
+from k8sjob.image.archive import ZSTD_MAGIC, _zstd_compressor, pax_record
+from k8sjob.image.blobs import SmallContent
+from k8sjob.image.client import RegistryClient
+from k8sjob.image.http_client import HttpClient
 from k8sjob.image.inventory import read_inventory, take_inventory
+from k8sjob.image.layer_scan import scan_layer
 from k8sjob.image.manifest import Descriptor, Manifest
 from k8sjob.image.reference import Reference
 from k8sjob.image.repository import Repository
-from k8sjob.image.session import Session
-from k8sjob.image.tar import _record
-from k8sjob.image.traces import read_traces
-from k8sjob.image.wire import Wire
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -44,7 +43,7 @@ def image(environment=(), architecture="amd64"):
 
 
 def inventory(*layers, **of):
-    found = [read_traces(content(tar_of(files)), "base", lambda _size: None) for files in layers]
+    found = [scan_layer(content(tar_of(files)), "base", lambda _size: None) for files in layers]
     return take_inventory(image(**of), found)
 
 
@@ -134,7 +133,7 @@ def test_metadata_that_is_linked_to_another_name():
         archive.addfile(member)
     layers = [content(tar_of(system)), content(buffer.getvalue())]
     found = take_inventory(
-        image(), [read_traces(layer, "base", lambda _size: None) for layer in layers]
+        image(), [scan_layer(layer, "base", lambda _size: None) for layer in layers]
     )
     assert found.distributions["pkg"] == "Name: pkg\nVersion: 1"
 
@@ -155,7 +154,7 @@ BROKEN = {
     ),
     "no version": (
         lambda layers: [*layers, {"usr/bin/python": b"elf"}],
-        r"/usr/bin/python is a Python whose version cannot be told",
+        r"the version of /usr/bin/python cannot be found out",
     ),
     "no packages": (
         lambda layers: [*layers, {"usr/lib/.wh.python3": b""}],
@@ -163,7 +162,7 @@ BROKEN = {
     ),
     "no libc": (
         lambda layers: [*layers, {"usr/lib/.wh.x86_64-linux-gnu": b""}],
-        r"its C library is none that packages are made for",
+        r"packages are not made for its C library",
     ),
 }
 
@@ -176,7 +175,7 @@ def test_a_base_that_cannot_be_understood(what):
 
 
 def packed_by_zstd(data):
-    compressor = zstd.compressor()
+    compressor = _zstd_compressor()
     return compressor.compress(data) + compressor.flush()
 
 
@@ -191,7 +190,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_are_read_in_any_form_once(form, cache):
     data = FORMS[form](tar_of(wheelhouse.base()[0]))
-    first = read_traces(content(data), "base", lambda _size: None)
+    first = scan_layer(content(data), "base", lambda _size: None)
     assert first.links["usr/bin/python3"] == "python3.11"
 
     class Gone(SmallContent):
@@ -199,21 +198,19 @@ def test_layers_are_read_in_any_form_once(form, cache):
             raise AssertionError("read twice")
 
     seen = []
-    again = read_traces(Gone(content(data).digest, data), "base", seen.append)
+    again = scan_layer(Gone(content(data).digest, data), "base", seen.append)
     assert (again, seen) == (first, [len(data)])
     kept = next(cache.iterdir())
     for spoilt in ("{", "[]", json.dumps({"form": 0})):
         kept.write_text(spoilt)
-        assert read_traces(content(data), "base", lambda _size: None) == first
+        assert scan_layer(content(data), "base", lambda _size: None) == first
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     data = tar_of({"usr/bin/python3.11": b""})
-    assert read_traces(content(data), "base", lambda _size: None).marks == {
-        "usr/bin/python3.11": ""
-    }
+    assert scan_layer(content(data), "base", lambda _size: None).marks == {"usr/bin/python3.11": ""}
 
 
 @pytest.mark.parametrize(
@@ -222,14 +219,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
         gzip.compress(tar_of({"a": b"x" * 2000}))[:-30],
         b"\x1f\x8b" + b"nonsense" * 99,
         b"nonsense" * 999,
-        zstd.MAGIC + b"nonsense" * 99,
+        ZSTD_MAGIC + b"nonsense" * 99,
         b"",
     ],
     ids=["cut short", "only begins as gzip", "nonsense", "only begins as zstd", "empty"],
 )
 def test_a_layer_that_is_no_archive(data, cache):
     with pytest.raises(ImageError, match=r"base, layer sha256:\w{12}: not an archive \(.+\); the"):
-        read_traces(content(data), "base", lambda _size: None)
+        scan_layer(content(data), "base", lambda _size: None)
     assert not cache.exists()
 
 
@@ -247,7 +244,7 @@ def pax(records, kind=tarfile.XHDTYPE):
         pax(b"1" * (2 << 20), tarfile.XGLTYPE),
         pax(b"x" * (2 << 20), tarfile.GNUTYPE_LONGNAME),
         pax(b"9 a=bcde\n") * 2000,
-        b"".join(pax(_record(f"key{n}", "x" * 99), tarfile.XGLTYPE) for n in range(1500)),
+        b"".join(pax(pax_record(f"key{n}", "x" * 99), tarfile.XGLTYPE) for n in range(1500)),
         tar_of({f"p{n}.dist-info/METADATA": f"Name: {'x' * 999_999}" for n in range(70)}),
     ],
     ids=["pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"],
@@ -255,19 +252,19 @@ def pax(records, kind=tarfile.XHDTYPE):
 def test_a_layer_that_would_fill_the_memory(data, cache):
     compressed = gzip.compress(data + tar_of({"a": ""}), 1)
     with pytest.raises(ImageError, match="not an archive"):
-        read_traces(content(compressed), "base", lambda _size: None)
+        scan_layer(content(compressed), "base", lambda _size: None)
     assert not cache.exists()
 
 
 def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
-    monkeypatch.setattr("k8sjob.image.inventory._MOST_KEPT", 250)
+    monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT", 250)
     cache.mkdir(parents=True)
     kept = {"form": 1, "traces": {"marks": {"a": "x" * 99}}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
     layers = (Descriptor(DIGEST, 1),) * 3
     reference = Reference.parse("reg.example/base:1")
     base = Base(reference, Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), layers), {})
-    repository = Repository(Session(Wire(), "reg", "reg", lambda: None), reference)
+    repository = Repository(RegistryClient(HttpClient(), "reg", "reg", lambda: None), reference)
     with pytest.raises(ImageError, match=r"base:1: its 3 layers have more names and metadata"):
         read_inventory(base, repository, lambda _read, _total: None)
 

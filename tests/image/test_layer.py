@@ -17,16 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image import tar
+from k8sjob.image.archive import Member, tar_end, tar_header, tar_padding
 from k8sjob.image.context import read_context, shown_size
-from k8sjob.image.layer import pack
-from k8sjob.image.secrets import Scanner
+from k8sjob.image.layers import SecretScanner, pack_code
 from k8sjob.rendering.context import write_context
 
 
 def packed(folder, **options):
     """The layer's members by name, with their contents."""
-    with closing(pack(read_context(folder), **options)) as layer:
+    with closing(pack_code(read_context(folder), **options)) as layer:
         blob = b"".join(layer.content.blocks(0))
     assert layer.content.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
     assert layer.content.size == len(blob)
@@ -37,7 +36,7 @@ def packed(folder, **options):
 
 
 def digest(folder):
-    with closing(pack(read_context(folder))) as layer:
+    with closing(pack_code(read_context(folder))) as layer:
         return layer.content.digest
 
 
@@ -130,9 +129,9 @@ import os, sys
 from contextlib import closing
 from pathlib import Path
 from k8sjob.image.context import read_context
-from k8sjob.image.layer import pack
+from k8sjob.image.layers import pack_code
 os.umask(int(sys.argv[2], 8))
-with closing(pack(read_context(Path(sys.argv[1])))) as layer:
+with closing(pack_code(read_context(Path(sys.argv[1])))) as layer:
     print(layer.content.digest)
 """
 
@@ -271,15 +270,15 @@ def test_a_file_that_changes_meanwhile(code, change):
     change(code / "main.py")
     message = "cannot be read: No such file" if change is unlink else "main.py changed while it was"
     with pytest.raises(ImageError, match=message):
-        pack(context)
+        pack_code(context)
 
 
 UNREADABLE = """
 import os, sys
 from pathlib import Path
 from k8sjob.image.context import read_context
-from k8sjob.image.layer import pack
-pack(read_context(Path(sys.argv[1])))
+from k8sjob.image.layers import pack_code
+pack_code(read_context(Path(sys.argv[1])))
 """
 
 
@@ -298,10 +297,10 @@ FULL = """
 import resource, sys, tempfile
 from pathlib import Path
 from k8sjob.image.context import read_context
-from k8sjob.image.layer import pack
+from k8sjob.image.layers import pack_code
 tempfile.tempdir = sys.argv[2]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-pack(read_context(Path(sys.argv[1])))
+pack_code(read_context(Path(sys.argv[1])))
 """
 
 
@@ -324,8 +323,8 @@ MEMORY = """
 import sys
 from pathlib import Path
 from k8sjob.image.context import read_context
-from k8sjob.image.layer import pack
-pack(read_context(Path(sys.argv[1]))).close()
+from k8sjob.image.layers import pack_code
+pack_code(read_context(Path(sys.argv[1]))).close()
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """
 
@@ -343,7 +342,7 @@ def test_it_says_how_far_it_is(code):
     (code / "data.bin").write_bytes(bytes(600_000))
     seen = []
     context = read_context(code)
-    pack(context, progress=lambda *numbers: seen.append(numbers)).close()
+    pack_code(context, progress=lambda *numbers: seen.append(numbers)).close()
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (context.size, context.size)
     assert len(seen) >= 3  # a large file is not packed in one go
@@ -371,9 +370,9 @@ NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 )
 def test_the_archive_is_read_by_python(name, link, mode, kind, data):
     data = data if kind == "0" else b""
-    member = tar.Member(name, kind, mode, 1000, len(data), link if kind == "2" else "")
-    body = tar.header(member) + data + tar.padding(len(data))
-    body += tar.end(len(body))
+    member = Member(name, kind, mode, 1000, len(data), link if kind == "2" else "")
+    body = tar_header(member) + data + tar_padding(len(data))
+    body += tar_end(len(body))
     assert len(body) % 10240 == 0
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         (found,) = archive.getmembers()
@@ -384,9 +383,7 @@ def test_the_archive_is_read_by_python(name, link, mode, kind, data):
 
 
 def test_a_member_of_more_than_8_gib():
-    with tarfile.open(
-        fileobj=io.BytesIO(tar.header(tar.Member("x", "0", 0o644, size=9 << 30)))
-    ) as a:
+    with tarfile.open(fileobj=io.BytesIO(tar_header(Member("x", "0", 0o644, size=9 << 30)))) as a:
         assert a.next().size == 9 << 30
 
 
@@ -425,13 +422,13 @@ TOKENS = {
 @pytest.mark.parametrize("what", TOKENS)
 def test_contents_that_look_like_credentials_are_shown_by_line(code, what):
     (code / "conf.txt").write_text(f"# one\n\nvalue = {TOKENS[what]}\nend\n")
-    with closing(pack(read_context(code))) as layer:
+    with closing(pack_code(read_context(code))) as layer:
         (finding,) = layer.findings
     assert str(finding) == f"conf.txt:3: {what}"
 
 
 def test_a_form_across_two_blocks_is_found_once():
-    scanner = Scanner("x")
+    scanner = SecretScanner("x")
     text = b"a\n" * 40_000 + TOKENS["a GitHub token"].encode() + b"\nend"
     for at in range(0, len(text), 80_010):
         scanner.feed(text[at : at + 80_010])
@@ -442,6 +439,6 @@ def test_a_form_across_two_blocks_is_found_once():
 
 def test_ordinary_code_holds_none():
     for file in (Path(__file__), *Path(tarfile.__file__).parent.glob("*.py")):
-        scanner = Scanner(file.name)
+        scanner = SecretScanner(file.name)
         scanner.feed(file.read_bytes())
         assert not scanner.findings

@@ -8,7 +8,7 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image.inventory import Inventory
-from k8sjob.image.packages import pack_packages
+from k8sjob.image.layers import pack_packages
 
 INVENTORY = Inventory("base", "/opt/py/bin/python", "3.11", "amd64", (2, 36), "opt/py/site", {})
 LONG = "#!/bin/sh\n'''exec' \"/a b/python\" \"$0\" \"$@\"\n' '''\nprint(1)\n"

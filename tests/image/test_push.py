@@ -1,18 +1,16 @@
-"""From code to an image in a real registry, read there by other tools."""
+"""From code to an image in a registry."""
 
 import subprocess
 from dataclasses import replace
 
 import pytest
-from registries import LAYERS, Layout, read_image, skopeo
+from registries import LAYERS, Layout, read_image
 
 from k8sjob.errors import ImageError
+from k8sjob.image.blobs import Sent
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.reference import Reference
-from k8sjob.image.upload import Sent
 from k8sjob.origin import Part
-
-pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("form", ["oci", "v2s2"])
@@ -116,12 +114,11 @@ def test_the_platform_is_chosen_from_an_index(registry, tmp_path, pushed, code):
         entries.append({**entry, "platform": {k: v for k, v in place.items() if v}})
     layout.index(entries)
     base = f"{registry.host}/team/several:1"
-    how = ["--all", "--dest-tls-verify=false"]
-    skopeo("copy", "-q", *how, f"oci:{layout.folder}", f"docker://{base}")
+    registry.put(layout, "team/several:1")
     target = f"{registry.host}/team/platform"
     for platform, expected in ((None, "amd64"), ("linux/arm64", "arm64"), ("linux/amd64", "amd64")):
         done = pushed(target, base, code, image={"platform": platform})
-        _, config, _ = read_image(done.reference, f"--override-arch={expected}")
+        _, config, _ = read_image(done.reference, expected)
         assert config["architecture"] == expected
         assert done.platform == f"linux/{expected}"
     with pytest.raises(ImageError, match=r"not for linux/s390x, only for linux/amd64, linux/arm64"):
@@ -148,6 +145,7 @@ def test_what_an_image_has_below_is_hidden_when_code_is_put_onto_it(
         pushed(f"{registry.host}/team/onto", base, code, image={"pip": ["tqdm"]})
 
 
+@pytest.mark.system
 def test_buildah_runs_on_what_was_pushed(registry, base_image, pushed, code, buildah):
     base = base_image(registry)
     (code / "run.sh").write_text("#!/bin/sh\n")

@@ -1,1 +1,80 @@
-"""What makes a dependency image: builders of Dockerfiles, whichever is there."""
+"""The builders of dependency images by name, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from k8sjob.errors import ImageError
+from k8sjob.image.builders import containers, uv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.image.dependencies import BuildRequest, Dependencies
+
+__all__ = ["AUTO", "BUILDERS", "Builder", "choose"]
+
+AUTO: Final = "auto"
+
+
+class Builder(NamedTuple):
+    """Something that builds dependency images.
+
+    Attributes:
+        name: of the builder.
+        missing: why it cannot build this here, with the next step; None: it can.
+        build: builds the image, pushes it, and writes its tag last of all.
+        zstd: it can compress by zstd.
+    """
+
+    name: str
+    missing: Callable[[Dependencies], str | None]
+    build: Callable[[BuildRequest], None]
+    zstd: bool = False
+
+    def unable(self, wanted: Dependencies, *, zstd: bool) -> str | None:
+        """Why it cannot do what is asked for, with the next step; None: it can."""
+        if zstd and not self.zstd:
+            return "it compresses by gzip alone; leave --zstd out, or take another --builder"
+        return self.missing(wanted)
+
+
+BUILDERS: Final = {
+    builder.name: builder
+    for builder in (
+        Builder("uv", uv.missing, uv.build, zstd=True),
+        Builder("buildx", containers.buildx_missing, containers.build_by_buildx),
+        *(
+            Builder(name, containers.missing(name), containers.build_by(name), zstd=True)
+            for name in ("podman", "buildah")
+        ),
+    )
+}
+"""In the order of preference."""
+
+
+def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
+    """The builder for what is wanted.
+
+    Args:
+        name: of a builder, or AUTO: the first that can.
+        wanted: what is to be installed.
+        zstd: it is to be compressed by zstd.
+
+    Raises:
+        ImageError: it cannot be used here, or none of them.
+    """
+    if name not in {AUTO, *BUILDERS}:
+        valid = ", ".join([AUTO, *BUILDERS])
+        raise ImageError(f"builder: {name!r} is unknown; valid builders: {valid}")
+    if name != AUTO:
+        if why := BUILDERS[name].unable(wanted, zstd=zstd):
+            raise ImageError(f"--builder {name}: {why}")
+        return BUILDERS[name]
+    reasons = []
+    for builder in BUILDERS.values():
+        why = builder.unable(wanted, zstd=zstd)
+        if why is None:
+            return builder
+        reasons.append(f"  {builder.name}: {why}")
+    raise ImageError("\n".join(["nothing on this machine can build an image:", *reasons]))

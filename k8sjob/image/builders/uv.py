@@ -1,32 +1,59 @@
-"""Dependency images without a builder: wheels for the base's Python, put on it as one layer.
+"""Dependency images without a container: wheels for the base's Python, put on it as one layer.
 
-Nothing of the base runs, so it needs neither a daemon nor root nor the base's processor.
+Nothing of the base runs, so it needs neither a daemon nor root nor the base's processor. uv chooses
+and unpacks the wheels on this machine. The base's own packages take part in the choice as they are:
+each is pinned to an empty wheel of its name and version. So whatever is chosen fits them, or uv
+says what does not, and none is installed a second time. Extras of theirs can be asked for.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 import tempfile
 import time
+import zipfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.image.builders.wheels import find_uv, unpack
+from k8sjob.errors import ImageError
+from k8sjob.image.append import environment
+from k8sjob.image.builders import process
+from k8sjob.image.builders.pip_settings import as_uv_settings
 from k8sjob.image.context import shown_size
-from k8sjob.image.inventory import DEFAULT_PATH, environment, read_inventory
-from k8sjob.image.packages import BIN, pack_packages
-from k8sjob.image.requirements import refused_line
+from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
+from k8sjob.image.layers import DEPS_BIN, pack_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from k8sjob.image.append import Base
-    from k8sjob.image.dependencies import Dependencies, Order
+    from k8sjob.image.dependencies import BuildRequest, Dependencies
+    from k8sjob.image.inventory import Inventory
 
-__all__ = ["make", "missing"]
+__all__ = ["build", "find_uv", "missing", "unpack"]
 
-_EVERY: Final = 5.0
-"""Seconds between two lines about a base that is being read."""
+_PROGRESS_SECONDS: Final = 5.0
+"""Between two lines about a base that is being read."""
+_MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_GLIBCS: Final = (17, 28, *range(31, 41))
+"""Minor versions of glibc 2 that uv knows platforms of; a newer one runs what is for an older."""
+_PUBLIC: Final = re.compile(
+    r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[a-z0-9.]+)?"
+)
+"""Versions that a wheel may have. Those that a distribution made up itself are left out."""
+_COMPILE_OPTIONS: Final = (
+    *("--constraints", "base.txt", "--excludes", "unknown.txt", "-o", "chosen.txt"),
+    *("--no-header", "--no-annotate", "--generate-hashes", "--emit-index-url", "--emit-find-links"),
+)
+"""uv writes down what it has chosen, so that nothing else can come when it is installed."""
+_WHEELS_ONLY: Final = ("--only-binary", ":all:", "--no-binary", ":none:")
+"""The second one overrules a `no-binary` of any other source."""
+_DECORATION: Final = re.compile(r"^\W*(?:error:|cause:|hint:)?\s*")
+_DISK_FULL: Final = "No space left on device"
 
 
 def missing(wanted: Dependencies) -> str | None:
@@ -38,39 +65,207 @@ def missing(wanted: Dependencies) -> str | None:
         )
     if find_uv() is None:
         return "uv is not here; pip install 'k8sjob[deps]'"
-    return refused_line(wanted)
+    return wanted.refused_line()
 
 
-def make(order: Order) -> None:
+def find_uv() -> str | None:
+    """The program, of the package or on PATH; None: it is not here."""
+    try:
+        from uv import find_uv_bin  # noqa: PLC0415 - an extra
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv")
+
+
+def build(request: BuildRequest) -> None:
     """Install what is wanted, and push the image.
 
     Raises:
-        ImageError: something cannot be had for the base, or does not fit it; a registry refuses.
+        ImageError: there is no wheel of something, or it does not fit; a registry refuses.
     """
-    order.say(f"reading what {order.base.reference} has")
-    inventory = read_inventory(order.base, order.below, _Reading(order.say))
+    request.say(f"reading the packages of {request.base.reference}")
+    inventory = read_inventory(request.base, request.below, _progress(request.say))
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as folder:
         target = Path(folder, "deps")
-        unpack(inventory, order.wanted, target, order.say, cached=order.cached)
-        layer = pack_packages(target, inventory, zstd=order.zstd)
+        unpack(inventory, request.wanted, target, request.say, cached=request.cached)
+        layer = pack_packages(target, inventory, zstd=request.zstd)
     with closing(layer):
-        order.deliver([layer], {"PATH": _path(order.base)})
+        request.push([layer], {"PATH": _path(request.base)})
 
 
-class _Reading:
-    """Says now and then how much of a large base has been read."""
+def _progress(say: Callable[[str], object]) -> Callable[[int, int], None]:
+    """Reports now and then how much of a large base has been read."""
+    due = time.monotonic() + _PROGRESS_SECONDS
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
-        self._next = time.monotonic() + _EVERY
+    def report(read: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _PROGRESS_SECONDS
+            say(f"read {shown_size(read)} of {shown_size(total)}")
 
-    def __call__(self, read: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _EVERY
-            self._say(f"read {shown_size(read)} of {shown_size(total)}")
+    return report
 
 
 def _path(base: Base) -> str:
-    """Where commands are looked for: the base's own come first."""
-    folders = (environment(base).get("PATH") or DEFAULT_PATH).split(":")
-    return ":".join([*folders, *([] if BIN in folders else [BIN])])
+    """PATH with the installed commands after the base's own."""
+    folders = (environment(base.config).get("PATH") or DEFAULT_PATH).split(":")
+    return ":".join([*folders, *([] if DEPS_BIN in folders else [DEPS_BIN])])
+
+
+def unpack(
+    inventory: Inventory,
+    wanted: Dependencies,
+    folder: Path,
+    say: Callable[[str], object],
+    *,
+    cached: bool = True,
+) -> None:
+    """Choose what is wanted and all that it needs, and unpack it.
+
+    Args:
+        inventory: of the base.
+        wanted: no Debian packages.
+        folder: where to; must be empty or not exist.
+        say: is called with a line on each step.
+        cached: what an index answered before is used as long as the index allows.
+
+    Raises:
+        ImageError: there is no wheel of something for that Python, or it does not fit the base.
+    """
+    if refused := wanted.refused_line():
+        raise ImageError(refused)
+    platform = _platform(inventory)
+    common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
+    common += [inventory.version, "--python-platform", platform, *_WHEELS_ONLY]
+    common += ["--default-index", wanted.index_url] if wanted.index_url else []
+    common += [] if cached else ["--refresh"]
+    with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
+        work = Path(name)
+        settings, variables = as_uv_settings()
+        pinned = _write_inputs(work, inventory, wanted, settings)
+        uv = partial(_run_uv, work=work, variables=variables, inventory=inventory)
+        say(
+            f"choosing packages for Python {inventory.version} on {platform}, to fit the"
+            f" {len(inventory.distributions)} of {inventory.image}"
+        )
+        left_out = [word for name in pinned for word in ("--no-emit-package", name)]
+        uv(["pip", "compile", "wanted.txt", *_COMPILE_OPTIONS, *left_out, *common])
+        text = (work / "chosen.txt").read_text(encoding="utf-8")
+        # `name==version` of each line that begins one; no addresses, which may hold a password.
+        chosen = re.findall(r"^[A-Za-z0-9][^\s\\;]*", text, re.MULTILINE)
+        say(f"unpacking {len(chosen)} package{'' if len(chosen) == 1 else 's'}")
+        if chosen:
+            how = ["--no-deps", "--target", str(folder.absolute())]
+            uv(["pip", "install", "-r", "chosen.txt", *how, *common])
+    folder.mkdir(exist_ok=True)
+    say(", ".join(chosen) or f"{inventory.image} has all of it already")
+
+
+def _platform(inventory: Inventory) -> str:
+    machine = _MACHINES.get(inventory.architecture)
+    if machine is None:
+        raise ImageError(
+            f"{inventory.image} is for {inventory.architecture}; --builder uv knows"
+            f" {' and '.join(_MACHINES)}: take --builder buildah"
+        )
+    if inventory.glibc is None:
+        return f"{machine}-unknown-linux-musl"
+    known = [minor for minor in _GLIBCS if (2, minor) <= inventory.glibc]
+    if not known:
+        raise ImageError(
+            f"{inventory.image} has glibc {'.'.join(map(str, inventory.glibc))}, which is too old"
+            " for wheels; take a newer base"
+        )
+    return f"{machine}-manylinux_2_{known[-1]}"
+
+
+def _write_inputs(
+    work: Path, inventory: Inventory, wanted: Dependencies, settings: str
+) -> list[str]:
+    """Write what uv reads; the names of the base's packages that are pinned."""
+    try:
+        pinned, unknown = _write_stubs(inventory, work)
+        for name, lines in (
+            ("wanted.txt", [*wanted.checked_lines(), ""]),
+            ("unknown.txt", unknown),
+        ):
+            (work / name).write_text("\n".join(lines), encoding="utf-8")
+        # In any case, or one in a folder above would be read.
+        (work / "uv.toml").write_text(settings, encoding="utf-8")
+    except OSError as error:
+        raise ImageError(f"{work}: cannot be written: {error.strerror}; make space") from None
+    return pinned
+
+
+def _write_stubs(inventory: Inventory, work: Path) -> tuple[list[str], list[str]]:
+    """Pin the base's packages; the names that are, and those whose version is not public."""
+    pinned, unknown, lines = [], [], []
+    for name, headers in sorted(inventory.distributions.items()):
+        version = _header(headers, "Version")
+        if not _PUBLIC.fullmatch(version):
+            unknown.append(name)
+            continue
+        pinned.append(name)
+        path = _write_stub(work, name, version, headers)
+        lines.append(f"{name} @ {path.as_uri()}\n")
+    (work / "base.txt").write_text("".join(lines), encoding="utf-8")
+    return pinned, unknown
+
+
+def _write_stub(work: Path, name: str, version: str, headers: str) -> Path:
+    """A wheel with nothing in it, that needs nothing unless an extra is asked for."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = work / f"{stem}-py3-none-any.whl"
+    metadata = "\n".join(["Metadata-Version: 2.1", *_stub_headers(headers), ""])
+    wheel = "Wheel-Version: 1.0\nGenerator: k8sjob\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{stem}.dist-info/METADATA", metadata)
+        archive.writestr(f"{stem}.dist-info/WHEEL", wheel)
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
+
+
+def _stub_headers(headers: str) -> Iterator[str]:
+    for line in headers.splitlines():
+        field, _, value = line.partition(":")
+        of_extra = re.search(r"\bextra\s*==", value) and "@" not in value  # no address of theirs
+        if field.lower() != "requires-dist" or of_extra:
+            yield line
+
+
+def _header(headers: str, name: str) -> str:
+    found = re.search(rf"^{name}: *(.*?) *$", headers, re.MULTILINE | re.IGNORECASE)
+    return found[1].lower() if found else ""
+
+
+def _run_uv(
+    arguments: list[str], *, work: Path, variables: Mapping[str, str], inventory: Inventory
+) -> None:
+    """Run uv in a folder away from any project of the user's."""
+    program = find_uv()
+    assert program is not None  # noqa: S101 - the builder has looked for it
+    argv = [program, "--directory", str(work), "--quiet", "--color", "never", *arguments]
+    try:
+        process.run(argv, lambda _line: None, variables=variables)
+    except process.BuilderError as failed:
+        raise ImageError(_explained(failed.lines, inventory)) from None
+
+
+def _explained(output: Iterable[str], inventory: Inventory) -> str:
+    """What uv could not do, and the base's versions of all packages that it names."""
+    text = "\n  ".join(_DECORATION.sub("", line.strip()) for line in output)
+    if _DISK_FULL in text:
+        return f"uv: {text}; make space, or name another folder by TMPDIR and UV_CACHE_DIR"
+    named = [
+        f"{name} {_header(headers, 'Version')}"
+        for name, headers in sorted(inventory.distributions.items())
+        if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE)
+    ]
+    base = f"\n{inventory.image} has {', '.join(named)}, which stays as it is" if named else ""
+    return (
+        f"the packages cannot be installed for {inventory.image}"
+        f" (Python {inventory.version}, {_platform(inventory)}):\n  {text}{base}\n"
+        "ask for another version, or take --builder buildah, which can compile packages and replace"
+        " those of the base"
+    )

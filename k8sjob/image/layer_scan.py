@@ -1,6 +1,7 @@
-"""What a layer shows of a Python and its packages; read in one stream, and kept by digest.
+"""Scans of a base's layers for a Python and its packages.
 
-The layers of a base are large and never change, so each is looked through once on a machine.
+Layers are large and never change, so each is read in one stream, once on a machine; what was found
+is cached by its digest.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
-from k8sjob.image import zstd
-from k8sjob.image.content import BLOCK
+from k8sjob.image.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
+from k8sjob.image.blobs import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
-    from k8sjob.image.content import Content
+    from k8sjob.image.blobs import Content
 
-__all__ = ["Traces", "read_traces"]
+__all__ = ["LayerScan", "scan_layer"]
 
-_FORM: Final = 1
-"""Raised when something else is kept: what older versions have kept is read anew then."""
+_CACHE_VERSION: Final = 1
+"""Raised when something else is cached: what older versions have cached is read again then."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _METADATA: Final = re.compile(r"(?:^|/)[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)$")
 _HEADER: Final = re.compile(
@@ -41,17 +42,17 @@ _HEADER: Final = re.compile(
 _PYTHON: Final = re.compile(r"(?:^|/)bin/python[\d.]*$|(?:^|/)lib/ld-musl-[^/]+$")
 _VENV: Final = re.compile(r"(?:^|/)pyvenv\.cfg$")
 _LIBC: Final = re.compile(r"(?:usr/)?lib(?:64)?/(?:[\w-]+/)?libc(?:\.so\.6|-2\.\d+\.so)$")
-_LIBC_SAYS: Final = re.compile(rb"GNU C Library [^\n]*release version (\d+\.\d+)")
+_LIBC_VERSION: Final = re.compile(rb"GNU C Library [^\n]*release version (\d+\.\d+)")
 _SITE: Final = re.compile(r"(.*/(?:site|dist)-packages)(?:/|$)")
-_LARGEST: Final = 16 << 20
+_MAX_FILE: Final = 16 << 20
 """Bytes that are read of one file."""
-_LARGEST_HEADER: Final = 1 << 20
+_MAX_HEADER: Final = 1 << 20
 """Bytes of an extended header, which is a name and a few numbers."""
-_MOST_KEPT: Final = 64 << 20
+_MAX_KEPT: Final = 64 << 20
 """Bytes of names and texts that are kept of one layer: those of large bases are a few MB."""
-_MOST_GLOBAL: Final = 1000
+_MAX_GLOBAL: Final = 1000
 """Keys of pax headers that are for all members."""
-_HEADERS: Final = frozenset(
+_HEADER_TYPES: Final = frozenset(
     (
         tarfile.XHDTYPE,
         tarfile.XGLTYPE,
@@ -60,27 +61,27 @@ _HEADERS: Final = frozenset(
         tarfile.GNUTYPE_LONGLINK,
     )
 )
-_BROKEN: Final[tuple[type[Exception], ...]] = (
+_READ_ERRORS: Final[tuple[type[Exception], ...]] = (
     tarfile.TarError,
     EOFError,
     zlib.error,
     OSError,
     ValueError,
     RecursionError,  # headers of headers of headers
-    *zstd.BROKEN,
+    *ZSTD_ERRORS,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
-    """What matters of a layer; paths begin without "/".
+class LayerScan:
+    """What was found in a layer; paths begin without "/".
 
     Attributes:
-        links: where each symbolic link leads.
-        marks: a text for each file that tells something: headers of a distribution, the version of
-            the C library, a pyvenv.cfg; empty for interpreters and folders of packages.
-        hidden: paths of layers below that are not there any more.
-        emptied: folders of which nothing in layers below is there any more.
+        links: target of each symbolic link.
+        marks: a text for each file of interest: headers of a distribution, the version of the C
+            library, a pyvenv.cfg; empty for interpreters and folders of packages.
+        hidden: paths of lower layers that are removed.
+        emptied: folders whose contents in lower layers are removed.
     """
 
     links: dict[str, str] = field(default_factory=dict)
@@ -95,42 +96,50 @@ class Traces:
         return sum(len(text) for part in (*texts, self.hidden, self.emptied) for text in part)
 
 
-def read_traces(content: Content, where: str, note: Callable[[int], object]) -> Traces:
-    """Look through a layer, or remember what was found in it.
+def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> LayerScan:
+    """Scan a layer, or take what the cache has of it.
 
     Args:
-        content: the layer, compressed by gzip or zstd, or as it is.
+        content: the layer, compressed by gzip or zstd, or not at all.
         where: the image's name, for messages.
         note: is called with each number of bytes that came.
 
     Raises:
         ImageError: it cannot be read, or is no archive.
     """
-    kept = _cache() / f"{content.digest.replace(':', '-')}.json"
-    if (found := _remembered(kept)) is not None:
-        note(content.size)
-        return found
-    found = _streamed(content, f"{where}, layer {content.digest[:19]}", note)
-    _remember(kept, found)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cached = Path(home) / "k8sjob/layers" / f"{content.digest.replace(':', '-')}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(cached.read_bytes())
+        if kept["form"] == _CACHE_VERSION:
+            found = LayerScan(**kept["traces"])
+            note(content.size)
+            return found
+    found = _scan(content, f"{where}, layer {content.digest[:19]}", note)
+    with suppress(OSError):  # without a cache it is read again
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=cached.parent, delete=False) as file:
+            json.dump({"form": _CACHE_VERSION, "traces": asdict(found)}, file)
+        Path(file.name).replace(cached)
     return found
 
 
-def _streamed(content: Content, what: str, note: Callable[[int], object]) -> Traces:
-    blocks = _noted(content.blocks(0), note)
+def _scan(content: Content, what: str, note: Callable[[int], object]) -> LayerScan:
+    blocks = _counted(content.blocks(0), note)
     failure = None
-    found = Traces()
+    found = LayerScan()
     try:
-        found = _traces(_Stream(blocks), what)
-    except _BROKEN as error:
+        _scan_archive(_Stream(blocks), what, found)
+    except _READ_ERRORS as error:
         failure = error
-    for _ in blocks:  # what comes is compared with the digest at its very end
+    for _ in blocks:  # the digest is checked at the very end
         pass
     if failure is not None:
         raise ImageError(f"{what}: not an archive ({failure}); the image is broken")
     return found
 
 
-def _noted(blocks: Iterator[bytes], note: Callable[[int], object]) -> Iterator[bytes]:
+def _counted(blocks: Iterator[bytes], note: Callable[[int], object]) -> Iterator[bytes]:
     for block in blocks:
         note(len(block))
         yield block
@@ -146,7 +155,7 @@ class _Stream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any buffer in truth
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # in fact any buffer
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:
@@ -157,36 +166,34 @@ class _Stream(io.RawIOBase):
         return size
 
 
-def _traces(stream: io.RawIOBase, what: str) -> Traces:
-    found = Traces()
+class _TarInfo(tarfile.TarInfo):
+    """A member whose extended headers, which are read whole, have a limit."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADER_TYPES and self.size > _MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
+
+
+def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
     raw = io.BufferedReader(stream, BLOCK)
     start = raw.peek(4)[:4]
     opened: IO[bytes] = raw
     if start[:2] == b"\x1f\x8b":
         opened = cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
-    elif start == zstd.MAGIC:
-        opened = zstd.reader(raw, what)
+    elif start == ZSTD_MAGIC:
+        opened = zstd_reader(raw, what)
     kept = 0
-    with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_Info) as archive:
+    with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_TarInfo) as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            kept += _note_member(archive, member, found)
-            if kept > _MOST_KEPT or len(archive.pax_headers) > _MOST_GLOBAL:
+            kept += _scan_member(archive, member, found)
+            if kept > _MAX_KEPT or len(archive.pax_headers) > _MAX_GLOBAL:
                 raise tarfile.ReadError("it has more names and metadata than any Python needs")
-    return found
 
 
-class _Info(tarfile.TarInfo):
-    """A member whose extended headers, which are read at once, have a limit."""
-
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _HEADERS and self.size > _LARGEST_HEADER:
-            raise tarfile.ReadError(f"a header of {self.size} bytes")
-        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
-
-
-def _note_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Traces) -> int:
-    """Keep what the member tells; how many bytes were kept."""
+def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: LayerScan) -> int:
+    """Keep what is of interest of a member; how many bytes were kept."""
     text: str | None = ""
     path = posixpath.normpath(member.name).lstrip("/")
     folder, _, name = path.rpartition("/")
@@ -209,39 +216,17 @@ def _note_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Trace
 
 
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:
-    """What a file tells; None: nothing."""
+    """What is kept of a file; None: the file is of no interest."""
     if _PYTHON.search(path):
         return ""
     if not (_METADATA.search(path) or _VENV.search(path) or _LIBC.match(path)):
         return None
     file = archive.extractfile(member)
-    data = file.read(_LARGEST) if file else b""
+    data = file.read(_MAX_FILE) if file else b""
     if _LIBC.match(path):
-        said = _LIBC_SAYS.search(data)
-        return said[1].decode() if said else None
+        version = _LIBC_VERSION.search(data)
+        return version[1].decode() if version else None
     text = data.decode(errors="replace").replace("\r\n", "\n")
     if _VENV.search(path):
         return text
     return "\n".join(_HEADER.findall(text.partition("\n\n")[0]))
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "k8sjob" / "layers"
-
-
-def _remembered(path: Path) -> Traces | None:
-    try:
-        content = json.loads(path.read_bytes())
-        return Traces(**content["traces"]) if content["form"] == _FORM else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _remember(path: Path, found: Traces) -> None:
-    """Keep it, where that can be; it is read again otherwise."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"form": _FORM, "traces": asdict(found)}, file)
-        Path(file.name).replace(path)

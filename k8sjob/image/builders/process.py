@@ -1,4 +1,4 @@
-"""A builder's process: its words line by line, its end, and ours."""
+"""Processes of builders: their output line by line, and their end with ours."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from k8sjob.errors import ImageError, redacted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Failed", "answers", "run"]
+__all__ = ["BuilderError", "run", "succeeds"]
 
-_LAST: Final = 12
+_LAST_LINES: Final = 12
 """Lines that an error repeats: pip's reason and the builder's own."""
-_LONGEST: Final = 400
+_MAX_LINE: Final = 400
 """Characters of each of them."""
-_PATIENCE: Final = 20.0
-"""Seconds that a builder has to clean up behind itself."""
-_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a process that does not say otherwise."""
-_ASKED: Final = 20.0
-"""Seconds for a question that a builder answers out of its head."""
+_CLEANUP_SECONDS: Final = 20.0
+"""How long a builder may clean up."""
+_CHECK_SECONDS: Final = 20.0
+"""How long a builder may take to answer whether it is there."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Failed(ImageError):  # noqa: N818 - a state of affairs, which a caller handles
-    """A builder has said no.
+class BuilderError(ImageError):
+    """A builder failed.
 
     Attributes:
-        words: the last lines that it wrote.
+        lines: the last lines that it wrote.
     """
 
-    def __init__(self, program: str, code: int, words: Sequence[str]) -> None:
-        self.words = words
-        said = "".join(f"\n  {line[:_LONGEST]}" for line in words) or " and said nothing"
+    def __init__(self, program: str, code: int, lines: Sequence[str]) -> None:
+        self.lines = lines
+        output = "".join(f"\n  {line[:_MAX_LINE]}" for line in lines) or " no output"
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
-        super().__init__(f"{program} failed ({end}), and nothing was pushed:{said}")
+        super().__init__(f"{program} failed ({end}), and nothing was pushed:{output}")
 
 
 def run(
@@ -51,37 +50,37 @@ def run(
 ) -> None:
     """Run a program to its end.
 
-    Ctrl-C, SIGTERM and SIGHUP end it, and it is waited for: it takes its containers away.
+    Ctrl-C, SIGTERM and SIGHUP end it, and it is waited for: it removes its containers.
 
     Args:
         argv: the program and its arguments.
         say: is called with each line that it writes.
-        variables: beside this process's own.
+        variables: added to this process's own.
 
     Raises:
-        Failed: its exit code is not 0.
+        BuilderError: its exit code is not 0.
         ImageError: it cannot be started.
     """
-    last: deque[str] = deque(maxlen=_LAST)
-    with _terminable(), _started(argv, variables or {}) as process:
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    with _signals_as_exit(), _started(argv, variables or {}) as process:
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
         for line in process.stdout:
-            if words := redacted(line.rstrip()):  # an index's address may hold a password
-                last.append(words)
-                say(words)
+            if text := redacted(line.rstrip()):  # an index's address may hold a password
+                last.append(text)
+                say(text)
         code = process.wait()
     if code:
-        raise Failed(argv[0], code, list(last))
+        raise BuilderError(argv[0], code, list(last))
 
 
-def answers(argv: Sequence[str]) -> bool:
-    """Whether a program is there and says yes."""
+def succeeds(argv: Sequence[str]) -> bool:
+    """Whether a program is there and ends with exit code 0."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_ASKED,
+            timeout=_CHECK_SECONDS,
             check=False,
         )
         return done.returncode == 0
@@ -90,7 +89,7 @@ def answers(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, of which nothing is left where it does not end by itself."""
+    """A process in its own group, all of which is ended when the block fails."""
     try:
         process = subprocess.Popen(
             argv,
@@ -109,24 +108,19 @@ def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subp
         try:
             yield process
         except BaseException:
-            _end(process)
+            try:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired, ValueError):
+                    process.communicate(timeout=_CLEANUP_SECONDS)
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
             raise
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to stop, and hear it out."""
-    try:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired, ValueError):
-            process.communicate(timeout=_PATIENCE)
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """These signals end this process as they would, but by the way that cleans up."""
+def _signals_as_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process with SystemExit, so that it cleans up."""
 
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -134,7 +128,9 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
-    numbers = [each for each in _ENDS if signal.getsignal(each) is signal.SIG_DFL]  # not by nohup
+    numbers = [
+        each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL
+    ]  # not by nohup
     for number in numbers:
         signal.signal(number, stop)
     try:

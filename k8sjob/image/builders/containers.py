@@ -1,0 +1,293 @@
+"""Builders that run the base in containers: buildah, podman, and docker buildx.
+
+buildx pushes what it has built itself. buildah and podman would compress the base's layers again,
+and so send all of it; here the layers above the base are taken out of what they export, and the
+base's own are mounted or copied as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import struct
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.image.archive import Layer
+from k8sjob.image.blobs import FileContent
+from k8sjob.image.builders.pip_settings import write_secrets
+from k8sjob.image.builders.process import run, succeeds
+from k8sjob.image.manifest import Manifest, read, read_object
+from k8sjob.rendering.dockerfile import dependencies_dockerfile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from k8sjob.image.dependencies import BuildRequest, Dependencies
+    from k8sjob.image.manifest import Descriptor
+
+__all__ = [
+    "build_by",
+    "build_by_buildx",
+    "buildah_argv",
+    "buildx_argv",
+    "buildx_missing",
+    "missing",
+    "written",
+]
+
+_ISOLATION: Final = "BUILDAH_ISOLATION"
+"""The variable by which the user decides how commands are isolated; then nothing is probed."""
+_PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
+_EXIT_0: Final = {
+    "x86_64": (62, "31ffb83c0000000f05"),  # xor edi, edi; mov eax, 60; syscall
+    "aarch64": (183, "000080d2a80b80d2010000d4"),  # mov x0, 0; mov x8, 93; svc 0
+}
+"""Number of the machine in ELF, and code that calls exit(0)."""
+_ELF_ADDRESS: Final = 0x400000
+_ELF_HEADERS: Final = 120
+_PROBE_DOCKERFILE: Final = 'FROM scratch\nCOPY probe /probe\nRUN ["/probe"]\n'
+_PROBE_NAME: Final = "localhost/k8sjob-probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a builder reads, for as long as it works: never the code.
+
+    Attributes:
+        folder: for what it gives back.
+        context: with the Dockerfile and the requirements in it.
+        secrets: files by the names that the Dockerfile has for them.
+    """
+
+    folder: Path
+    context: Path
+    secrets: dict[str, Path]
+
+    @property
+    def flags(self) -> list[str]:
+        """The secrets as all builders take them, and the proxies: in no layer either."""
+        secrets = [f"id={name},src={path}" for name, path in self.secrets.items()]
+        proxies = [name for name in os.environ if name.lower() in _PROXIES]
+        return [
+            *(word for secret in secrets for word in ("--secret", secret)),
+            *(word for name in sorted(proxies) for word in ("--build-arg", name)),
+        ]
+
+
+@contextmanager
+def written(request: BuildRequest) -> Iterator[Recipe]:
+    """The files for a build; they are removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="k8sjob-build-") as name:
+        folder = Path(name)
+        context = folder / "context"
+        context.mkdir()
+        reference = request.base.reference
+        base = f"{reference.registry}/{reference.repository}@{request.base.manifest.digest}"
+        (context / "Dockerfile").write_text(dependencies_dockerfile(request.image, base))
+        if request.image.requirements is not None and request.wanted.requirements is not None:
+            file = context / request.image.requirements
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(request.wanted.requirements, encoding="utf-8")
+        yield Recipe(folder, context, write_secrets(folder))
+
+
+def buildx_missing(_wanted: Dependencies) -> str | None:
+    """Why docker cannot build here; None: it can."""
+    if shutil.which("docker") is None:
+        return "docker is not on PATH"
+    if not succeeds(["docker", "buildx", "version"]):
+        return "docker has no buildx; install its package docker-buildx-plugin, or docker-buildx"
+    if not succeeds(["docker", "buildx", "inspect"]):
+        return "docker buildx reaches no builder; start docker, or see: docker buildx ls"
+    return None
+
+
+def build_by_buildx(request: BuildRequest) -> None:
+    """Build and push an image by docker buildx."""
+    with written(request) as recipe:
+        run(buildx_argv(request, recipe), request.say)
+
+
+def buildx_argv(request: BuildRequest, recipe: Recipe) -> list[str]:
+    """The command that builds and pushes an image; its tag is written when all of it is there."""
+    output = f"type=image,name={request.target.reference},push=true"
+    if request.target.client.is_plain:
+        output += ",registry.insecure=true"
+    return [
+        "docker",
+        "buildx",
+        "build",
+        "--progress=plain",
+        "--provenance=false",  # or the tag would be of an index with a date in it
+        *([] if request.cached else ["--no-cache"]),
+        f"--platform={request.base.platform}",
+        *recipe.flags,
+        f"--output={output}",
+        str(recipe.context),
+    ]
+
+
+def missing(program: str) -> Callable[[Dependencies], str | None]:
+    """The check of whether buildah or podman is there."""
+
+    def check(_wanted: Dependencies) -> str | None:
+        if shutil.which(program) is None:
+            return f"{program} is not on PATH; on Debian and Ubuntu: apt install {program}"
+        return None
+
+    return check
+
+
+def build_by(program: str) -> Callable[[BuildRequest], None]:
+    """A function that builds an image by buildah or podman, and pushes it."""
+
+    def build(request: BuildRequest) -> None:
+        name = f"localhost/k8sjob-{request.tag}"
+        chroot = _ISOLATION not in os.environ and not runs_containers(program)
+        if chroot:
+            request.say(
+                f"{program}: this machine runs no containers; building with --isolation chroot"
+            )
+        with written(request) as recipe, ExitStack() as opened:
+            run(buildah_argv(program, request, recipe, name, chroot=chroot), request.say)
+            request.push(exported(program, request, recipe.folder / "images", name, opened))
+
+    return build
+
+
+def buildah_argv(
+    program: str, request: BuildRequest, recipe: Recipe, name: str, *, chroot: bool = False
+) -> list[str]:
+    """The command that builds an image.
+
+    Args:
+        program: buildah or podman.
+        request: what is wanted.
+        recipe: what it is made of.
+        name: of the image in the program's own storage.
+        chroot: isolate commands by a changed root alone, which works in most containers.
+    """
+    docker = Path(os.environ.get("DOCKER_CONFIG", "")) / "config.json"
+    logins = "DOCKER_CONFIG" in os.environ and "REGISTRY_AUTH_FILE" not in os.environ
+    return [
+        program,
+        "bud" if program == "buildah" else "build",  # as older ones of either know it
+        "--layers",
+        "--force-rm",  # a build that fails or is stopped leaves no container behind
+        *([] if request.cached else ["--no-cache"]),
+        *(["--isolation", "chroot"] if chroot else []),
+        *(["--authfile", str(docker)] if logins and docker.is_file() else []),
+        *(["--tls-verify=false"] if request.below.client.is_plain else []),
+        f"--platform={request.base.platform}",
+        *recipe.flags,
+        f"--tag={name}",
+        str(recipe.context),
+    ]
+
+
+def exported(
+    program: str, request: BuildRequest, folder: Path, name: str, opened: ExitStack
+) -> list[Layer]:
+    """The layers that were built on the base, open for reading until the stack is closed."""
+    base = request.base
+    below = len(base.diff_ids)
+    flags = ["--compression-format=zstd"] if request.zstd else []
+    # One that is the same as a layer of the base would be left out, too: then all are written.
+    for number, left_out in enumerate((base.diff_ids, ())):
+        layout = _Export(folder / str(number), left_out)
+        target = f"oci:{layout.folder}:made"
+        run([program, "push", "--quiet", *flags, name, target], _ignore)
+        manifest, diff_ids = layout.image(name)
+        if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
+            raise ImageError(
+                f"{program} has built {name} on something else than {base.reference}; build again"
+                " with --no-cache, or by another --builder"
+            )
+        if all(descriptor.size for descriptor in manifest.layers[below:]):
+            break
+    types = [layer["mediaType"] for layer in manifest.content["layers"]]
+    return [
+        Layer(layout.content(descriptor, opened), diff_id, zstd=media_type.endswith("+zstd"))
+        for descriptor, diff_id, media_type in zip(
+            manifest.layers[below:], diff_ids[below:], types[below:], strict=True
+        )
+    ]
+
+
+def _ignore(_line: str) -> None:
+    """Output that is of interest only in an error."""
+
+
+class _Export:
+    """An OCI layout that an image is exported to."""
+
+    def __init__(self, folder: Path, left_out: Iterable[str]) -> None:
+        self.folder = folder
+        blobs = folder / "blobs/sha256"
+        blobs.mkdir(parents=True)
+        for diff_id in left_out:
+            # Taken for the layer, which is then not written: a base may have many gigabytes.
+            (blobs / diff_id.removeprefix("sha256:")).touch()
+
+    def image(self, name: str) -> tuple[Manifest, list[Any]]:
+        """The image that is in it, and its layers' digests as archives."""
+        index = json.loads((self.folder / "index.json").read_bytes())
+        entry = index["manifests"][0]
+        manifest = read(self._path(entry["digest"]).read_bytes(), entry["mediaType"], name)
+        if not isinstance(manifest, Manifest):
+            raise ImageError(f"{name} is of several platforms; ask for one by --platform")
+        config = read_object(self._path(manifest.config.digest).read_bytes(), name)
+        return manifest, config["rootfs"]["diff_ids"]
+
+    def content(self, descriptor: Descriptor, opened: ExitStack) -> FileContent:
+        file = opened.enter_context(self._path(descriptor.digest).open("rb"))
+        return FileContent(descriptor.digest, descriptor.size, file)
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest.replace(":", "/")
+
+
+def runs_containers(program: str) -> bool:
+    """Whether buildah or podman can run containers here, as the program is set up.
+
+    Inside most containers they cannot, and need `--isolation chroot`, which separates less. A build
+    step must not be able to bring that about, so its output and its failure do not matter here:
+    what is run is a program of ours, on an empty image, before anything of the user's runs.
+    """
+    probe = exit_program(platform.machine())
+    if probe is None:  # a processor that we have no program for: as it is set up
+        return True
+    with tempfile.TemporaryDirectory(prefix="k8sjob-probe-") as name:
+        folder = Path(name)
+        (folder / "Dockerfile").write_text(_PROBE_DOCKERFILE)
+        (folder / "probe").write_bytes(probe)
+        (folder / "probe").chmod(0o755)
+        build = "bud" if program == "buildah" else "build"
+        try:
+            run([program, build, "--no-cache", "--force-rm", f"--tag={_PROBE_NAME}", name], _ignore)
+        except ImageError:
+            return False
+        with suppress(ImageError):
+            run([program, "rmi", _PROBE_NAME], _ignore)
+    return True
+
+
+def exit_program(machine: str) -> bytes | None:
+    """A static ELF executable that ends at once with exit code 0; None for unknown machines."""
+    if machine not in _EXIT_0:
+        return None
+    number, code = _EXIT_0[machine]
+    content = bytes.fromhex(code)
+    size = _ELF_HEADERS + len(content)
+    entry = _ELF_ADDRESS + _ELF_HEADERS
+    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    header = struct.pack("<HHIQQQIHHHHHH", 2, number, 1, entry, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _ELF_ADDRESS, _ELF_ADDRESS, size, size, 0x1000)
+    return ident + header + segment + content

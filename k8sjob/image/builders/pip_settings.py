@@ -1,0 +1,194 @@
+"""This machine's settings of pip, passed on to builders.
+
+Builds in containers get them as secrets: no layer has them. uv gets them in its own form where it
+has no settings itself; or whoever has set up pip for a private index would get packages of the same
+names from the public one.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["as_uv_settings", "write_secrets"]
+
+_KEYS: Final = (
+    "index-url",
+    "extra-index-url",
+    "no-index",
+    "find-links",
+    "trusted-host",
+    "proxy",
+    "timeout",
+    "default-timeout",
+    "retries",
+    "pre",
+    "prefer-binary",
+    "only-binary",
+    "no-binary",
+)
+"""Settings that mean the same elsewhere; pip's folders and checks are this machine's own."""
+_BUNDLES: Final = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+"""Variables that name a bundle of certificates, the one for pip first."""
+_UV_VARIABLES: Final = (
+    "UV_CONFIG_FILE",
+    "UV_DEFAULT_INDEX",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_INDEX",
+    "UV_INDEX_URL",
+)
+_TRUE: Final = frozenset({"1", "y", "yes", "true", "on", "t"})
+
+
+def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dict[str, Path]:
+    """Find the machine's certificates and pip's settings.
+
+    Args:
+        folder: where to write a pip.conf that only this user can read.
+        environ: variables instead of the process's own.
+
+    Returns:
+        The secrets that there are, by their names in the Dockerfile: `ca` and `pip`.
+
+    Raises:
+        ImageError: a pip.conf, or a bundle that is named, cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    settings = _pip_settings(environ)
+    # A folder of this machine is not there where pip runs.
+    links = [link for link in settings.pop("find-links", "").split() if _is_remote(link)]
+    if links:
+        settings["find-links"] = "\n".join(links)
+    secrets = {}
+    if bundle := _bundle(environ, settings.pop("cert", None)):
+        secrets["ca"] = bundle
+    if settings:
+        secrets["pip"] = folder / "pip.conf"
+        lines = (f"{key} = {_indented(value)}\n" for key, value in settings.items())
+        with open(os.open(secrets["pip"], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
+            file.write("[global]\n" + "".join(lines))
+    return secrets
+
+
+def _is_remote(link: str) -> bool:
+    return "://" in link and not link.startswith("file:")
+
+
+def _indented(value: str) -> str:
+    """A value of several lines, as such a file has it."""
+    return "\n    ".join(line.strip() for line in value.splitlines() if line.strip())
+
+
+def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:
+    """The certificates by which an index is known: those for pip, else the machine's."""
+    named = next((environ[name] for name in _BUNDLES if environ.get(name)), configured)
+    if named is None:
+        path = Path(ssl.get_default_verify_paths().cafile or "")
+        return path.resolve() if path.is_file() else None
+    if not Path(named).is_file():
+        raise ImageError(
+            f"{named}: no such file; {', '.join(_BUNDLES)} or pip's own settings name it as"
+            " the bundle of certificates that are trusted"
+        )
+    return Path(named).resolve()
+
+
+def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """Pip's settings in uv's form.
+
+    Returns:
+        A uv.toml, which may hold passwords, and variables; both empty where uv has settings.
+
+    Raises:
+        ImageError: a pip.conf cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    _, config, system = _folders(environ)
+    files = [folder / "uv/uv.toml" for folder in (config, *system, Path("/etc"))]
+    if any(environ.get(name) for name in _UV_VARIABLES) or any(path.exists() for path in files):
+        return "", {}
+    settings = _pip_settings(environ)
+    bundle = settings.get("cert")
+    variables = {"SSL_CERT_FILE": bundle} if bundle and not environ.get("SSL_CERT_FILE") else {}
+    return "".join(_uv_lines(settings)), variables
+
+
+def _uv_lines(settings: Mapping[str, str]) -> Iterator[str]:
+    if hosts := settings.get("trusted-host", "").split():
+        yield _toml("allow-insecure-host", hosts)
+    yield "[pip]\n"
+    if index := settings.get("index-url"):
+        yield _toml("index-url", index)
+    for key in ("extra-index-url", "find-links"):
+        if values := settings.get(key, "").split():
+            yield _toml(key, values)
+    for key, name, value in (("no-index", "no-index", True), ("pre", "prerelease", "allow")):
+        if settings.get(key, "").lower() in _TRUE:
+            yield _toml(name, value)
+
+
+def _toml(key: str, value: Any) -> str:
+    return f"{key} = {json.dumps(value)}\n"  # TOML writes these as JSON does
+
+
+def _folders(environ: Mapping[str, str]) -> tuple[Path, Path, list[Path]]:
+    """The user's home and configuration, and the system's."""
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    system = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    return home, config, [Path(folder) for folder in system]
+
+
+def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings about indexes, and `cert`; lists as words.
+
+    Pip reads its files first, in them the section for all commands first, then variables.
+    """
+    found: dict[str, str] = {}
+    for path in _pip_files(environ):
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise ImageError(
+                f"{path}: cannot be read as pip's settings: {reason}; repair it, or name another"
+                " file by PIP_CONFIG_FILE"
+            ) from None
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    for key in (*_KEYS, "cert"):
+        if value := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
+            found[key] = value
+    return {key: found[key] for key in (*_KEYS, "cert") if found.get(key)}
+
+
+def _pip_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where pip looks on Unix; later files override earlier ones."""
+    named = environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return
+    home, config, system = _folders(environ)
+    for folder in system:
+        yield folder / "pip/pip.conf"
+    yield Path("/etc/pip.conf")
+    yield home / ".pip/pip.conf"
+    yield home / "Library/Application Support/pip/pip.conf"
+    yield config / "pip/pip.conf"
+    if environ.get("VIRTUAL_ENV"):
+        yield Path(environ["VIRTUAL_ENV"]) / "pip.conf"
+    if named:
+        yield Path(named)

@@ -1,0 +1,407 @@
+"""HTTP for registries: pooled connections, TLS and proxies, limits, and retries.
+
+`urllib3.Retry` is not used for the retries: it would read the body of a failed answer without a
+limit, would not retry an answer that breaks off, and has no deadline over all attempts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import itertools
+import random
+import socket
+import ssl
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3 import exceptions
+
+from k8sjob.errors import ImageError, redacted
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from urllib3 import BaseHTTPResponse
+
+__all__ = ["HttpClient", "Response", "RetryPolicy", "TransportError", "host_of", "is_loopback"]
+
+MAX_BODY: Final = 8 << 20
+"""Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
+HEADERS_TIMEOUT: Final = 300.0
+"""Seconds until the headers of an answer are complete; the read timeout is for each byte."""
+_RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CHUNK: Final = 64 << 10
+_MAX_PAUSE: Final = 60.0
+_POOL_SIZE: Final = 16
+"""Idle connections that are kept to one host."""
+_CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
+_HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
+_REASONS: Final[dict[type, str]] = {
+    exceptions.ProxyError: "the proxy that the environment names does not lead there",
+    exceptions.NameResolutionError: "there is no host of that name",
+    exceptions.NewConnectionError: "no connection",
+    exceptions.ConnectTimeoutError: "no connection in time",
+    exceptions.ReadTimeoutError: "no answer in time",
+}
+
+
+class TransportError(Exception):
+    """The connection broke or could not be made; a retry may succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and for how long a request is tried.
+
+    Attributes:
+        tries: attempts of each request, the first one included.
+        pause: seconds before the second attempt; doubles with each further one, with jitter.
+        connect: seconds for a connection.
+        read: seconds without a byte from the other side.
+        answer: seconds for a whole answer, however slowly it comes; a blob has more by its size.
+            After them nothing is tried again.
+    """
+
+    tries: int = 5
+    pause: float = 0.2
+    connect: float = 10.0
+    read: float = 120.0
+    answer: float = 300.0
+
+    def wait(self, failures: int, retry_after: str | None = None) -> None:
+        """Pause before the next attempt.
+
+        Args:
+            failures: failed attempts so far, from 1.
+            retry_after: the header of that name.
+        """
+        pause = self.pause * 2 ** (failures - 1) * random.uniform(0.75, 1.25)  # noqa: S311 - jitter, no secret
+        time.sleep(min(_MAX_PAUSE, max(pause, _retry_after(retry_after))))
+
+
+def _retry_after(header: str | None) -> float:
+    """Seconds from a number or a date; 0 where it is neither."""
+    with suppress(exceptions.InvalidHeader, ValueError, OverflowError):
+        return urllib3.Retry().parse_retry_after(header or "")
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer.
+
+    Attributes:
+        url: of the request.
+        status: of HTTP.
+        headers: of the answer, looked up in any case.
+        body: complete; empty where there is a stream.
+        stream: the response that is still to be read.
+    """
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    stream: BaseHTTPResponse | None = None
+
+    def confirms(self, digest: str, size: int) -> bool:
+        """Whether it is about this content; the page of a captive portal has status 200, too."""
+        named = self.headers.get("Docker-Content-Digest")
+        return self.status == 200 and (
+            named == digest if named else self.headers.get("Content-Length") == str(size)
+        )
+
+
+class HttpClient:
+    """Requests to any host over connections that are kept open; threads may share it."""
+
+    def __init__(self, plain_http: Collection[str] = (), retry: RetryPolicy | None = None) -> None:
+        """Prepare the connections; none is made.
+
+        Args:
+            plain_http: registries (host[:port]) besides loopback that need no TLS.
+            retry: for each request; None: the default.
+        """
+        self.retry = retry or RetryPolicy()
+        self._plain_http = plain_http
+        self._pools: dict[tuple[str, str], urllib3.PoolManager] = {}
+        self._lock = threading.Lock()
+
+    def base_url(self, host: str) -> str:
+        """The URL that a registry's paths are relative to.
+
+        On loopback both schemes are usual. A server with TLS says so when it gets plain HTTP, and
+        nothing but that question is sent before the scheme is known.
+        """
+        if host in self._plain_http:
+            return f"http://{host}"
+        if not is_loopback(host):
+            return f"https://{host}"
+        answer = self.request("GET", f"http://{host}/v2/")
+        uses_tls = answer.status == 400 and b"https" in answer.body.lower()
+        return f"{'https' if uses_tls else 'http'}://{host}"
+
+    def close(self) -> None:
+        """Close idle connections; the others are closed when they are given back."""
+        with self._lock:
+            for manager in self._pools.values():
+                # Its clear() only forgets them, and an error may still keep hold of one.
+                for key in manager.pools.keys():  # noqa: SIM118 - it cannot be iterated over
+                    manager.pools[key].close()
+            self._pools.clear()
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        stream: bool = False,
+    ) -> Response:
+        """Make a request, with retries.
+
+        Args:
+            method: of HTTP; it must be safe to repeat.
+            url: complete.
+            headers: of the request.
+            body: whole, so that it can be sent again.
+            stream: leave the body of a good answer to be read.
+
+        Returns:
+            The last answer, whatever its status. Redirects are not followed.
+
+        Raises:
+            TransportError: there was no answer.
+            ImageError: the other side is not to be trusted, or cannot be a registry.
+        """
+        end = time.monotonic() + self.retry.answer
+        for failures in itertools.count(1):
+            retry_after, is_last = None, failures >= self.retry.tries
+            try:
+                answer = self.send(method, url, headers=headers, body=body, stream=stream)
+                if answer.status not in _RETRIED or is_last or time.monotonic() > end:
+                    break
+                retry_after = answer.headers.get("Retry-After")
+            except TransportError:
+                if is_last or time.monotonic() > end:
+                    raise
+            self.retry.wait(failures, retry_after)
+        return answer
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | Iterable[bytes] | None = None,
+        stream: bool = False,
+    ) -> Response:
+        """Make a request once; see `request`. The body may be a stream of blocks."""
+        pool = self._pool(url)
+        try:
+            response = pool.request(
+                method,
+                url,
+                headers=dict(headers or {}),
+                body=body,
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+            )
+            if stream and response.status in {200, 206}:
+                return Response(url, response.status, response.headers, stream=response)
+            content = b"".join(_chunks(response, url, self.retry.answer))
+        except exceptions.HTTPError as error:
+            raise _explained(error, url) from None
+        response.release_conn()
+        return Response(url, response.status, response.headers, content)
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        """The connections for a URL; refuses what is none, or lacks TLS."""
+        host = host_of(url)
+        scheme = url.partition(":")[0].lower()
+        if scheme not in {"http", "https"} or not host:
+            raise ImageError(f"{redacted(url)!r} is not the URL of a registry")
+        if scheme == "http" and not (is_loopback(host) or host in self._plain_http):
+            raise ImageError(
+                f"{host} would be asked without TLS, so that anybody could read and change what is"
+                f" sent; if you trust the network in between: --plain-http {host}"
+            )
+        key = (_proxy(scheme, host), host if scheme == "https" else "")
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = self._new_pool(*key)
+            return self._pools[key]
+
+    def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
+        timeout = urllib3.Timeout(connect=self.retry.connect, read=self.retry.read)
+        context = _tls_context(host) if host else None
+        try:
+            if proxy:
+                user = urlsplit(proxy)
+                login = f"{user.username}:{user.password or ''}" if user.username else None
+                manager: urllib3.PoolManager = urllib3.ProxyManager(
+                    proxy,
+                    proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
+                    timeout=timeout,
+                    maxsize=_POOL_SIZE,
+                    ssl_context=context,
+                )
+            else:
+                manager = urllib3.PoolManager(
+                    timeout=timeout, maxsize=_POOL_SIZE, ssl_context=context
+                )
+        except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
+            raise ImageError(
+                "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
+                f" {proxy.rpartition('@')[2]!r}; correct http_proxy and https_proxy, or name the"
+                " registry in no_proxy"
+            ) from None
+        manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+        return manager
+
+
+class _HeadersDeadline:
+    """A connection whose headers must arrive in time, however slowly each byte comes."""
+
+    sock: socket.socket | None
+
+    def getresponse(self) -> urllib3.HTTPResponse:
+        late = threading.Event()
+        timer = threading.Timer(HEADERS_TIMEOUT, self._cut, [late])
+        timer.daemon = True
+        timer.start()
+        answer: urllib3.HTTPResponse | None = None
+        try:
+            answer = super().getresponse()  # type: ignore[misc]  # of the connection
+        except (OSError, http.client.HTTPException):
+            if not late.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if answer is None or late.is_set():  # http.client takes headers that were cut for whole
+            if answer is not None:
+                answer.close()
+            raise TimeoutError
+        return answer
+
+    def _cut(self, late: threading.Event) -> None:
+        late.set()
+        with suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]  # see suppress
+
+
+class _HTTP(_HeadersDeadline, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form
+    pass
+
+
+class _HTTPS(_HeadersDeadline, urllib3.connection.HTTPSConnection):  # type: ignore[misc]  # see above
+    pass
+
+
+class _HTTPPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HTTP
+
+
+class _HTTPSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HTTPS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host[:port] is this machine; decided by its name, no address is looked up."""
+    name = host.rpartition(":")[0] if ":" in host else host
+    try:
+        return name == "localhost" or ipaddress.IPv4Address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(url: str) -> str:
+    r"""The host[:port] that urllib3 would connect to; empty where the URL has none.
+
+    Other parsers read `http://one\@two/` differently.
+    """
+    try:
+        return urllib3.util.parse_url(url).netloc or ""
+    except (exceptions.HTTPError, ValueError):
+        return ""
+
+
+def _proxy(scheme: str, host: str) -> str:
+    """The proxy for a host from the environment; none for loopback, as other tools do."""
+    if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
+        return ""
+    proxy = urllib.request.getproxies().get(scheme, "").strip()
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
+
+
+def _tls_context(host: str) -> ssl.SSLContext:
+    """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
+    context = ssl.create_default_context()
+    folders = [Path(folder) / host for folder in _CERTIFICATES]
+    with suppress(RuntimeError):  # users of containers may have no home
+        folders += [Path.home() / folder / host for folder in _HOME_CERTIFICATES]
+    for file in (file for folder in folders for file in sorted(folder.glob("*"))):
+        try:
+            if file.suffix == ".crt":
+                context.load_verify_locations(file)
+            elif file.suffix == ".cert":
+                context.load_cert_chain(file, file.with_suffix(".key"))
+        except (OSError, ssl.SSLError) as error:
+            raise ImageError(
+                f"{file}: not a usable certificate: {error.strerror or error}; it is read for"
+                f" {host}: replace it, or remove it"
+            ) from None
+    return context
+
+
+def _chunks(response: BaseHTTPResponse, url: str, limit: float) -> Iterator[bytes]:
+    """A body as it arrives, up to a size and a time."""
+    end, size = time.monotonic() + limit, 0
+    while chunk := response.read1(_CHUNK):
+        yield chunk
+        size += len(chunk)
+        if size > MAX_BODY or time.monotonic() > end:
+            response.close()
+            how = f"with more than {MAX_BODY} bytes" if size > MAX_BODY else "too slowly"
+            raise ImageError(f"{_shown(url)}: answers {how}; is it the address of a registry?")
+
+
+def _shown(url: str) -> str:
+    """A URL without its login and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{host_of(url)}{parts.path}"
+
+
+def _explained(error: exceptions.HTTPError, url: str) -> Exception:
+    """What a failed connection means: TransportError where a retry may help, else ImageError."""
+    host = host_of(url)
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
+        return ImageError(
+            f"{host}: its certificate is not trusted: {why or text}; put the certificate of its CA"
+            f" into ~/.docker/certs.d/{host}/ca.crt, or name a bundle by SSL_CERT_FILE"
+        )
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
+        return ImageError(
+            f"{host} does not use TLS; if you trust the network in between: --plain-http {host}"
+        )
+    if isinstance(error, exceptions.LocationValueError):
+        return ImageError(f"{_shown(url)!r} is not the URL of a registry")
+    kind = next((kind for kind in type(error).__mro__ if kind in _REASONS), None)
+    reason = _REASONS[kind] if kind else f"the connection broke ({type(error).__name__})"
+    if kind is exceptions.NewConnectionError:
+        reason = text.rpartition(": ")[2].rpartition("] ")[2] or reason  # the system's own message
+    return TransportError(f"{host}: {reason}")
