@@ -1,8 +1,8 @@
 """What the client and the container agree on, and nothing else.
 
 Both sides import this module, so it is stdlib only and travels inside every job's image. An old job
-may meet a newer watcher: what crosses the border (event lines, termination messages, the runtime's
-configuration) carries a version and is read leniently.
+may have a newer watcher: what the two sides exchange (event lines, termination messages, the
+runtime's configuration) carries a version and is read leniently.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ SOURCE_ENV: Final = "K8SJOB_SOURCE"
 TERMINATION_LOG_ENV: Final = "K8SJOB_TERMINATION_LOG"
 """Overrides TERMINATION_LOG; set by the local back end, which has no kubelet to read it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
-"""Where a pod's last words go; the kubelet keeps at most MAX_TERMINATION_BYTES of them."""
+"""The pod's termination message; the kubelet keeps at most MAX_TERMINATION_BYTES of it."""
 MAX_TERMINATION_BYTES: Final = 4096
 ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
 """Where a rank's process writes its Reason for the agent of its node."""
 LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
-"""A file descriptor at whose end of file the agent stops its group: its parent is gone."""
+"""A file descriptor; at its end of file the parent is gone, and the agent stops its group."""
 
 
 def after_agent(argv: Sequence[str]) -> list[str] | None:
-    """What follows the agent's command, with -P or without; None: it starts something else."""
+    """The arguments after the agent's command, with -P or without; None for another command."""
     for agent in (AGENT, ("python", "-m", "k8sjob.runtime")):
         if tuple(argv[: len(agent)]) == agent:
             return list(argv[len(agent) :])
@@ -96,7 +96,7 @@ class ExitCode(IntEnum):
     USER_ERROR = 1
     """The training script failed."""
     CONFIG = 2
-    """The environment or the settings cannot work; the same start would fail again."""
+    """The environment or the settings cannot work; restarting will not help."""
     RESTARTS_SPENT = 3
     """No restart is left, or another start would end in the same way; the Reason has the code of
     the last failure. Under restart_policy ExitCode any code >= 128 would start again."""
@@ -109,22 +109,18 @@ class ExitCode(IntEnum):
 
     @staticmethod
     def of_status(returncode: int) -> int:
-        """A process's exit code as a container shows it: 128 + N for a signal N.
-
-        Args:
-            returncode: as subprocess and os.waitstatus_to_exitcode give it, -N for a signal.
-        """
+        """A return code of subprocess, -N for a signal, as a container shows it: 128 + N."""
         return 128 - returncode if returncode < 0 else returncode
 
 
 class EventKind(StrEnum):
-    """What an Event tells. The runtime emits the first group; only the watcher makes the second."""
+    """The kinds of events. The runtime emits the first group, only the watcher the second."""
 
     STARTING = "starting"
-    """How far the way to the user's code is: phase, "python" (processes were started: processes),
-    "importing" (one of them imports torch), "running" (all run the script), from each replica's
-    agent; "waiting" from rank 0 of a session: world_size, missing (how many have not come; 0: all
-    are here), ranks (the first of these)."""
+    """The phase of the start. From each replica's agent: "python" (processes were started:
+    processes), "importing" (one of them imports torch), "running" (all run the script). From rank 0
+    of a session: "waiting", world_size, missing (how many ranks have not come), ranks (the first of
+    these)."""
     STARTED = "started"
     """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
     PROGRESS = "progress"
@@ -134,7 +130,7 @@ class EventKind(StrEnum):
     slowest rank, the mean over the ranks) and slowest (that rank). Once a second and at each
     epoch's last step, then with epoch_loss, the mean over the whole epoch."""
     METRICS = "metrics"
-    """What the user's `job.log(...)` was given."""
+    """The arguments of the user's `job.log(...)`."""
     CHECKPOINT = "checkpoint"
     """path, epoch, step, seconds (until it was on the disk), stall_s (how long training waited)."""
     RESUMED = "resumed"
@@ -142,9 +138,9 @@ class EventKind(StrEnum):
     WARNING = "warning"
     """message."""
     STOPPING = "stopping"
-    """A stop was asked for: signal, epoch, step."""
+    """A stop was requested: signal, epoch, step."""
     FINISHED = "finished"
-    """seconds, and what the run reached."""
+    """seconds, and the last numbers given to `job.log(...)`."""
     UNMET = "unmet"
     """Several replicas ran to their end and no process group spanned them, so each trained alone:
     world_size (ranks of the job), replicas (their number). Written by the Master's agent, at the
@@ -157,7 +153,7 @@ class EventKind(StrEnum):
     LOG = "log"
     """One line of a replica's output: text, attempt, timestamp."""
     FINDING = "finding"
-    """Something `why` would say: cause, message, next_step."""
+    """A finding of `why`: cause, message, next_step."""
 
 
 _MARK: Final = "k8sjob/1 "
@@ -174,14 +170,10 @@ _MAX_STEP: Final = 2**53
 
 
 def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
-    """The JSON object in a text that somebody else wrote; None if there is none.
+    """The JSON object in an untrusted text, as a termination message; None if there is none.
 
-    Whatever the text holds, decoding it and using the result does not fail: a text that is too
-    long or too deeply nested is not decoded, and a number too large for a float is infinite.
-
-    Args:
-        text: a container's output, a termination message, an annotation.
-        max_length: characters.
+    Decoding and using the result does not fail for any text: one that is too long or too deeply
+    nested is not decoded, and a number too large for a float is infinite.
     """
     if len(text) > max_length:
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.errors import EnvError, ranks_in_words
 from k8sjob.runtime.frames import users_threads
 from k8sjob.runtime.heartbeat import HeartbeatMonitor
 from k8sjob.runtime.observer import Seen, hang_of, read_seen
@@ -300,12 +300,12 @@ def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Record) -
 
 def _silence(ranks: tuple[int, ...], record: Record) -> Reason:
     """The hang of ranks whose watchdogs cannot report it themselves."""
-    names = ", ".join(map(str, ranks))
+    who = ranks_in_words(ranks)
     return Reason(
         exit_code=ExitCode.HUNG,
         rank=ranks[0],
         type="Hang",
-        message=f"rank {names}: no progress, not even a watchdog's; ended by the node's agent",
+        message=f"{who}: no progress, not even a watchdog's; ended by the node's agent",
         time=time.time(),
         culprits=ranks,
         step=record.seen.get(ranks[0], Seen()).step,
@@ -324,7 +324,7 @@ def _reason(rank: int, end: Exit, record: Record) -> Reason:
             name = f"signal {end.signal}"
         kind, message = "Signal", f"killed by {name}{_HINTS.get(end.signal, '')}"
     else:
-        kind, message = "Exit", "it gave no reason"
+        kind, message = "Exit", f"exited with code {end.code}"
     step = record.seen.get(rank, Seen()).step
     return Reason(end.code, rank=rank, type=kind, message=message, time=end.time, step=step)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime import frames
-from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.errors import PeerLost, ranks_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement", "ranks_in_words"]
+__all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement"]
 
 LEAVING: Final = "leave"
 """The name of the call that ends a session."""
@@ -79,11 +79,11 @@ class CallOrder:
     def __init__(
         self, group: Group, first_rank: int, timeout: float, alert: Callable[[], None]
     ) -> None:
-        """No call yet.
+        """A record without calls.
 
         Args:
             group: the ranks that train together.
-            first_rank: number of the first of them among all processes.
+            first_rank: the first of them among all processes.
             timeout: seconds to wait for the others.
             alert: raises when a rank is known to be gone.
         """
@@ -175,7 +175,7 @@ class CallOrder:
 
 
 def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
-    """The calls of other ranks for which this one waits in vain; empty: they may yet come.
+    """The calls of other ranks for which `rank` waits in vain at `mine`; empty: they may yet come.
 
     Args:
         rank: the one that waits.
@@ -204,15 +204,3 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
 def _shown(call: Call) -> Call:
     """With the file as its author knows it, below the working directory without that."""
     return call._replace(file=frames.users_paths(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string
-
-
-def ranks_in_words(ranks: list[int]) -> str:
-    """[0] as "rank 0", [1, 2, 3, 5] as "ranks 1-3, 5"."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    shown = ", ".join("-".join(map(str, dict.fromkeys(span))) for span in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.runtime.errors import ranks_in_words
 from k8sjob.runtime.network import is_loopback
 from k8sjob.runtime.observer import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.report import log_line, write_event
 from k8sjob.runtime.roster import DONE, FAILED, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from k8sjob.runtime.attempt import Record
     from k8sjob.runtime.env import NodeEnv
@@ -55,12 +56,7 @@ class RestartCount:
     """
 
     def __init__(self, file: Path | None, max_restarts: int) -> None:
-        """Read the file of an earlier container of this pod.
-
-        Args:
-            file: config.restarts_file(); None: there was no other container, and none follows.
-            max_restarts: see RuntimeConfig.
-        """
+        """Read config.restarts_file(); None: no other container came before, and none follows."""
         self._file = file
         self.restarts = 0
         self.refused: Reason | None = None
@@ -83,10 +79,10 @@ class RestartCount:
         self._write(None, final=False)
 
     def end(self, reason: Reason | None, *, final: bool = False) -> None:
-        """Record the end of the container.
+        """Record the end of the container; after None or a stop, the next one is no restart.
 
         Args:
-            reason: why; after None or a stop, the next container is no restart.
+            reason: why.
             final: another start would end the same way.
         """
         if reason is not None and reason.exit_code != ExitCode.STOPPED:
@@ -148,8 +144,7 @@ class Coordinator:
     def next_restart(self, own: int) -> int:
         """The number of the group's next restart, or of the one that the others have begun.
 
-        Args:
-            own: the restarts of this node; a node that came late counts with the others.
+        `own` are the restarts of this node; a node that came late counts with the others.
         """
         return max(max(own, self._roster.joined) + 1, self._roster.restarts())
 
@@ -220,7 +215,7 @@ class Coordinator:
             done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
             if not done:
                 return None
-            waited = f"it waited for {_ranks(sorted(done))}, which had ended with exit code 0"
+            waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
             return replace(
                 reason,
                 type="Left",
@@ -229,7 +224,7 @@ class Coordinator:
             )
         if not done or not self._roster.own.met:
             return None
-        ended = f"{_ranks(sorted(done))} had ended with exit code 0"
+        ended = f"{ranks_in_words(done)} had ended with exit code 0"
         return replace(reason, message=f"{reason.message}; {ended}, so it is not tried again")
 
     def give_up(self, reason: Reason) -> None:
@@ -253,7 +248,7 @@ class Coordinator:
             self._await_others(inbox)
         failure = self._roster.failure()
         if failure is not None:
-            ended = _ranks(self._node.ranks(0))
+            ended = ranks_in_words(self._node.ranks(0))
             message = f"after {ended} had ended with exit code 0: {failure.message}"
             return replace(failure, message=message)
         return self._unmet()
@@ -269,13 +264,14 @@ class Coordinator:
                 break
             if not announced and waited > _REPORTED_S:
                 announced = True
-                log_line(f"waiting up to {_OTHERS_S:g} s for node {_list(late)} to end")
+                nodes = ranks_in_words(late).replace("rank", "node")
+                log_line(f"waiting up to {_OTHERS_S:g} s for {nodes} to end")
             inbox.wait(0.1)
         if self._late() and not inbox.stopping() and not self._roster.failure():
+            who = ranks_in_words(r for node in self._late() for r in self._node.ranks(node))
             message = (
-                f"{_ranks([r for node in self._late() for r in self._node.ranks(node)])} had not"
-                f" ended {time.monotonic() - began:.0f} s after rank 0; the Master's end ends the"
-                " job, and with clean_pod_policy Running their pods"
+                f"{who} had not ended {time.monotonic() - began:.0f} s after rank 0; the Master's"
+                " end ends the job, and with clean_pod_policy Running their pods"
             )
             write_event(EventKind.WARNING, message=message)
             log_line(message)
@@ -345,12 +341,3 @@ def _connections() -> Iterator[tuple[_Address, _Address]]:
 def _address(text: str) -> _Address:
     host, _, port = text.partition(":")
     return host, int(port, 16)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
-
-
-def _list(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown}, ..." if len(numbers) > 8 else shown

@@ -1,7 +1,7 @@
-"""What the files of a folder were when they were written, to find out whether they still are.
+"""Digests of the files of a checkpoint, to detect a damaged or incomplete file.
 
-Against disks and copies that go wrong, not against people: whoever changes a file can change its
-digest, too.
+They protect against faults of disks and copies, not against people: anyone who can change a file
+can change its digest, too.
 """
 
 from __future__ import annotations
@@ -21,26 +21,21 @@ FILE: Final = "digests.json"
 
 
 class Digest(NamedTuple):
-    """A file's content, in short.
-
-    Attributes:
-        size: bytes.
-        sha256: in hexadecimal.
-    """
+    """The size of a file in bytes, and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
 
 
 def measure(file: Path) -> Digest:
-    """The digest of a file as it is now; the interpreter's lock is free meanwhile."""
+    """The digest of a file now; the interpreter's lock is released meanwhile."""
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256")
         return Digest(stream.tell(), found.hexdigest())
 
 
 def write(folder: Path, digests: Mapping[str, Digest]) -> None:
-    """Leave the digests of a folder's files in it, on the disk and not only on its way there."""
+    """Write the digests of a folder's files into it, and wait until they are on the disk."""
     body = {"files": {name: digest._asdict() for name, digest in sorted(digests.items())}}
     with (folder / FILE).open("w", encoding="utf-8") as stream:
         json.dump(body, stream, indent=1)
@@ -49,7 +44,7 @@ def write(folder: Path, digests: Mapping[str, Digest]) -> None:
 
 
 def read(folder: Path) -> dict[str, Digest]:
-    """What write() left: digests by file name.
+    """The digests by file name, as write() wrote them.
 
     Raises:
         ValueError: the list is missing or torn, or names a file elsewhere.
@@ -64,20 +59,15 @@ def read(folder: Path) -> dict[str, Digest]:
     except FileNotFoundError:
         raise ValueError(f"it is torn: {FILE} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"it is torn: {FILE} is no list of digests") from None
+        raise ValueError(f"it is torn: {FILE} is not a list of digests") from None
     for name in found:
         if "/" in name or name in {"", ".", ".."}:
-            raise ValueError(f"{FILE} names {name!r}, which is no file of the folder")
+            raise ValueError(f"{FILE} names {name!r}, which is not a file of the folder")
     return found
 
 
 def check(folder: Path, digests: Mapping[str, Digest], names: Iterable[str]) -> None:
-    """Compare files with their digests.
-
-    Args:
-        folder: where they are.
-        digests: by name, as read() gives them.
-        names: which of them to look at.
+    """Compare the named files of a folder with their digests.
 
     Raises:
         ValueError: the first file that is missing, too short or changed, and how.

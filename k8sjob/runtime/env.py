@@ -114,7 +114,7 @@ class NodeEnv:
         return {name: str(value) for name, value in values.items()}
 
     def _before(self, node: int) -> int:
-        """Number of processes on the nodes before one."""
+        """The number of processes on the nodes before this one."""
         if self.serving and node:
             return self.serving + (node - 1) * self.nproc_per_node
         return node * self.nproc_per_node
@@ -129,35 +129,22 @@ class DistEnv:
         local_rank: 0 to local_world_size - 1, on this node.
         world_size: number of processes in the group.
         local_world_size: number of processes on this node.
-        node_rank: 0 to nnodes - 1.
-        nnodes: number of nodes.
         master_addr: name or address of the node of rank 0.
         master_port: port of the rendezvous; 0 means any free one (a single node alone).
-        restart: how often this process has been started anew on its node.
+        restart: how often this process has been started again on its node.
     """
 
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
-    node_rank: int
-    nnodes: int
     master_addr: str
     master_port: int
     restart: int = 0
 
     def among_trainers(self, serving: int) -> DistEnv:
         """This trainer's place among the trainers, where node 0 only serves (compat.serving)."""
-        if not serving:
-            return self
-        several = self.nnodes > 1
-        return replace(
-            self,
-            rank=self.rank - serving,
-            world_size=self.world_size - serving,
-            node_rank=self.node_rank - several,
-            nnodes=self.nnodes - several,
-        )
+        return replace(self, rank=self.rank - serving, world_size=self.world_size - serving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,17 +254,9 @@ def dist_env(environ: Mapping[str, str] = os.environ) -> DistEnv:
             "one and the others would never come; start it by `python -m k8sjob.runtime SCRIPT` "
             "or torchrun, or set replicas.nproc_per_node to 1"
         )
-    return DistEnv(
-        rank=node.node_rank,
-        local_rank=0,
-        world_size=node.world_size,
-        local_world_size=1,
-        node_rank=node.node_rank,
-        nnodes=node.nnodes,
-        master_addr=node.master_addr,
-        master_port=node.master_port,
-        restart=_number(environ, _RESTART),
-    )
+    restart = _number(environ, _RESTART)
+    addr, port = node.master_addr, node.master_port
+    return DistEnv(node.node_rank, 0, node.world_size, 1, addr, port, restart)
 
 
 def rank_or_none() -> DistEnv | None:
@@ -301,33 +280,15 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     local, local_world = _local(environ, world)
     if rank >= world:
         raise EnvError(f"RANK={rank} is not below WORLD_SIZE={world}; set RANK to 0..{world - 1}")
-    nnodes = _number(environ, "GROUP_WORLD_SIZE", max(1, world // local_world), minimum=1)
-    node_rank = _number(environ, "GROUP_RANK", min(rank // local_world, nnodes - 1))
-    if node_rank >= nnodes:
-        raise EnvError(
-            f"GROUP_RANK={node_rank} is not below the number of nodes, {nnodes} "
-            f"({_seen(environ, 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_WORLD_SIZE')}); "
-            "the launcher's variables contradict each other"
-        )
     addr, port = _master(environ, world)
-    return DistEnv(
-        rank=rank,
-        local_rank=local,
-        world_size=world,
-        local_world_size=local_world,
-        node_rank=node_rank,
-        nnodes=nnodes,
-        master_addr=addr,
-        master_port=port,
-        restart=_number(environ, _RESTART),
-    )
+    return DistEnv(rank, local, world, local_world, addr, port, _number(environ, _RESTART))
 
 
 def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
     """LOCAL_RANK and LOCAL_WORLD_SIZE.
 
-    A LOCAL_RANK of one's own in the manifest comes without LOCAL_WORLD_SIZE; it is harmless with
-    one process a node, where the operator's RANK is the process's rank as well.
+    A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
+    with one process a node, where the operator's RANK is the process's rank as well.
     """
     local = _number(environ, "LOCAL_RANK")
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, minimum=1)
@@ -357,7 +318,7 @@ def _nproc(environ: Mapping[str, str]) -> int:
 
 
 def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
-    """The number of nodes: by WORLD_SIZE where there is one, and PET_NNODES must agree."""
+    """The number of nodes: by WORLD_SIZE where it is set, and PET_NNODES must agree."""
     fixed = None
     if not is_elastic(environ) and "PET_NNODES" in environ:
         fixed = _number(environ, "PET_NNODES", 1, minimum=1)

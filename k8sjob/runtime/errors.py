@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["EnvError", "PeerLost", "first_line", "lateness", "peer_loss"]
+__all__ = ["EnvError", "PeerLost", "first_line", "lateness", "peer_loss", "ranks_in_words"]
 
 
 class EnvError(Exception):
@@ -73,6 +73,19 @@ def first_line(error: BaseException) -> str:
     """An exception's class and the first line of its message."""
     text = str(error).splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """[0] as "rank 0", [1, 2, 3, 5] as "ranks 1-3, 5"; more than eight spans are cut."""
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in spans[:8]]
+    one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"rank{'' if one else 's'} {', '.join(shown)}{', ...' if len(spans) > 8 else ''}"
 
 
 def peer_loss(error: BaseException) -> str | None:

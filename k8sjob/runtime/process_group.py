@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from k8sjob.runtime.config import launcher_hosts_store
 from k8sjob.runtime.env import stay_on_loopback
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.errors import EnvError, ranks_in_words
 from k8sjob.runtime.network import is_loopback
 from k8sjob.runtime.rendezvous import RankInfo, Rendezvous, rendezvous
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.env import DistEnv
 
 __all__ = ["Group", "backend_for", "common_backend", "local_device", "open_group"]
@@ -91,7 +92,7 @@ def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
         return proposed.pop(), ""
     without = [info.rank for info in infos if info.backend != "nccl"]
     return "gloo", (
-        f"ranks {', '.join(map(str, without))} have no GPU and the others do: all ranks use their "
+        f"no GPU for {ranks_in_words(without)}, and the others have one: all ranks use their "
         "CPUs with gloo; give every replica the same resources.gpus"
     )
 
@@ -249,15 +250,12 @@ wait for that lock to drop a tensor: both would wait for ever (seen with torch 2
 
 def open_group(
     env: DistEnv,
+    config: RuntimeConfig,
     *,
-    backend: str | None,
-    rendezvous_timeout: float,
-    collective_timeout: float,
-    launcher_hosts: bool = False,
-    serving: int = 0,
-    on_cpu: bool = False,
-    on_met: Callable[[Rendezvous], object] = lambda _met: None,
-    on_wait: Callable[[Sequence[int]], object] = lambda _missing: None,
+    serving: int,
+    on_cpu: bool,
+    on_met: Callable[[Rendezvous], object],
+    on_wait: Callable[[Sequence[int]], object],
 ) -> Group:
     """Complete the rendezvous and make the process group.
 
@@ -265,10 +263,7 @@ def open_group(
 
     Args:
         env: this rank, and the endpoint.
-        backend: None to choose by the devices.
-        rendezvous_timeout: seconds until all must have come.
-        collective_timeout: seconds until a collective counts as failed.
-        launcher_hosts: the store is the launcher's (torchrun), not rank 0's.
+        config: backend, rendezvous_timeout and collective_timeout are used.
         serving: how many ranks, the first ones, serve the others and are not in their group.
         on_cpu: leave the GPUs to another library, as JAX.
         on_met: called when several ranks have met, before they connect with each other.
@@ -285,8 +280,8 @@ def open_group(
         )
     serves = env.rank < serving
     device = torch.device("cpu") if serves or on_cpu else local_device(env)
-    proposed = backend_for(None if serves else backend, device)
-    timeout = timedelta(seconds=collective_timeout)
+    proposed = backend_for(None if serves else config.backend, device)
+    timeout = timedelta(seconds=config.collective_timeout)
     if is_loopback(env.master_addr):
         stay_on_loopback("GLOO_SOCKET_IFNAME")
     if env.world_size == 1:
@@ -297,8 +292,8 @@ def open_group(
         env,
         _rank_info(env, proposed, device),
         choose=lambda infos: common_backend(infos[serving:]),
-        timeout=rendezvous_timeout,
-        launcher_hosts=launcher_hosts,
+        timeout=config.rendezvous_timeout,
+        launcher_hosts=launcher_hosts_store(),
         on_wait=on_wait,
     )
     on_met(met)
@@ -329,4 +324,4 @@ def _rank_info(env: DistEnv, backend: str, device: torch.device) -> RankInfo:
     gpu = ""
     if device.type == "cuda":
         gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    return RankInfo(env.rank, env.world_size, socket.gethostname(), os.getpid(), backend, gpu)
+    return RankInfo(env.rank, env.world_size, socket.gethostname(), backend, gpu)

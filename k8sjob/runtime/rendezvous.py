@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from k8sjob.runtime.errors import EnvError, PeerLost
+from k8sjob.runtime.errors import EnvError, PeerLost, ranks_in_words
 from k8sjob.runtime.network import is_loopback, listen
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class RankInfo:
         rank: 0 to world_size - 1.
         world_size: how many ranks it expects.
         host: name of its machine or pod.
-        pid: its process there.
         backend: the backend that it could use: "nccl", "gloo", or the one that was asked for.
         gpu: identity of its GPU; empty without one.
     """
@@ -60,7 +59,6 @@ class RankInfo:
     rank: int
     world_size: int
     host: str
-    pid: int
     backend: str
     gpu: str = ""
 
@@ -78,14 +76,12 @@ class Rendezvous:
         again: makes another client of the same store, for another thread.
         backend: the backend that all ranks can use.
         remark: why it is not the one that some proposed; empty otherwise.
-        seconds: how long the rendezvous took.
     """
 
     store: Store
     again: Callable[[], Store]
     backend: str
     remark: str
-    seconds: float
 
 
 class _TryAgainError(Exception):
@@ -106,7 +102,7 @@ def rendezvous(
     Args:
         env: this rank, and the endpoint.
         info: this rank, for the others.
-        choose: on rank 0: the backend for all, and a remark, from all ranks' information.
+        choose: on rank 0: the backend for all, and a remark.
         timeout: seconds until all must have come.
         launcher_hosts: the store belongs to the launcher (torchrun), which outlives the ranks.
         on_wait: on rank 0: called with the missing ranks, at most once a second and where they have
@@ -114,7 +110,7 @@ def rendezvous(
 
     Raises:
         PeerLost: ranks did not come in time; they are named, and may come after a new start.
-        EnvError: two processes have the same rank, or they disagree about the world size.
+        EnvError: the ranks disagree about the world size.
     """
     began = time.monotonic()
     deadline = began + timeout
@@ -137,7 +133,7 @@ def rendezvous(
                     (0,),
                 ) from error
         time.sleep(RETRY_S)
-    return Rendezvous(store, endpoint.connect, backend, remark, time.monotonic() - began)
+    return Rendezvous(store, endpoint.connect, backend, remark)
 
 
 def _roll_call(
@@ -181,9 +177,9 @@ def _publish_result(
     result: dict[str, Any] = {"missing": missing}
     if missing:
         result["message"] = (
-            f"{_in_words(missing)} of {world_size} did not come within "
-            f"{time.monotonic() - began:.0f} s; here: {_in_words(here)}. Look at the logs of those "
-            "replicas, or raise the rendezvous timeout if they are still being scheduled"
+            f"{ranks_in_words(missing)} of {world_size} did not come within "
+            f"{time.monotonic() - began:.0f} s; here: {ranks_in_words(here)}. Look at the logs of "
+            "those replicas, or raise the rendezvous timeout if they are still being scheduled"
         )
     else:
         infos = [RankInfo(**json.loads(store.get(key))) for key in _keys(world_size)]
@@ -232,16 +228,6 @@ def _disagreement(infos: Sequence[RankInfo]) -> str:
                 "WORLD_SIZE"
             )
     return ""
-
-
-def _in_words(ranks: Sequence[int]) -> str:
-    """For example "rank 2", "ranks 2, 5 and 7", "ranks 0, 1, 2, ... and 99"."""
-    shown = [str(rank) for rank in ranks]
-    if len(shown) == 1:
-        return f"rank {shown[0]}"
-    if len(shown) > 8:
-        shown = [*shown[:6], "...", shown[-1]]
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 # --- the store ----------------------------------------------------------------------------------
@@ -305,13 +291,9 @@ class StoreEndpoint:
 def tcp_store(
     addr: str, port: int, *, is_master: bool, listener: socket.socket | None = None
 ) -> Store:
-    """The store of a group, hosted here or there.
+    """The store of a group, hosted by this process or by another.
 
-    Args:
-        addr: its name or address.
-        port: its port.
-        is_master: whether this process hosts it.
-        listener: a socket of listen(), for the host: the store listens on all addresses otherwise.
+    The host's store listens on all addresses unless it gets a socket of listen().
 
     Raises:
         DistNetworkError: it cannot be hosted here, or not be reached within seconds.

@@ -118,10 +118,7 @@ def _join(
     try:
         group = open_group(
             env,
-            backend=config.backend,
-            rendezvous_timeout=config.rendezvous_timeout,
-            collective_timeout=config.collective_timeout,
-            launcher_hosts=settings.launcher_hosts_store(),
+            config,
             serving=serving,
             on_cpu=on_cpu,
             on_met=stop.start,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime import config
-from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.errors import PeerLost, ranks_in_words
 from k8sjob.runtime.rendezvous import NOTE
 from k8sjob.runtime.termination import write_reason
 
@@ -50,11 +50,8 @@ class StopCoordinator:
     ) -> None:
         """A coordinator; start() begins the watch.
 
-        Args:
-            rank: 0 to world_size - 1.
-            world_size: number of ranks.
-            on_loss: called once, by the thread, when a peer is gone for good. None: end the
-                process, unless its main thread notices the loss by itself.
+        The thread calls on_loss once, when a peer is gone for good. By default it ends the process,
+        unless the main thread notices the loss by itself.
         """
         self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._exit
         self._store: Store | None = None
@@ -107,9 +104,7 @@ class StopCoordinator:
     def finish(self, timeout: float, all_here: Callable[[], object] = lambda: None) -> None:
         """Wait until all ranks have come to their end, then end the watch; rank 0 leaves last.
 
-        Args:
-            timeout: seconds to wait.
-            all_here: called when they have come, before any of them leaves.
+        `all_here` is called when they have come, before any of them leaves.
 
         Raises:
             PeerLost: one went away, or did not come to its end in time.
@@ -150,8 +145,8 @@ class StopCoordinator:
         if not self._wait(keys, timeout):
             late = [int(key.partition("/")[2]) for key in keys if not self._there(key)]
             raise PeerLost(
-                f"rank(s) {', '.join(map(str, late))} did not come to the end of the session "
-                f"within {timeout:g} s",
+                f"{ranks_in_words(late)} did not come to the end of the session within"
+                f" {timeout:g} s",
                 tuple(late),
                 late=True,
             )

@@ -32,12 +32,9 @@ class Tally:
         self._abandoned = threading.Event()
 
     def tell(self, matter: str, text: str, *, failed: bool = False) -> None:
-        """Report what this rank has done.
+        """Report what this rank has done, or why it failed.
 
-        Args:
-            matter: a name that is used once in a group's life, the same on all ranks.
-            text: the report.
-            failed: whether the text is an error.
+        `matter` is a name that is used once in a group's life, the same on all ranks.
         """
         self._client().set(_key(matter, self._group.rank), json.dumps([failed, text]))
 

@@ -37,12 +37,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def write_reason(reason: Reason, file: Path | None) -> None:
-    """Write why this process is about to end, unless it has done so already: the first counts.
-
-    Args:
-        reason: why.
-        file: config.error_file(); None: there is no agent to read it.
-    """
+    """Write to config.error_file() why this process ends; its first reason counts."""
     if file is None:
         return
     draft = file.with_suffix(f".{os.getpid()}")
@@ -75,16 +70,16 @@ def describe(reason: Reason) -> str:
     """A reason as one line for people."""
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
     message = " ".join(reason.message.split())
+    if reason.type == "Exit":
+        return f"{who}{message}"
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
     return f"{who}{reason.type}: {message}{where}, exit code {reason.exit_code}"
 
 
 def enable_stacks(file: Path | None) -> None:
-    """Have a fatal error of this process write all threads' Python stacks.
+    """Have a fatal error of this process write all threads' Python stacks beside its reason.
 
-    Args:
-        file: the same as for the reason; the stacks are beside it. Without it, or in a folder where
-            no file can be created, they go to stderr.
+    Without a file, or in a folder where none can be created, they go to stderr.
     """
     target: TextIO | int = sys.stderr
     if file:
@@ -104,9 +99,7 @@ def read_stacks(file: Path | None) -> str:
 def is_first(file: Path | None, text: str) -> bool:
     """Whether no other process of this start has shown the same text; it counts as shown then.
 
-    Args:
-        file: the same as for the reason; where no file can be created each process is the first.
-        text: the text to be shown.
+    `file` is that of the reason. Where no file can be created beside it, each process is the first.
     """
     if file is None:
         return True

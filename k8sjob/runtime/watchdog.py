@@ -79,20 +79,18 @@ class Beat:
     Attributes:
         step: the optimizer step, counted by the rank.
         phase: "start" before the training, "end" after it, SYNC in a collective, else the activity.
-        age: seconds since the beat, when it was published.
         answered: published after the alarm, so the rank's threads still run.
         where: its main thread's place in the user's code then, as file:line in function.
     """
 
     step: int
     phase: str
-    age: float
     answered: bool
     where: str = ""
 
     def encode(self) -> str:
         """As a store's value."""
-        return json.dumps([self.step, self.phase, round(self.age, 1), self.answered, self.where])
+        return json.dumps([self.step, self.phase, self.answered, self.where])
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
@@ -334,13 +332,12 @@ class Watchdog:
 
     def _seen(self) -> Beat:
         """This rank's last beat; after an alarm with its place."""
-        phase, step, since = self._last
-        age = time.monotonic() - since
+        phase, step, _ = self._last
         if not self._alarm.is_set():
-            return Beat(step, phase, age, answered=False)
+            return Beat(step, phase, answered=False)
         failed = frames.Place(self._waited, waits=True)
         place = failed if self._waited else frames.place_of(self._thread)
-        return Beat(step, SYNC if place.waits else phase, age, answered=True, where=place.where)
+        return Beat(step, SYNC if place.waits else phase, answered=True, where=place.where)
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def test_work_that_does_not_move_is_left_alone():
 def tallies():
     """Those of three ranks that share a store."""
     store = dist.HashStore()
-    met = Rendezvous(store, lambda: store, "gloo", "", 0.0)
+    met = Rendezvous(store, lambda: store, "gloo", "")
     ranks = [replace(dist_env({}), rank=rank, world_size=3) for rank in range(3)]
     return [Tally(Group(env, "gloo", torch.device("cpu"), met)) for env in ranks]
 

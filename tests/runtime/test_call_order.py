@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from k8sjob.runtime.call_order import LEAVING, Call, CallOrder, disagreement, ranks_in_words
+from k8sjob.runtime.call_order import LEAVING, Call, CallOrder, disagreement
 from k8sjob.runtime.env import DistEnv
+from k8sjob.runtime.errors import ranks_in_words
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.rendezvous import Rendezvous
 
@@ -60,14 +61,15 @@ def test_ranks_are_spans():
     assert ranks_in_words([0]) == "rank 0"
     assert ranks_in_words([3, 1, 2, 5]) == "ranks 1-3, 5"
     assert ranks_in_words([4, 5]) == "ranks 4-5"
+    assert ranks_in_words(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, ..."
 
 
 def test_the_same_calls_are_checked_on_all_ranks_whichever_lines_they_come_from():
     store, together = HashStore(), threading.Barrier(2, timeout=20)
-    met = Rendezvous(store, lambda: store, "gloo", "", 0.0)
+    met = Rendezvous(store, lambda: store, "gloo", "")
 
     def train(rank):
-        env = DistEnv(rank, 0, 2, 1, rank, 2, "127.0.0.1", 29500)
+        env = DistEnv(rank, 0, 2, 1, "127.0.0.1", 29500)
         group = Group(env, "gloo", torch.device("cpu"), met)
         calls = CallOrder(group, 0, 10.0, lambda: None)
         for step in range(70):

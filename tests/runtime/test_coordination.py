@@ -83,7 +83,10 @@ class TestDone:
                 if restart == 0:
                     raise RuntimeError({LOST})
                 time.sleep(60)
-            time.sleep(1.5)
+            other = pathlib.Path("starts-{1 - left}")
+            while not other.exists() or len(other.read_text()) < 2:
+                time.sleep(0.02)
+            time.sleep(0.5)
         """
         nodes = group(script, max_restarts=3)
         codes = [node.finish().code for node in nodes]
@@ -175,13 +178,14 @@ class TestEnd:
         script = """
             if rank == 1:
                 time.sleep(2)
+                pathlib.Path("ending").write_text("x")
                 print("the last line")
         """
         master, worker = group(script)
-        assert worker.process.wait(20) == 0
+        worker.until("ending")
         assert master.process.poll() is None
-        assert master.finish().code == 0
         assert worker.finish().out == "the last line\n"
+        assert master.finish().code == 0
 
     def test_a_failure_after_its_end_is_the_groups(self, group, tmp_path):
         script = f"""

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.env import (
-    DistEnv,
-    ElasticEnv,
-    EnvError,
-    NodeEnv,
-    dist_env,
-    elastic_env,
-    node_env,
-)
+from k8sjob.runtime.env import DistEnv, ElasticEnv, NodeEnv, dist_env, elastic_env, node_env
+from k8sjob.runtime.errors import EnvError
 
 MASTER = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 
@@ -142,8 +135,6 @@ class TestNode:
         trainers = [process.among_trainers(serving) for process in found[serving:]]
         assert [trainer.rank for trainer in trainers] == list(range((nnodes - 1) * nproc))
         assert {trainer.world_size for trainer in trainers} == {(nnodes - 1) * nproc}
-        assert {trainer.nnodes for trainer in trainers} == {nnodes - 1}
-        assert trainers[-1].node_rank == nnodes - 2
 
     @given(
         nnodes=st.integers(1, 50),
@@ -165,8 +156,6 @@ class TestNode:
                 local_rank=local,
                 world_size=nnodes * nproc,
                 local_world_size=nproc,
-                node_rank=node_rank,
-                nnodes=nnodes,
                 master_addr="job-master-0",
                 master_port=23456,
                 restart=restart,
@@ -176,7 +165,7 @@ class TestNode:
 
     @given(
         st.dictionaries(
-            st.sampled_from([*operator(0, 1), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]),
+            st.sampled_from([*operator(0, 1), "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
             st.sampled_from(
                 ["", "0", "1", "2", "4", "-1", "auto", "2:4", "x", ":", "job-master-0"]
             ),
@@ -196,7 +185,6 @@ class TestNode:
             else:
                 assert 0 <= found.rank < found.world_size
                 assert 0 <= found.local_rank < found.local_world_size <= found.world_size
-                assert 0 <= found.node_rank < found.nnodes
                 assert found.world_size == 1 or (found.master_addr and found.master_port)
 
 
@@ -204,18 +192,18 @@ class TestProcess:
     @pytest.mark.parametrize(
         ("environ", "process"),
         [
-            ({}, DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0)),
-            (operator(2, 4), DistEnv(2, 0, 4, 1, 2, 4, "job-master-0", 23456)),
-            (trainer_v2(1, 2), DistEnv(1, 0, 2, 1, 1, 2, "job-node-0-0.job", 29400)),
+            ({}, DistEnv(0, 0, 1, 1, "127.0.0.1", 0)),
+            (operator(2, 4), DistEnv(2, 0, 4, 1, "job-master-0", 23456)),
+            (trainer_v2(1, 2), DistEnv(1, 0, 2, 1, "job-node-0-0.job", 29400)),
             (
                 {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
                 | MASTER,
-                DistEnv(5, 1, 8, 4, 1, 2, "job-master-0", 23456),
+                DistEnv(5, 1, 8, 4, "job-master-0", 23456),
             ),
             # A LOCAL_RANK of one's own in run.env, one process a node.
             (
                 operator(1, 2) | {"LOCAL_RANK": "0"},
-                DistEnv(1, 0, 2, 1, 1, 2, "job-master-0", 23456),
+                DistEnv(1, 0, 2, 1, "job-master-0", 23456),
             ),
         ],
     )
@@ -240,10 +228,6 @@ class TestProcess:
             ),
             ({"LOCAL_RANK": "0", "RANK": "3", "WORLD_SIZE": "3"} | MASTER, "RANK=3 is not below"),
             ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT"),
-            (
-                {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "2"} | MASTER,
-                "GROUP_RANK=2 is not below",
-            ),
         ],
     )
     def test_what_would_hang_is_refused(self, environ, seen):

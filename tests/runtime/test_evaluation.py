@@ -14,7 +14,7 @@ class Recorder(Group):
     """A group of one that has another rank's sums at hand."""
 
     def __init__(self, others=()):
-        super().__init__(DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0), "gloo", torch.device("cpu"))
+        super().__init__(DistEnv(0, 0, 1, 1, "127.0.0.1", 0), "gloo", torch.device("cpu"))
         self.others = others
 
     def sums(self, values):

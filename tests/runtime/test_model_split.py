@@ -10,7 +10,7 @@ from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.strategies import model_split
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-ALONE = DistEnv(0, 0, 1, 1, 0, 1, "127.0.0.1", 0)
+ALONE = DistEnv(0, 0, 1, 1, "127.0.0.1", 0)
 OPTIONS = STRATEGIES["model_split"].settings({})
 
 

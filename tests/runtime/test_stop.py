@@ -16,7 +16,7 @@ class Group:
     def __init__(self, world):
         self.store = dist.HashStore()
         self.lost = []
-        meeting = Rendezvous(self.store, lambda: self.store, "gloo", "", 0.0)
+        meeting = Rendezvous(self.store, lambda: self.store, "gloo", "")
         self.coordinators = [
             StopCoordinator(rank, world, on_loss=self.lost.append) for rank in range(world)
         ]
@@ -119,7 +119,7 @@ def test_nobody_leaves_before_all_are_at_the_end(group):
 
 def test_who_does_not_come_to_the_end_is_named(group):
     ranks = group(3)
-    with pytest.raises(PeerLost, match="1, 2") as caught:
+    with pytest.raises(PeerLost, match="ranks 1-2 did not come") as caught:
         ranks.coordinators[0].finish(0.2)
     assert caught.value.culprits == (1, 2)
 
