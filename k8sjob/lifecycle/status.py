@@ -1,7 +1,7 @@
-"""What a job's objects say about it: a PyTorchJob and its Pods become a JobStatus. Pure.
+"""The status of a job, from its objects: a PyTorchJob and its Pods. Pure.
 
 The operator removes a condition that changed and appends it again, so the last condition of the
-list is not always the true one (after a resume it is Suspended with status False). The state here
+list is not always the current one (after a resume it is Suspended with status False). The state
 follows from conditions whose status is "True", whatever their order.
 """
 
@@ -46,25 +46,25 @@ STOPPED_REASON: Final = "PyTorchJobStopped"
 
 
 class JobState(StrEnum):
-    """Where a job stands; see docs/reference/states.md."""
+    """The state of a job; see docs/reference/states.md."""
 
     CREATED = "Created"
     """Accepted; the Master does not run yet."""
     RUNNING = "Running"
     RESTARTING = "Restarting"
-    """A failed replica is being made anew."""
+    """A failed replica is being recreated."""
     SUSPENDED = "Suspended"
-    """Its replicas are stopped, and `resume` lets it go on."""
+    """Its replicas are stopped until `resume`."""
     QUEUED = "Queued"
     """Kueue keeps it suspended until its queue has room."""
     DELETING = "Deleting"
-    """Its deletion was asked for, and something still keeps it: its pods, or a finalizer."""
+    """Its deletion was requested, and its pods or a finalizer still keep it."""
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
     """Ended on request (Ctrl-C), or because the process that had started it went away."""
     DELETED = "Deleted"
-    """It is not there any more."""
+    """It no longer exists."""
 
     @property
     def finished(self) -> bool:
@@ -105,15 +105,15 @@ class ReplicaStatus:
     Attributes:
         role: Role of the replica.
         index: its index among the replicas of that role.
-        phase: the Pod's phase; "Terminating" once its deletion was asked for; "Stopped" where it
+        phase: the Pod's phase; "Terminating" once its deletion was requested; "Stopped" where it
             ended because its job was stopped (this machine only).
         node: the machine it runs on; empty before it was scheduled.
-        restarts: how often its container was started again, in this Pod or in one made anew, as
+        restarts: how often its container was started again, in this Pod or in a recreated one, as
             far back as the Events tell; while init containers run, how often they were.
         reason: why it waits or ended ("Unschedulable", "Init:0/1", "CrashLoopBackOff",
             "OOMKilled", "Error"); may be empty.
         exit_code: of the container, the last attempt's while a newer one runs; None before.
-        message: its last words, or what the back end says about it.
+        message: its termination message, or the back end's about it.
         waiting: whether its training container does not run and has not ended; `reason` says why.
     """
 
@@ -134,7 +134,7 @@ class ReplicaStatus:
 
     @property
     def situation(self) -> str:
-        """What it really does: its phase, or what it waits for where the phase hides that.
+        """Its phase, or what it waits for where the phase hides that.
 
         A Pod whose container crashes again and again has the phase Running all the time.
         """
@@ -148,12 +148,12 @@ class JobStatus:
 
     Attributes:
         ref: the job.
-        state: where it stands.
+        state: its state.
         reason: the reason of the condition that decided the state.
         message: its message; of a job that is being deleted what keeps it.
         exit_code: what a command that waited for the job exits with, see JobState.
         created: when it was accepted (UTC).
-        started: when its replicas were first made, or made again after a resume (UTC).
+        started: when its replicas were first created, or created again after a resume (UTC).
         finished: when it ended (UTC).
         replicas: those that have a Pod, Master first.
         counts: how many replicas are in which situation; where no Pods were fetched, in which
@@ -173,7 +173,7 @@ class JobStatus:
 
 
 def job_status(snapshot: Snapshot) -> JobStatus:
-    """What the job's objects say about it."""
+    """The status that the job's objects show."""
     job = snapshot.job
     meta, status = job.get("metadata") or {}, job.get("status") or {}
     state, condition = _state(status)
@@ -304,13 +304,13 @@ def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
         + max(made.get(meta.get("name", ""), 1) - 1, 0),
         reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
-        message=_words(ended.get("message") or message or status.get("message", "")),
+        message=_message(ended.get("message") or message or status.get("message", "")),
         waiting=waiting,
     )
 
 
 def _wait(pod: Json) -> tuple[bool, str, str, int]:
-    """Whether the Pod waits, for what, what is said about it, and the init containers' restarts."""
+    """Whether the Pod waits, for what, the message, and the init containers' restarts."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -343,7 +343,7 @@ def _container(statuses: Sequence[Json] | None) -> Json:
     return {}
 
 
-def _words(message: str) -> str:
+def _message(message: str) -> str:
     """A termination message in one line: that of the runtime's Reason, or the last one there is."""
     reason = Reason.decode(message) if message else None
     lines = (reason.message if reason else message).strip().splitlines()

@@ -39,15 +39,15 @@ def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
     Raises:
         BackendError: the jobs cannot be read any more.
     """
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     synced = False
     lost_at = 0.0
     for change in changes:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED:
-                yield from _changed(told, job_status(Snapshot(change.object)), quiet=not synced)
+                yield from _changed(reported, job_status(Snapshot(change.object)), quiet=not synced)
             case Kind.DELETED:
-                yield from _deleted(told, job_status(Snapshot(change.object)))
+                yield from _deleted(reported, job_status(Snapshot(change.object)))
             case Kind.SYNCED:
                 synced = True
             case Kind.LOST:
@@ -59,38 +59,38 @@ def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
 
 
 def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> Iterator[Event]:
-    """What watch_all tells, by looking again and again, until `stop` is set.
+    """What watch_all reports, by looking again and again, until `stop` is set.
 
     Args:
         jobs: all jobs there are now.
         stop: ends the iteration within a second.
     """
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     seen: dict[str, JobStatus] = {}
     quiet = True
     while not stop.is_set():
         now = {status.ref.uid: status for status in map(job_status, jobs())}
         for uid in seen.keys() - now.keys():
-            yield from _deleted(told, seen[uid])
+            yield from _deleted(reported, seen[uid])
         for status in now.values():
-            yield from _changed(told, status, quiet=quiet)
+            yield from _changed(reported, status, quiet=quiet)
         seen, quiet = now, False
         stop.wait(_LOOK_SECONDS)
 
 
-def _changed(told: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:
-    """What is new about a job; of those that had ended before anybody looked nothing."""
+def _changed(reported: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:
+    """What is new about a job; nothing of one that had ended before the watch began."""
     counts = tuple(sorted(status.counts.items()))
     now = hash((status.state, status.reason, status.message, counts))
-    if told.get(status.ref.uid) == now:
+    if reported.get(status.ref.uid) == now:
         return
-    told[status.ref.uid] = now
+    reported[status.ref.uid] = now
     if not (quiet and status.state.finished):
         yield Event(EventKind.JOB, _data(status), time.time())
 
 
-def _deleted(told: dict[str, int], status: JobStatus) -> Iterator[Event]:
-    if told.pop(status.ref.uid, None) is not None:
+def _deleted(reported: dict[str, int], status: JobStatus) -> Iterator[Event]:
+    if reported.pop(status.ref.uid, None) is not None:
         state = JobState.DELETED
         gone = {"state": str(state), "reason": "", "exit_code": state.exit_code, "counts": {}}
         message = "the job was deleted"

@@ -44,10 +44,10 @@ class _Block:
 
 
 class Repeats:
-    """Takes out of a job's events what another replica has said in the same words.
+    """Takes out of a job's events what another replica has written in the same words.
 
     Args:
-        clock: seconds of a clock that runs on.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,8 +76,8 @@ class Repeats:
         return self._given()
 
     def _given(self) -> list[Event]:
-        told = [_alike(names, first) for first, names in self._alike.items()]
-        given, self._out, self._alike = self._out + told, [], {}
+        notes = [_alike(names, first) for first, names in self._alike.items()]
+        given, self._out, self._alike = self._out + notes, [], {}
         return given
 
     def _take(self, event: Event) -> None:
@@ -128,7 +128,7 @@ class Repeats:
         self._alike.setdefault(same.replica, []).append(block.replica)
 
     def _has_closed_alike(self, replica: str, line: str) -> bool:
-        """Whether it is an agent's word about an end that another one has given already."""
+        """Whether it is an agent's line about an end that another agent has written already."""
         found = _CLOSING.fullmatch(line)
         if not found or len(line) > _LONGEST_LINE:
             return False

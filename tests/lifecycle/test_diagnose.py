@@ -76,6 +76,12 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "crash",
             "exit code 7: the last line",
         ),
+        (
+            ended(7, Reason(7, 5, "Exit", "exited with code 7").encode()),
+            ["the last line", "k8sjob: rank 5: Exit: exited with code 7"],
+            "crash",
+            "exit code 7: the last line",
+        ),
         (ended(128, "cannot start 'x'", "StartError"), [], "start", "cannot start 'x'"),
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
         (

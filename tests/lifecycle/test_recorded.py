@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.diagnose.containers import explain_pull
 
 FOLDER = Path(__file__).with_name("recorded")
 
@@ -165,3 +166,14 @@ def test_objects_that_lack_something_are_no_error(data):
 
 def test_all_recordings_are_used():
     assert {path.stem for path in FOLDER.glob("*.json")} == set(SAID)
+
+
+PULL_ERRORS = json.loads(Path(__file__).with_name("image_errors.json").read_text())
+"""Of containerd, CRI-O and Docker, before the well-known registries, by cause."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"), [(c, text) for c, texts in PULL_ERRORS.items() for text in texts.values()]
+)
+def test_an_error_of_a_registry_has_its_cause(cause, message):
+    assert explain_pull("ErrImagePull", "team/train:1", message).cause == cause

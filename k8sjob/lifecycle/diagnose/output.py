@@ -49,7 +49,10 @@ _LIBRARY_LINE: Final = re.compile(
     r"|.*(?:NCCL|c10d|gloo|Warning:|\.(?:cpp|cc|cu):\d)"
 )
 """A line of NCCL, gloo or torch, a warning, or part of an exception."""
-_NO_REASON: Final = re.compile(r"k8sjob: (rank \d+: )?(Exit: it gave no reason|exited with code)")
+_NO_REASON: Final = re.compile(
+    r"k8sjob: (rank \d+: )?(Exit: it gave no reason|(Exit: )?exited with code)"
+)
+"""The agent's line about a process that left no exception; older runtimes wrote the first one."""
 _TRAINING: Final = re.compile(
     r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
     r"|loss)[^A-Za-z]{0,4}\d|.*\d%\|",
