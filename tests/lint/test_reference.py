@@ -10,18 +10,28 @@ from k8sjob.lint import CHECKS, lint
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/lint.md"
 SECTION = re.compile(r"^### ([\w-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SUFFIXES = {"yaml": "yaml", "python": "py"}
 UNSILENCED = {"invalid-document", "script-syntax", "unknown-ignore"}
 """What cannot be parsed has no comments, and a wrong comment is not cured by another."""
 SECTIONS = dict(SECTION.findall((Path(__file__).parent / "examples.md").read_text()))
 
 
-def written(section, folder, begin):
-    """Write the section's files of one side; the first of them is the one to read."""
-    files = [folder / name for name, _, _ in BLOCK.findall(section) if name]
+def written(section, folder, *, corrected=False):
+    """Write the section's files, and return the one to read."""
+    blocks = BLOCK.findall(section)
+    _, language, text = blocks[0]
+    diff = next(body for _, language, body in blocks if language == "diff")
+    for hunk in diff.split("@@\n") if corrected else ():
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        assert text.count(old) == 1
+        text = text.replace(old, "".join(line[1:] for line in lines if line[0] in " +"))
     for name, _, body in BLOCK.findall(section):
         if name:
             (folder / name).write_text(body)
-    return next(file for file in files if file.name.startswith(begin))
+    file = folder / f"{'good' if corrected else 'found'}.{SUFFIXES[language]}"
+    file.write_text(text)
+    return file
 
 
 def test_every_check_has_its_row_and_its_example():
@@ -36,7 +46,7 @@ def test_every_check_has_its_row_and_its_example():
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_example_is_found_as_the_page_says(name, tmp_path):
     section = SECTIONS[name]
-    found = lint(written(section, tmp_path, "found"))
+    found = lint(written(section, tmp_path))
     assert {finding.id for finding in found} == {name}
     assert {finding.severity for finding in found} == {CHECKS[name].severity}
     said = [str(finding).replace(f"{tmp_path}/", "") for finding in found]
@@ -48,13 +58,13 @@ def test_the_example_is_found_as_the_page_says(name, tmp_path):
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_correction_is_not_found(name, tmp_path):
-    assert lint(written(SECTIONS[name], tmp_path, "good")) == []
+    assert lint(written(SECTIONS[name], tmp_path, corrected=True)) == []
 
 
 @pytest.mark.parametrize("name", sorted(SECTIONS.keys() - UNSILENCED))
 def test_a_comment_silences_it(name, tmp_path):
     section = SECTIONS[name]
-    entry = written(section, tmp_path, "found")
+    entry = written(section, tmp_path)
     found = lint(entry)
     file = Path(found[0].source)
     lines = file.read_text().splitlines()
