@@ -64,6 +64,14 @@ _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 _SHM: Final = "dshm"
 
 
+_MARKS: Final = (
+    ("labels", MANAGED_BY, "k8sjob"),
+    ("annotations", MANIFEST_DIGEST, None),
+    ("annotations", IMAGE_ORIGIN, None),
+)
+"""What k8sjob adds to metadata: the group, the key, and the value if another counts."""
+
+
 def config_of(manifest: Json) -> str | None:
     """The value of K8SJOB_CONFIG in the first `pytorch` container that has one."""
     for _, pod in pods(manifest):
@@ -78,14 +86,12 @@ def normal(manifest: Json, *, config: bool) -> Json:
     """A PyTorchJob with what the operator and Kubernetes fill in; the argument is not changed.
 
     Args:
-        manifest: any parsed PyTorchJob; what has an unexpected shape is left as it is.
+        manifest: a parsed PyTorchJob whose fields have the types of the CRD.
         config: keep K8SJOB_CONFIG, which only k8sjob's runtime reads.
     """
     made: Json = _without_nulls(manifest)
     _metadata(made)
-    spec = made.get("spec")
-    if isinstance(spec, dict):
-        _spec(spec)
+    _spec(made.setdefault("spec", {}))
     for _, pod in pods(made):
         _pod(pod, config=config)
     return made
@@ -123,41 +129,31 @@ def _without_nulls(value: Any) -> Any:
 
 def _metadata(holder: Json) -> None:
     """Leave k8sjob's marks out of an object's or a template's metadata."""
-    metadata = holder.get("metadata")
-    if not isinstance(metadata, dict):
-        return
-    marks = {
-        ("labels", MANAGED_BY, "k8sjob"),
-        ("annotations", MANIFEST_DIGEST, None),
-        ("annotations", IMAGE_ORIGIN, None),
-    }
-    for group, key, value in marks:
-        entries = metadata.get(group)
-        if isinstance(entries, dict) and key in entries and value in (None, entries[key]):
+    metadata = holder.get("metadata", {})
+    for group, key, value in _MARKS:
+        entries = metadata.get(group, {})
+        if key in entries and value in (None, entries[key]):
             del entries[key]
         if entries == {}:
-            del metadata[group]
+            metadata.pop(group, None)
     if not metadata:
-        del holder["metadata"]
+        holder.pop("metadata", None)
 
 
 def _spec(spec: Json) -> None:
     policy = spec.setdefault("runPolicy", {})
-    if isinstance(policy, dict):
-        policy.setdefault("cleanPodPolicy", "None")
-        policy.setdefault("suspend", False)
-        _amounts(_get(policy, "schedulingPolicy", "minResources"))
-    elastic = spec.get("elasticPolicy")
-    if not isinstance(elastic, dict) or elastic.get("nProcPerNode") is None:
+    policy.setdefault("cleanPodPolicy", "None")
+    policy.setdefault("suspend", False)
+    _amounts(_get(policy, "schedulingPolicy", "minResources"))
+    elastic = spec.get("elasticPolicy", {})
+    if elastic.get("nProcPerNode") is None:
         spec.setdefault("nprocPerNode", "auto")
-    replicas = spec.get("pytorchReplicaSpecs")
-    for replica in replicas.values() if isinstance(replicas, dict) else ():
-        if isinstance(replica, dict):
-            replica.setdefault("replicas", 1)
-            replica.setdefault("restartPolicy", "OnFailure")
-            if isinstance(replica.get("template"), dict):
-                _metadata(replica["template"])
-    if isinstance(elastic, dict):
+    replicas = spec.get("pytorchReplicaSpecs", {})
+    for replica in replicas.values():
+        replica.setdefault("replicas", 1)
+        replica.setdefault("restartPolicy", "OnFailure")
+        _metadata(replica.get("template", {}))
+    if elastic:
         _elastic(elastic, _get(replicas, Role.WORKER, "replicas"))
 
 
@@ -202,24 +198,19 @@ def _container(container: Json, *, config: bool) -> None:
     _leave_out(container, terminationMessagePath="/dev/termination-log")
     # What is written to the log appears in the pod's status too: it changes nothing that runs.
     _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
-    image = container.get("image")
-    if isinstance(image, str):
+    if image := container.get("image"):
         container.setdefault("imagePullPolicy", default_pull_policy(image))
-    resources = container.get("resources")
-    if isinstance(resources, dict):
+    if resources := container.get("resources"):
         _amounts(resources.get("limits"))
         _amounts(resources.get("requests"))
-        if isinstance(limits := resources.get("limits"), dict):
-            asked = resources.get("requests", {})
-            resources["requests"] = {**limits, **asked} if isinstance(asked, dict) else asked
+        if limits := resources.get("limits"):
+            resources["requests"] = {**limits, **resources.get("requests", {})}
     for port in mappings(container.get("ports")):
         _leave_out(port, protocol="TCP")
     for mount in mappings(container.get("volumeMounts")):
         _leave_out(mount, readOnly=False)
-    if isinstance(container.get("env"), list):
-        container["env"] = _env(container["env"], config=config)
-        if not container["env"]:
-            del container["env"]
+    if env := _env(container.pop("env", []), config=config):
+        container["env"] = env
 
 
 def default_pull_policy(image: str) -> str:
@@ -231,29 +222,30 @@ def default_pull_policy(image: str) -> str:
 
 def _default_port(container: Json) -> None:
     ports = container.setdefault("ports", [])
-    if isinstance(ports, list) and PORT_NAME not in [p.get("name") for p in mappings(ports)]:
+    if PORT_NAME not in [p.get("name") for p in mappings(ports)]:
         ports.append({"name": PORT_NAME, "containerPort": DEFAULT_PORT})
 
 
-def _amounts(holder: Any) -> None:
-    for key, value in holder.items() if isinstance(holder, dict) else ():
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            holder[key] = _Amount(getattr(value, "text", None) or value)
+def _amounts(holder: Json | None) -> None:
+    if holder:
+        amounts = {key: getattr(value, "text", None) or value for key, value in holder.items()}
+        holder.update({key: _Amount(value) for key, value in amounts.items()})
+
+
+_VOLUME_DEFAULTS: Final[dict[str, Json]] = {
+    "emptyDir": {"medium": ""},
+    "configMap": {"defaultMode": 0o644, "optional": False},
+    "secret": {"defaultMode": 0o644, "optional": False},
+    "hostPath": {"type": ""},
+    "persistentVolumeClaim": {"readOnly": False},
+}
 
 
 def _volume(volume: Json) -> None:
-    source = volume.get("emptyDir")
-    if isinstance(source, dict):
-        _leave_out(source, medium="")
-        if "sizeLimit" in source:
-            source["sizeLimit"] = _Amount(source["sizeLimit"])
-    for kind in ("configMap", "secret"):
-        if isinstance(volume.get(kind), dict):
-            _leave_out(volume[kind], defaultMode=0o644, optional=False)
-    if isinstance(volume.get("hostPath"), dict):
-        _leave_out(volume["hostPath"], type="")
-    if isinstance(volume.get("persistentVolumeClaim"), dict):
-        _leave_out(volume["persistentVolumeClaim"], readOnly=False)
+    for kind, defaults in _VOLUME_DEFAULTS.items():
+        _leave_out(volume.get(kind, {}), **defaults)
+    if "sizeLimit" in (source := volume.get("emptyDir", {})):
+        source["sizeLimit"] = _Amount(source["sizeLimit"])
 
 
 def _rename_shm(pod: Json) -> None:

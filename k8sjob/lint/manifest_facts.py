@@ -65,8 +65,7 @@ class Container:
 
     def items(self, field: str) -> list[Any]:
         """What a field lists: command, args, env, ports, volumeMounts."""
-        found = self.data.get(field)
-        return found if isinstance(found, list) else []
+        return list(self.data.get(field, ()))
 
     @property
     def argv(self) -> list[str]:
@@ -97,8 +96,7 @@ class Replica:
     @property
     def count(self) -> int:
         """How many; 1 where it is not said."""
-        count = self.data.get("replicas")
-        return count if isinstance(count, int) else 1
+        return int(self.data.get("replicas", 1))
 
     @property
     def restart_policy(self) -> Any:
@@ -113,16 +111,13 @@ class Replica:
     @property
     def pod(self) -> Json:
         """Its pod spec."""
-        pod = get(self.data, "template", "spec")
-        return pod if isinstance(pod, dict) else {}
+        return get(self.data, "template", "spec") or {}
 
     def containers(self, kind: str = "containers") -> list[Container]:
         """Its containers, or its `initContainers`."""
-        found = self.pod.get(kind)
         return [
             Container((*self.pod_path, kind, index), item)
-            for index, item in enumerate(found if isinstance(found, list) else ())
-            if isinstance(item, dict)
+            for index, item in enumerate(self.pod.get(kind, ()))
         ]
 
     @property
@@ -178,11 +173,10 @@ class Job:
     @cached_property
     def replicas(self) -> Sequence[Replica]:
         """The replicas of each role that has any, in the order of the file."""
-        roles = self.get("spec", "pytorchReplicaSpecs")
+        roles = self.get("spec", "pytorchReplicaSpecs") or {}
         return [
             Replica(role, ("spec", "pytorchReplicaSpecs", role), data)
-            for role, data in (roles.items() if isinstance(roles, dict) else ())
-            if isinstance(data, dict)
+            for role, data in roles.items()
         ]
 
     def replica(self, role: Role) -> Replica | None:
@@ -197,8 +191,8 @@ class Job:
     @property
     def elastic(self) -> Json | None:
         """The elastic policy, if there is one."""
-        policy = self.get("spec", "elasticPolicy")
-        return policy if isinstance(policy, dict) else None
+        policy: Json | None = self.get("spec", "elasticPolicy")
+        return policy
 
     def containers(self, *, init: bool = False) -> Iterator[tuple[Replica, Container]]:
         """The containers of each role, with the init containers if asked for."""
