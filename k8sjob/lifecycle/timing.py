@@ -129,8 +129,6 @@ class Timing:
 
 
 class _Mark(NamedTuple):
-    """The end of a phase, where it is known."""
-
     phase: str
     end: _Moment | None
     replica: str
@@ -138,8 +136,6 @@ class _Mark(NamedTuple):
 
 
 class _Init(NamedTuple):
-    """An init container: its last start, and its end, None while it runs or where not known."""
-
     name: str
     began: _Moment | None
     ended: _Moment | None

@@ -3,10 +3,11 @@ import time
 import pytest
 
 from k8sjob.backends.api import LogLine
-from k8sjob.contract import Event
+from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.logs import MOST_AT_ONCE
-from k8sjob.lifecycle.watch import LAST_LINES, SETTLE_SECONDS, watch
+from k8sjob.lifecycle.status import job_status
+from k8sjob.lifecycle.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch
 
 
 def told(events, kind):
@@ -370,3 +371,65 @@ def test_a_diagnosis_reads_excerpts_of_very_long_lines(script, snapshot, make_po
     events = list(watch(script([snapshot("Failed", pods=pods)], lines), ref))
     assert events[-1].kind == "finding"
     assert "the cause" in events[-1].data["message"]
+
+
+ABSENT = {"reason": "CreateContainerConfigError", "message": 'secret "hf" not found'}
+
+
+@pytest.fixture
+def stuck(snapshot, make_pod):
+    """A job whose Worker lacks its secret."""
+    pods = [make_pod("master-0", running={}), make_pod("worker-0", "Pending", waiting=ABSENT)]
+    return snapshot("Created", pods=pods, replicas={"Master": 1, "Worker": 1})
+
+
+@pytest.fixture
+def well(snapshot, make_pod):
+    """The same, as it runs at last, after the Worker had crashed once."""
+    crash = {"exitCode": 1, "finishedAt": "2026-01-01T00:05:00Z"}
+    pods = [make_pod("master-0", running={}), make_pod("worker-0", last=crash, running={})]
+    return snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 1})
+
+
+def looks(stalled, *moments):
+    """The warnings, by second."""
+    return [
+        (now, event.data)
+        for now, seen in moments
+        for event in stalled.look(seen, job_status(seen), {}, now)
+    ]
+
+
+def test_a_stalled_job_is_reported_once_with_the_next_step(stuck):
+    ((now, said),) = looks(Stalled(10), *((second, stuck) for second in range(60)))
+    assert now == 10
+    assert said["reason"] == "secret"
+    assert said["message"].startswith("worker-0: there is no secret 'hf' in namespace ns; next: ")
+
+
+def test_a_short_problem_is_not_reported(stuck, well):
+    turns = [well if second % 8 == 0 else stuck for second in range(60)]
+    assert looks(Stalled(10), *enumerate(turns)) == []
+
+
+def test_past_failures_do_not_stall_a_running_job(well):
+    assert looks(Stalled(0), (0, well), (1, well)) == []
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Failed"])
+def test_a_state_is_not_reported_as_a_stall(snapshot, state):
+    seen = snapshot("Created", state)
+    assert looks(Stalled(0), (0, seen), (1, seen)) == []
+
+
+def test_a_silent_operator_is_reported_although_nothing_changes(script, snapshot, ref):
+    events = watch(script([snapshot()]), ref, patience=0.2)
+    first = next(event for event in events if event.kind == EventKind.WARNING)
+    events.close()
+    assert first.data["reason"] == "operator-silent"
+    assert "the training operator has not touched the job" in first.data["message"]
+
+
+def test_a_watch_that_is_patient_says_nothing_of_it(script, snapshot, ref):
+    backend = script([snapshot(), snapshot("Succeeded")])
+    assert [e for e in watch(backend, ref, patience=60) if e.kind == EventKind.WARNING] == []

@@ -44,39 +44,25 @@ _CUT_REASON: Final = re.compile(
 """A Reason in an Event, which keeps 1024 characters."""
 
 
-@dataclass(frozen=True)
 class Container:
     """One container of a Pod.
 
     Attributes:
+        name: its name in the Pod.
         spec: as the Pod asks for it.
         status: as the kubelet reports it; empty before it does.
         init: whether it is an init container.
+        state: one of waiting, running, terminated.
+        waiting: why it waits; empty if it does not.
+        ended: how it ended; empty if it has not, or was started again.
     """
 
-    spec: Json
-    status: Json
-    init: bool
-
-    @property
-    def name(self) -> str:
-        """Its name in the Pod."""
-        return str(self.spec.get("name", ""))
-
-    @property
-    def state(self) -> Json:
-        """Its state: one of waiting, running, terminated."""
-        return self.status.get("state") or {}
-
-    @property
-    def waiting(self) -> Json:
-        """Why it waits; empty if it does not."""
-        return self.state.get("waiting") or {}
-
-    @property
-    def ended(self) -> Json:
-        """How it ended; empty if it has not, or was started again."""
-        return self.state.get("terminated") or {}
+    def __init__(self, spec: Json, status: Json, *, init: bool) -> None:
+        self.name = str(spec.get("name", ""))
+        self.spec, self.status, self.init = spec, status, init
+        self.state: Json = status.get("state") or {}
+        self.waiting: Json = self.state.get("waiting") or {}
+        self.ended: Json = self.state.get("terminated") or {}
 
 
 @dataclass(frozen=True)
@@ -169,7 +155,7 @@ class Pod:
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
         for spec in self.spec.get(key) or [{"name": name} for name in statuses]:
-            yield Container(spec, statuses.get(spec.get("name"), {}), init)
+            yield Container(spec, statuses.get(spec.get("name"), {}), init=init)
 
 
 @dataclass(frozen=True, slots=True)
