@@ -14,9 +14,16 @@ from k8sjob.image.http_client import HttpClient
 from k8sjob.image.push import push
 
 
-@pytest.fixture(
-    scope="session", params=["in-process", pytest.param("docker", marks=pytest.mark.system)]
-)
+def pytest_generate_tests(metafunc):
+    """Tests run with each kind of registry, or with those that their module names."""
+    if "start_registry" in metafunc.fixturenames:
+        kinds = getattr(metafunc.module, "REGISTRIES", ("in-process", "docker"))
+        marks = {"docker": pytest.mark.system}
+        params = [pytest.param(kind, marks=marks.get(kind, ())) for kind in kinds]
+        metafunc.parametrize("start_registry", params, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def start_registry(request, tmp_path_factory):
     """Starts registries that end with the tests: in this process, and Debian's own."""
     if request.param == "docker" and shutil.which("docker-registry") is None:

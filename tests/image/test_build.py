@@ -29,10 +29,8 @@ from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.http_client import HttpClient
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.parametrize("start_registry", ["docker"], indirect=True, scope="session"),
-]
+pytestmark = pytest.mark.system
+REGISTRIES = ("docker",)  # builders need a Debian as well
 
 PROGRAMS = ("sh", "grep", "mkdir", "chown", "cat", "sleep")
 PIP = """#!/bin/sh
