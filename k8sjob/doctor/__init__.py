@@ -3,9 +3,8 @@
 Nothing in the cluster is changed: what would be made is asked for as a dry run.
 """
 
-from k8sjob.doctor.check import Check, Verdict
+from k8sjob.doctor.check import Check, Facts, Verdict
 from k8sjob.doctor.examine import Report, examine, examine_needs
-from k8sjob.doctor.facts import Facts
 from k8sjob.doctor.gather import gather, gather_needs
 
 __all__ = [

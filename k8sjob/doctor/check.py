@@ -1,11 +1,20 @@
-"""One thing that the doctor looked at, what it saw, and what to do about it."""
+"""Results of checks, and the facts that the checks look at."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-__all__ = ["Check", "Verdict", "fine", "problem", "unknown", "warning"]
+from k8sjob.backends.api import Json
+from k8sjob.backends.capacity import Amounts
+from k8sjob.backends.transport import ApiError
+
+if TYPE_CHECKING:
+    from k8sjob.doctor.permissions import Permission
+
+__all__ = ["Answer", "Check", "Facts", "Usage", "Verdict", "fine", "problem", "unknown", "warning"]
 
 
 class Verdict(StrEnum):
@@ -57,3 +66,56 @@ def warning(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] =
 def problem(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] = ()) -> Check:
     """A check that stands in the way."""
     return Check(topic, Verdict.PROBLEM, seen, next_step, details)
+
+
+Answer = Json | ApiError
+"""An object, or why there is none."""
+Usage = Mapping[str, Amounts]
+"""What is requested on each node, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One look at a cluster.
+
+    Attributes:
+        context: the kubeconfig's context.
+        server: the apiserver's URL.
+        namespace: where a job would go.
+        user: who asks, as the apiserver knows them; empty where it does not tell.
+        seconds: how long its first answer took.
+        answers: by the question's name, see gather.py.
+        allowed: what the user may do; without what could not be asked.
+        usage: what Pods take of the nodes; None where not all of them may be read.
+        job: the PyTorchJob that is to be submitted; None where none was given.
+    """
+
+    context: str = ""
+    server: str = ""
+    namespace: str = "default"
+    user: str = ""
+    seconds: float = 0.0
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    allowed: Mapping[Permission, bool] = field(default_factory=dict)
+    usage: Usage | None = None
+    job: Json | None = None
+
+    def one(self, question: str) -> Json | None:
+        """The object; None where there is none, or it may not be read."""
+        answer = self.answers.get(question)
+        return None if isinstance(answer, ApiError) else answer
+
+    def items(self, question: str) -> list[Json] | None:
+        """The objects of a list; None where they may not be read."""
+        answer = self.one(question)
+        return None if answer is None else list(answer.get("items") or ())
+
+    def error(self, question: str) -> ApiError | None:
+        """Why there is no answer; None where there is one, or it was not asked."""
+        answer = self.answers.get(question)
+        return answer if isinstance(answer, ApiError) else None
+
+    def missing(self, question: str) -> bool:
+        """Whether the apiserver says that there is no such thing."""
+        error = self.error(question)
+        return error is not None and error.code == 404

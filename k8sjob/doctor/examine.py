@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.doctor import access, devices, namespace, needs, operator, placement, quota
+from k8sjob.doctor import namespace, needs, nodes, operator, permissions
 from k8sjob.doctor.check import Check, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.backends.api import Json
-    from k8sjob.doctor.facts import Facts
+    from k8sjob.doctor.check import Facts
 
 __all__ = ["Report", "examine", "examine_needs"]
 
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
-    access.permissions,
+    permissions.permissions,
     operator.crd,
     operator.webhook,
     operator.operator,
@@ -27,12 +27,12 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     operator.init_wait,
     namespace.namespace,
     namespace.pod_security,
-    quota.quotas,
-    quota.limits,
+    namespace.quotas,
+    namespace.limits,
     *_NEEDS,
-    placement.fit,
-    devices.nodes,
-    devices.free_devices,
+    nodes.fit,
+    nodes.nodes,
+    nodes.free_devices,
     namespace.storage,
     namespace.pull_secrets,
 )
@@ -75,11 +75,11 @@ class Report:
 
 def examine(facts: Facts) -> Report:
     """Every check over what was gathered; where the apiserver does not answer, that alone."""
-    checks = list(access.server(facts))
+    checks = list(permissions.server(facts))
     rbac: list[Json] = []
     if facts.error("version") is None:
         checks += [found for check in _CHECKS for found in check(facts)]
-        rbac = access.asked_for(facts)
+        rbac = permissions.asked_for(facts)
     return Report(checks, facts.context, facts.namespace, rbac)
 
 

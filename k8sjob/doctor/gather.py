@@ -12,7 +12,7 @@ from urllib.parse import quote
 from k8sjob.backends.capacity import add, taken
 from k8sjob.backends.references import references
 from k8sjob.backends.transport import ApiError
-from k8sjob.doctor.facts import Answer, Facts
+from k8sjob.doctor.check import Answer, Facts
 from k8sjob.doctor.needs import gang_of
 from k8sjob.doctor.permissions import all_permissions
 from k8sjob.labels import QUEUE, REPLICA_TYPE

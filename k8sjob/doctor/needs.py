@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json
     from k8sjob.backends.capacity import Amounts
     from k8sjob.backends.references import Reference
-    from k8sjob.doctor.check import Check
-    from k8sjob.doctor.facts import Facts
+    from k8sjob.doctor.check import Check, Facts
 
 __all__ = ["gang", "gang_of", "named_objects", "queue", "quota_need", "unsaid"]
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
     from k8sjob.backends.transport import ApiError
-    from k8sjob.doctor.check import Check
-    from k8sjob.doctor.facts import Facts
+    from k8sjob.doctor.check import Check, Facts
 
 __all__ = [
     "DEFAULT_INIT_IMAGE",

@@ -2,9 +2,17 @@ import pytest
 
 from k8sjob.backends.transport import ApiError
 from k8sjob.doctor import Verdict, examine
-from k8sjob.doctor.access import asked_for, permissions, server
-from k8sjob.doctor.devices import free_devices, nodes
-from k8sjob.doctor.permissions import Grant, Permission, all_permissions, binding, role
+from k8sjob.doctor.nodes import free_devices, nodes
+from k8sjob.doctor.permissions import (
+    Grant,
+    Permission,
+    all_permissions,
+    asked_for,
+    binding,
+    permissions,
+    role,
+    server,
+)
 
 
 def the(checks):

@@ -4,7 +4,7 @@ import pytest
 
 from k8sjob.backends.capacity import Node
 from k8sjob.doctor.check import Verdict
-from k8sjob.doctor.placement import fit, refusal
+from k8sjob.doctor.nodes import fit, refusal
 
 GPU = "nvidia.com/gpu"
 TAINT = {"key": GPU, "value": "present", "effect": "NoSchedule"}

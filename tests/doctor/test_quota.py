@@ -1,7 +1,7 @@
 import pytest
 
 from k8sjob.doctor.check import Verdict
-from k8sjob.doctor.quota import limits, quotas
+from k8sjob.doctor.namespace import limits, quotas
 
 TEAM = "/api/v1/namespaces/team"
 
