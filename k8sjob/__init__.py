@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
-    from k8sjob.launch import run
+    from k8sjob.jobs.submit import submit
     from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
     from k8sjob.spec import JobSpec
     from k8sjob.spec.load import load
-    from k8sjob.submission import submit
+    from k8sjob.view.run import run
 
 __version__ = "0.1.0"
 
@@ -28,8 +28,8 @@ _HOME = {
     "load": "k8sjob.spec",
     "render": "k8sjob.rendering",
     "replica_env": "k8sjob.rendering",
-    "run": "k8sjob.launch",
-    "submit": "k8sjob.submission",
+    "run": "k8sjob.view.run",
+    "submit": "k8sjob.jobs.submit",
 }
 
 __all__ = [

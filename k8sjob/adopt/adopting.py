@@ -21,8 +21,8 @@ from k8sjob.contract import after_agent
 from k8sjob.document import Document, objects, parse_all
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest
+from k8sjob.rendering.operator import API_VERSION, KIND, webhook_problems
 from k8sjob.rendering.schema import typed
-from k8sjob.rendering.webhook import API_VERSION, KIND, webhook_problems
 from k8sjob.spec import JobSpec
 
 if TYPE_CHECKING:

@@ -56,13 +56,13 @@ class Plan:
 
     Attributes:
         spec: the validated spec.
-        manifest: the rendered PyTorchJob, YAML.
+        manifest: the rendered PyTorchJob.
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
     """
 
     spec: JobSpec
-    manifest: str
+    manifest: Json
     image: str
     folder: Path
 

@@ -1,6 +1,8 @@
-"""The command line: parse, call, print, exit code. It holds no logic of its own.
+"""The command line: one module a command, which parses, calls and prints.
 
 program   the commands by name, loaded when they are called
+options   arguments and options that several commands share
+naming    which job a command means
 failure   exceptions become one line and an exit code
 output    tables, JSON and YAML on stdout
 """

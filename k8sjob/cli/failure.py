@@ -28,16 +28,16 @@ TRACEBACK_ENV: Final = "K8SJOB_TRACEBACK"
 
 @dataclass(slots=True)
 class Failures:
-    """How errors are told.
+    """How errors are reported.
 
     Attributes:
-        traceback: show where an error came from, too.
+        traceback: also show where in k8sjob an error came from.
     """
 
     traceback: bool = False
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def reported(self) -> Iterator[None]:
         """Run a command: any exception ends in a line on stderr and SystemExit with its code."""
         try:
             yield
@@ -47,13 +47,13 @@ class Failures:
         except (click.Abort, KeyboardInterrupt):
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader went away, which is its right; Python would complain once more at its end.
+            # The reader has closed the pipe, as head does; Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
         except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
             if self.traceback or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
                 click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
-            raise SystemExit(_tell(error)) from None
+            raise SystemExit(_report(error)) from None
 
 
 def say(text: str) -> None:
@@ -62,7 +62,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Something that goes on all the same and may not be what was meant: on stderr."""
+    """What may not be intended, but stops nothing: on stderr."""
     _labelled("warning:", "yellow", text)
 
 
@@ -77,8 +77,8 @@ def _labelled(label: str, colour: str, line: str) -> None:
     click.echo(f"{styled} {safe_line(line)}", err=True)
 
 
-def _tell(error: Exception) -> int:
-    """Say what is wrong on stderr; the exit code for it."""
+def _report(error: Exception) -> int:
+    """Print the error on stderr; its exit code."""
     match error:
         case click.UsageError():
             fail(

@@ -1,20 +1,21 @@
-"""How a job is named on the command line: NAME, local/NAME or NAMESPACE/NAME."""
+"""Which job a command means: NAME, local/NAME or NAMESPACE/NAME, and the options that say where."""
 
 from __future__ import annotations
 
+import functools
 import queue
 import re
+import shlex
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.backends.connect import configured
+from k8sjob.backends.connect import configured, connect, contexts
 from k8sjob.cli.failure import warn
-from k8sjob.cli.place import Place, is_namespace
-from k8sjob.cli.selecting import selector
+from k8sjob.cli.options import selector
 from k8sjob.errors import BackendError, JobNotFound
 
 if TYPE_CHECKING:
@@ -22,21 +23,143 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef, Snapshot
     from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.connect import Client
     from k8sjob.backends.local import LocalBackend
 
-__all__ = ["complete_job", "find", "find_all", "job_argument", "jobs_here", "local_backend"]
+__all__ = [
+    "Place",
+    "find",
+    "find_all",
+    "is_namespace",
+    "job_argument",
+    "jobs_here",
+    "local_backend",
+    "place_options",
+]
 
 _Seen = TypeVar("_Seen")
 
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine, or to complete a word."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command looks for jobs, as its options say; None: as the kubeconfig says.
+
+    Attributes:
+        namespace: of the cluster.
+        context: of the kubeconfig.
+        kubeconfig: the file.
+        client: "python" or "kubectl".
+        local: on this machine.
+        all_namespaces: in all of the cluster's.
+    """
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+    client: Client | None = None
+    local: bool = False
+    all_namespaces: bool = False
+
+    def __post_init__(self) -> None:
+        if self.namespace is not None and not is_namespace(self.namespace):
+            raise click.UsageError(f"-n {self.namespace!r} is no namespace's name")
+        if self.is_cluster and self.is_local:
+            raise click.UsageError("--local means this machine; leave out the options of a cluster")
+        if self.namespace and self.all_namespaces:
+            raise click.UsageError("-n names one namespace and -A all of them; give only one")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this machine is meant, and it alone."""
+        return self.local or self.namespace == LOCAL
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether a cluster is meant, and it alone."""
+        named = self.context or self.kubeconfig or self.client
+        return bool(named or (self.namespace and self.namespace != LOCAL))
+
+    @property
+    def options(self) -> str:
+        """The options that select the same cluster, for a command that is shown."""
+        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value)
+
+    def connect(self, namespace: str | None = None) -> ClusterBackend:
+        """The cluster, in a namespace of it."""
+        return connect(
+            context=self.context,
+            kubeconfig=self.kubeconfig,
+            namespace=namespace or self.namespace,
+            client=self.client,
+        )
+
+
+def is_namespace(text: str) -> bool:
+    """Whether it is a valid name: anything else must not reach the path of a request."""
+    return _NAMESPACE.fullmatch(text) is not None
+
+
+def place_options(
+    *, local: bool = True, everywhere: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that say where; the command gets them as one `place`.
+
+    Args:
+        local: the command can look on this machine.
+        everywhere: the command can look in all namespaces at once.
+    """
+    options = [
+        click.option("-n", "--namespace", metavar="NS", help="Namespace of the cluster."),
+        click.option(
+            "--context",
+            metavar="NAME",
+            help="Context of the kubeconfig.",
+            shell_complete=_contexts,
+        ),
+        click.option("--kubeconfig", metavar="FILE", help="Instead of $KUBECONFIG."),
+        click.option(
+            "--client",
+            type=click.Choice(["python", "kubectl"]),
+            help="Access the cluster by the kubernetes package, or by kubectl.",
+        ),
+    ]
+    if everywhere:
+        options.insert(1, _ALL)
+    if local:
+        options.append(click.option("--local", is_flag=True, help="On this machine only."))
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def at_a_place(**given: Any) -> Any:
+            chosen = {f.name: given.pop(f.name) for f in fields(Place) if f.name in given}
+            return command(place=Place(**chosen), **given)
+
+        decorated: Callable[..., Any] = at_a_place
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+_ALL: Final = click.option("-A", "--all-namespaces", is_flag=True, help="In all namespaces.")
+
+
+def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    names = contexts(ctx.params.get("kubeconfig"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def job_argument(
     name: str = "job", *, many: bool = False, required: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The argument NAME (or NAMES), completed from the jobs that are there."""
+    """The argument NAME (or NAMES), completed from the existing jobs."""
     return click.argument(
         name,
         metavar="NAME..." if many else "NAME",
@@ -49,8 +172,8 @@ def job_argument(
 def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
-    A name alone is looked for on this machine and in the cluster, where one is configured. Runs of
-    one name on this machine are told apart as NAME@RUN.
+    A name alone is looked for on this machine and in the cluster, if one is configured. NAME@RUN
+    distinguishes runs of one name on this machine.
 
     Raises:
         JobNotFound: there is none of that name.
@@ -60,7 +183,7 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
         raise click.UsageError(
-            f"{job!r} is no job: it is NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
+            f"{job!r} is no name of a job; write NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
         )
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
@@ -68,7 +191,7 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (here and place.is_cluster):
-        raise click.UsageError(f"{job!r} is in another place than the options say; say one only")
+        raise click.UsageError(f"{job!r} contradicts the options for the place; give only one")
     if here:
         local = local_backend()
         return local, local.find(name)
@@ -79,7 +202,7 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
 
 
 def find_all(jobs: Sequence[str], place: Place) -> list[tuple[Backend, JobRef]]:
-    """All of the jobs, before anything is done to one: a name that is wrong stops the whole."""
+    """All of the jobs, before anything is done to one: a wrong name stops everything."""
     return [find(job, place) for job in dict.fromkeys(jobs)]
 
 
@@ -92,19 +215,19 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
         cluster, there = _within(GLANCE_SECONDS, lambda: _glance(name, place))
     except BackendError as error:
         if here is None:
-            message = f"no job {name!r} on this machine, and the cluster cannot be asked: {error}"
+            message = f"no job {name!r} on this machine, and the cluster cannot be reached: {error}"
             raise BackendError(message) from error
-        warn(f"this is {here}; whether the cluster has one, too, is not known: {error}")
+        warn(f"this is {here}; the cluster, which may have one too, cannot be reached: {error}")
         return local, here
     if here and there:
-        raise click.UsageError(f"{name!r} is ambiguous: say {here} or {there}")
+        raise click.UsageError(f"{name!r} is ambiguous: use {here} or {there}")
     if there:
         return cluster, there
     if here:
         return local, here
     raise JobNotFound(
         f"no job {name!r} on this machine or in namespace {cluster.namespace!r} of the cluster;"
-        " `k8sjob list` names those there are"
+        " `k8sjob list` shows the jobs"
     )
 
 
@@ -114,7 +237,7 @@ def _glance(name: str, place: Place) -> tuple[ClusterBackend, JobRef | None]:
 
 
 def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
-    """What a look shows, if it does not take too long; its thread is left behind then.
+    """The result of a call, unless it takes too long; its thread is then left running.
 
     Raises:
         BackendError: it took too long, or what it raises.
@@ -155,14 +278,14 @@ def jobs_here(labels: str) -> list[Snapshot]:
     """The jobs of this machine with these labels, the newest first; of all labels for "".
 
     Raises:
-        click.UsageError: it is no selector.
+        click.UsageError: it is not a selector.
     """
     fits = selector(labels)
     return [s for s in local_backend().jobs() if fits(s.job["metadata"].get("labels") or {})]
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names that begin so; a place that does not answer at once has none."""
+    """Names with this beginning; a cluster that does not answer at once has none."""
     known = {field.name for field in fields(Place)}
     try:
         place = Place(**{k: v for k, v in ctx.params.items() if k in known and v is not None})

@@ -11,38 +11,16 @@ from k8sjob.document import dump
 from k8sjob.view.safe import safe_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["document", "format_option", "line", "source_name", "table", "text"]
+__all__ = ["count", "document", "line", "some", "table", "text"]
 
 _COLUMN_GAP: Final = 3
 
 
-def format_option(*formats: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option `-o`; the first of the formats is the default."""
-    return click.option(
-        "-o",
-        "--output",
-        "output",
-        type=click.Choice(formats),
-        default=formats[0],
-        show_default=True,
-        help="How to print it.",
-    )
-
-
-def source_name(file: Path) -> str:
-    """What a file is called in what is said about it."""
-    return "<stdin>" if str(file) == "-" else str(file)
-
-
 def document(data: Any, output: str) -> None:
     """Print JSON data as "json" or "yaml"."""
-    if output == "yaml":
-        text(dump(data))
-    else:
-        text(json.dumps(data, indent=2) + "\n")
+    text(dump(data) if output == "yaml" else json.dumps(data, indent=2) + "\n")
 
 
 def text(content: str) -> None:
@@ -51,14 +29,25 @@ def text(content: str) -> None:
 
 
 def line(content: object) -> None:
-    """Print one line for a person; what a cluster or a container wrote in it is made harmless."""
+    """Print one line for a person, without the control sequences of a cluster or a container."""
     click.echo(safe_line(str(content)))
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def some(names: Sequence[str], limit: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print aligned columns, as kubectl does; what does not fit a terminal is not cut off.
 
-    Header and cells are made harmless: both may come from a cluster.
+    Control sequences are taken out: header and cells may come from a cluster.
     """
     from rich.cells import cell_len  # noqa: PLC0415 - documents are printed without it
 

@@ -1,4 +1,4 @@
-"""The commands by name. Each one's module is loaded when it is called: help comes at once."""
+"""The commands by name. Each one's module is loaded when it is called, so help is fast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GARBAGE: Final = 100_000
 
 
 class Command(NamedTuple):
-    """A command before it is loaded: what `--help` says of it, and the module it lives in."""
+    """A command before it is loaded: its line in `--help`, and its module."""
 
     section: str
     name: str
@@ -39,29 +39,29 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     command.name: command
     for command in (
-        Command("Begin", "init", "starting", "Write a job that runs as it is: job.yaml, main.py"),
-        Command("Begin", "adopt", "checking", "Turn a PyTorchJob manifest into a job.yaml"),
-        Command("Check", "validate", "documents", "Check job.yaml files"),
-        Command("Check", "schema", "documents", "Print the JSON Schema of job.yaml"),
-        Command("Check", "render", "documents", "Print the PyTorchJob manifest, or the Dockerfile"),
-        Command("Check", "lint", "checking", "Find what will hang, be rejected or go wrong"),
-        Command("Check", "doctor", "examining", "Say whether jobs can be submitted here"),
-        Command("Run", "run", "running", "Run a job on this machine and follow it"),
-        Command("Run", "build", "building", "Build the image with what a job installs"),
-        Command("Run", "push", "building", "Put a job's code on its base, in the registry"),
-        Command("Run", "submit", "submitting", "Make a job in a cluster"),
-        Command("Run", "diff", "submitting", "Show what submitting again would change"),
-        Command("Look", "list", "jobs", "List jobs"),
-        Command("Look", "status", "jobs", "Show one job and its replicas"),
-        Command("Look", "watch", "running", "Follow a job to its end"),
-        Command("Look", "logs", "reading", "Print what the replicas wrote"),
-        Command("Look", "why", "explaining", "Say why a job failed or does not go on"),
-        Command("Look", "export", "exporting", "Write a checkpoint's weights as one file"),
-        Command("Change", "suspend", "changing", "Stop a job's replicas after a checkpoint"),
-        Command("Change", "resume", "changing", "Let a suspended job go on"),
-        Command("Change", "delete", "changing", "Stop a job and remove it"),
-        Command("Shell", "completion", "shell", "Print the completion script of a shell"),
-        Command("Shell", "version", "shell", "Print the versions that matter"),
+        Command("Begin", "init", "init", "Write a job that runs as it is: job.yaml, main.py"),
+        Command("Begin", "adopt", "init", "Turn a PyTorchJob manifest into a job.yaml"),
+        Command("Check", "validate", "validate", "Check job.yaml files"),
+        Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
+        Command("Check", "render", "render", "Print the PyTorchJob manifest, or the Dockerfile"),
+        Command("Check", "lint", "lint", "Find what will hang, be rejected or go wrong"),
+        Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
+        Command("Run", "run", "run", "Run a job on this machine and follow it"),
+        Command("Run", "build", "build", "Build the image with what a job installs"),
+        Command("Run", "push", "push", "Add a job's code to its base, in the registry"),
+        Command("Run", "submit", "submit", "Create a job in a cluster"),
+        Command("Run", "diff", "diff", "Show what submitting again would change"),
+        Command("Look", "list", "list", "List jobs"),
+        Command("Look", "status", "status", "Show one job and its replicas"),
+        Command("Look", "watch", "watch", "Follow a job to its end"),
+        Command("Look", "logs", "logs", "Print what the replicas wrote"),
+        Command("Look", "why", "why", "Explain why a job failed or makes no progress"),
+        Command("Look", "export", "export", "Write a checkpoint's weights as one file"),
+        Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
+        Command("Change", "resume", "suspend", "Resume a suspended job"),
+        Command("Change", "delete", "delete", "Stop a job and remove it"),
+        Command("Shell", "completion", "version", "Print the completion script of a shell"),
+        Command("Shell", "version", "version", "Print the versions that matter"),
     )
 }
 
@@ -89,11 +89,11 @@ MEANT: Final[dict[str, tuple[str, ...]]] = {
     )
     for command in words.split()
 }
-"""What the words of kubectl, docker and others are called here."""
+"""The commands meant by the names that kubectl, docker and others use."""
 
 
 class Program(click.Group):
-    """The top-level command: knows its commands' names, loads one when it is asked for it."""
+    """The top-level command: knows the names of its commands, loads one when it is called."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""
@@ -117,7 +117,7 @@ class Program(click.Group):
             meant = MEANT.get(args[0].lower()) or difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean {' or '.join(map(repr, meant))}?"
             if not meant:
-                hint = f"there are {', '.join(COMMANDS)}"
+                hint = f"the commands are {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -137,9 +137,9 @@ class Program(click.Group):
 
 @contextmanager
 def _without_plugins() -> Iterator[None]:
-    """While models are built, pydantic looks for plugins in all installed packages, in vain here.
+    """Keep pydantic from searching all installed packages for plugins, which takes time.
 
-    What a command starts must not see it: a job's own pydantic may have plugins.
+    Processes that a command starts must not see it: a job's own pydantic may have plugins.
     """
     before = os.environ.get(_PLUGINS_OFF)
     os.environ[_PLUGINS_OFF] = "__all__"
@@ -190,14 +190,14 @@ def main(args: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
-    # What is loaded stays: to look it over for garbage again and again takes a tenth of a command.
+    # Modules are never garbage: looking through them again and again takes a tenth of a command.
     gc.set_threshold(_GARBAGE)
     if args is None:
-        # Nor at the end, when all goes at once: it would take half a second with the Python client.
+        # Nor at the end: it would take half a second with the Python client.
         atexit.register(gc.freeze)
         args = sys.argv[1:]
     failures = Failures()
-    with failures.told():
+    with failures.reported():
         code = program.main(
             args or ["--help"], prog_name=_called(), standalone_mode=False, obj=failures
         )

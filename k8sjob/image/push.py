@@ -22,7 +22,7 @@ from k8sjob.image.layout import Layout
 from k8sjob.image.reference import Reference
 from k8sjob.image.repository import Registries, Repository, read_base
 from k8sjob.image.transfer import Transfer, start
-from k8sjob.origin import Origin, Part
+from k8sjob.provenance import ImageLayer, Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class Pushed:
     unchanged: bool
     private: tuple[str, ...]
     findings: tuple[Secret, ...]
-    origin: Origin
+    origin: Provenance
 
 
 def push(
@@ -160,12 +160,15 @@ def push(
         unchanged=unchanged,
         private=context.private,
         findings=layer.findings,
-        origin=Origin(
+        origin=Provenance(
             image=reference,
             base=_bottom(base, onto) if bare is None else below.reference.at(bare.digest),
             onto=base.pinned,
             platform=base.platform,
-            layers=(*_added(base, bare), Part("code", layer.content.digest, layer.content.size)),
+            layers=(
+                *_added(base, bare),
+                ImageLayer("code", layer.content.digest, layer.content.size),
+            ),
             installed=str(wanted),
             files=context.files,
         ),
@@ -199,11 +202,11 @@ def _bottom(base: Base, onto: str | None) -> str:
         return ""
 
 
-def _added(base: Base, bare: Manifest | None) -> list[Part]:
+def _added(base: Base, bare: Manifest | None) -> list[ImageLayer]:
     """The layers that were installed on the base; none where a builder has made that one's anew."""
     under = {layer.digest for layer in bare.layers} if bare else set()
     over = {layer.digest for layer in base.manifest.layers}
     if not under or not under <= over:
         return []
     added = [layer for layer in base.manifest.layers if layer.digest not in under]
-    return [Part("dependencies", layer.digest, layer.size) for layer in added]
+    return [ImageLayer("dependencies", layer.digest, layer.size) for layer in added]

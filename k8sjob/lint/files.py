@@ -17,7 +17,7 @@ from k8sjob.lint.finding import UNKNOWN_IGNORE, Check, Finding, Hit, Severity, f
 from k8sjob.lint.manifest_facts import Job, launcher_of
 from k8sjob.lint.modules import encoding, parse_module, program
 from k8sjob.lint.script_facts import Script, Setting
-from k8sjob.rendering.webhook import KIND
+from k8sjob.rendering.operator import KIND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.errors import field_path
 from k8sjob.lint.finding import Hit
+from k8sjob.rendering.operator import webhook_problems
 from k8sjob.rendering.schema import typed
-from k8sjob.rendering.webhook import webhook_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import Role
 from k8sjob.lint.finding import Hit, Rules
 from k8sjob.lint.manifest_facts import Container, Job, Replica, get
-from k8sjob.rendering.env import operator_env
+from k8sjob.rendering.operator import operator_env
 from k8sjob.spec.names import is_image_reference
 from k8sjob.spec.quantity import parse
 

@@ -4,16 +4,16 @@ All of it is pure, but for `write_context`, which writes the folder that an imag
 """
 
 from k8sjob.rendering.context import check_script, write_context
-from k8sjob.rendering.dockerfile import dockerfile, dockerignore
-from k8sjob.rendering.env import operator_env, replica_env
+from k8sjob.rendering.dockerfile import dockerfile
+from k8sjob.rendering.dockerignore import dockerignore
 from k8sjob.rendering.manifest import (
     container_argv,
     container_env,
     manifest,
     render,
 )
+from k8sjob.rendering.operator import operator_env, replica_env, webhook_problems
 from k8sjob.rendering.template import templates_dir
-from k8sjob.rendering.webhook import webhook_problems
 
 __all__ = [
     "check_script",

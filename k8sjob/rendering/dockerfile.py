@@ -17,15 +17,7 @@ from k8sjob.rendering.template import fill
 if TYPE_CHECKING:
     from k8sjob.spec import Image, JobSpec
 
-__all__ = [
-    "HISTORY",
-    "HOME",
-    "PRIVATE_FILES",
-    "RUNTIME_SOURCE",
-    "dependencies_dockerfile",
-    "dockerfile",
-    "dockerignore",
-]
+__all__ = ["HOME", "RUNTIME_SOURCE", "dependencies_dockerfile", "dockerfile"]
 
 RUNTIME_SOURCE: Final = ".k8sjob"
 """Folder of a build context that becomes /opt/k8sjob in the image."""
@@ -111,60 +103,3 @@ def _copied(path: str) -> str:
             f"image.requirements: {path!r} has a character that COPY acts on; rename the file"
         )
     return path
-
-
-def dockerignore() -> str:
-    """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
-
-
-_CLUTTER: Final = """\
-# Written by k8sjob. Edit it as you like: it is not written again while it is there.
-# Version control, virtual environments, caches
-**/.git
-**/.hg
-**/.venv
-**/venv
-**/__pycache__
-**/*.pyc
-**/.mypy_cache
-**/.pytest_cache
-**/.ruff_cache
-**/.ipynb_checkpoints
-**/node_modules
-"""
-
-PRIVATE_FILES: Final = """\
-**/.env
-**/.env.*
-**/.netrc
-**/.pgpass
-**/.git-credentials
-**/.pypirc
-**/pip.conf
-**/.aws
-**/.azure
-**/.docker
-**/.kube
-**/.kaggle
-**/.ssh
-**/id_rsa*
-**/id_ecdsa*
-**/id_ed25519*
-**/*.pem
-**/*.key
-**/*.p12
-**/*.pfx
-**/kubeconfig
-"""
-"""Patterns, as in a .dockerignore, of files that often hold credentials."""
-
-HISTORY: Final = "**/.git\n"
-"""Left out like a private file: what was committed once and taken out again is in it."""
-
-_OWN: Final = """\
-# What the build itself is made of
-Dockerfile
-.dockerignore
-pytorchjob.yaml
-"""

@@ -1,4 +1,4 @@
-"""The templates: where they lie, and how values get into them.
+"""The jinja2 templates: where they are, and how values get into them.
 
 A template holds layout alone. Every value passes through a filter that makes it safe for the
 language it is written in, and one that does not is an error, not a hole: see `_only_written`.
@@ -7,8 +7,12 @@ language it is written in, and one that does not is an error, not a hole: see `_
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import stat
+import sys
 import textwrap
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,10 +37,10 @@ class _Written(str):
 def templates_dir() -> Path:
     """The folder of the templates.
 
-    In a wheel they lie inside the package, in a checkout (an editable install) at its top.
+    In a wheel it is inside the package, in a checkout (an editable install) at its top.
 
     Raises:
-        RenderError: neither is there.
+        RenderError: neither exists.
     """
     packaged, checkout = _HERE.parent / "_templates", _HERE.parents[1] / "templates"
     for folder in (packaged, checkout):
@@ -69,6 +73,7 @@ def _environment() -> jinja2.Environment:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_dir()),
+        bytecode_cache=_bytecode_cache(),
         undefined=jinja2.StrictUndefined,
         finalize=_only_written,
         autoescape=False,  # noqa: S701 - no HTML; the filters below do what escaping does there
@@ -78,6 +83,33 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(scalar=_scalar, tree=_tree, word=_word, argv=_argv, shell=_shell)
     return environment
+
+
+def _bytecode_cache() -> jinja2.BytecodeCache | None:
+    """Compiled templates, in a folder of this user's: compiling takes longer than rendering.
+
+    What is in there is executed, so a folder that anybody else can write is not used. A failed
+    write must not fail the command: without the cache it is only slower.
+    """
+    import jinja2  # noqa: PLC0415 - see fill
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "k8sjob")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+    foreign = found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)
+    if foreign or found.st_mode & 0o022 or sys.dont_write_bytecode:
+        return None
+
+    class Cache(jinja2.FileSystemBytecodeCache):
+        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+    # The options and the finalizer above are compiled in, so another version of this file counts.
+    return Cache(str(folder), f"{Path(__file__).stat().st_mtime_ns}-%s.jinja")
 
 
 def _only_written(value: Any) -> Any:
@@ -100,7 +132,7 @@ def _word(value: str) -> _Written:
     """One word of a Dockerfile instruction: nothing in it is expanded, quoted or continued."""
     if not value or not all(c.isascii() and (c.isalnum() or c in "-+./:=@_~,") for c in value):
         raise RenderError(
-            f"{value!r} cannot stand in a Dockerfile as it is; use letters, digits and -+./:=@_~,"
+            f"{value!r} cannot be written in a Dockerfile; use letters, digits and -+./:=@_~,"
         )
     return _Written(value)
 

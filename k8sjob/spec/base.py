@@ -121,6 +121,7 @@ class Part(BaseModel):
         protected_namespaces=(),
         hide_input_in_errors=True,
         revalidate_instances="never",
+        defer_build=True,  # one schema for the whole spec, at the first validation, not one a part
     )
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from k8sjob.errors import JobFailed, JobNotFound, K8sJobError, Problem, SpecErro
 
 
 def told(error, capsys, **options):
-    with pytest.raises(SystemExit) as end, Failures(**options).told():
+    with pytest.raises(SystemExit) as end, Failures(**options).reported():
         raise error
     out, err = capsys.readouterr()
     assert out == ""

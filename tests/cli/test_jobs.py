@@ -163,8 +163,8 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
     assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["checkpoints"] == folder
     done = k8sjob("delete", "tiny")
     assert done.out == "local/tiny deleted\n"
-    assert f"its checkpoints stay in {folder} (" in done.err
-    assert re.fullmatch(r"its checkpoints stay in (/.*) \(0 bytes\)\n", done.err)
+    assert f"its checkpoints remain in {folder} (" in done.err
+    assert re.fullmatch(r"its checkpoints remain in (/.*) \(0 bytes\)\n", done.err)
     assert k8sjob("run", file).code == 0
     assert k8sjob("delete", "tiny", "--checkpoints") == (0, "local/tiny deleted\n", "")
     assert len(list((tmp_path / "state/checkpoints/tiny").iterdir())) == 1
@@ -183,7 +183,7 @@ def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
     [
         (["tiny", "--older-than", "7d"], "--older-than chooses among the jobs of -l"),
         (["--local", "--all", "--older-than", "a week"], "'a week' is not a duration"),
-        (["--all", "--older-than", "7d"], "say where: --local for this machine"),
+        (["--all", "--older-than", "7d"], "name the place: --local for this machine"),
     ],
 )
 def test_delete_by_age_asks_for_what_it_needs(k8sjob, arguments, said):
@@ -257,7 +257,7 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=60)
     assert watching.returncode == 130
-    assert err == "the job goes on; again: k8sjob watch local/tiny\n"
+    assert err == "Detached; reattach with k8sjob watch local/tiny\n"
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)

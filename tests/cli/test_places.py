@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from apiserver import Apiserver, kubeconfig, status
 
-from k8sjob.cli.selecting import selector
+from k8sjob.cli.options import selector
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.labels import IMAGE_ORIGIN
-from k8sjob.origin import Origin, Part
+from k8sjob.provenance import ImageLayer, Provenance
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
     for command in ("status", "why", "suspend", "delete", "logs", "watch"):
         done = k8sjob(command, "tiny")
         assert done.code == 2
-        assert done.err.startswith("error: 'tiny' is ambiguous: say local/tiny or blue/tiny\n")
+        assert done.err.startswith("error: 'tiny' is ambiguous: use local/tiny or blue/tiny\n")
     for place in (["local/tiny"], ["tiny", "--local"], ["tiny", "-n", "local"]):
         assert k8sjob("status", *place, "-o", "name").out == "local/tiny\n"
     for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["tiny", "--context", "fake"]):
@@ -68,8 +68,13 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
     image = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0][
         "image"
     ]
-    layers = (Part("dependencies", "sha256:d", 68_000_000), Part("code", "sha256:c", 118_028))
-    origin = Origin(image, "base@sha256:b", "on@sha256:o", "linux/amd64", layers, "pip: tqdm", 3)
+    layers = (
+        ImageLayer("dependencies", "sha256:d", 68_000_000),
+        ImageLayer("code", "sha256:c", 118_028),
+    )
+    origin = Provenance(
+        image, "base@sha256:b", "on@sha256:o", "linux/amd64", layers, "pip: tqdm", 3
+    )
     annotations = job["metadata"]["annotations"]
     annotations[IMAGE_ORIGIN] = origin.encode()
     shown = k8sjob("status", "tiny").out.split("\n\n")
@@ -108,10 +113,10 @@ def test_a_cluster_that_is_away_hides_nothing_that_is_here(here, away, k8sjob):
     here()
     done = k8sjob("status", "tiny", "-o", "name")
     assert (done.code, done.out) == (0, "local/tiny\n")
-    assert done.err.startswith("warning: this is local/tiny; whether the cluster has one, too, is")
+    assert done.err.startswith("warning: this is local/tiny; the cluster, which may have one too,")
     done = k8sjob("status", "other")
     assert done.code == 1
-    assert "no job 'other' on this machine, and the cluster cannot be asked" in done.err
+    assert "no job 'other' on this machine, and the cluster cannot be reached" in done.err
     done = k8sjob("list", "-o", "name")
     assert (done.code, done.out) == (1, "local/tiny\n")
     assert done.err.startswith(f"error: {away} (context fake) cannot be reached")
@@ -232,7 +237,7 @@ def test_the_list_by_labels(here, there, k8sjob):
     done = k8sjob("list", "-l", "team=c")
     assert done.err == (
         "no jobs with team=c on this machine or in namespace blue of the cluster; -A looks in all"
-        " namespaces; make one with k8sjob run or k8sjob submit\n"
+        " namespaces; create one with k8sjob run or k8sjob submit\n"
     )
 
 
@@ -263,11 +268,11 @@ def test_a_selector(text, fits):
 
 def test_where_no_job_was_found_is_said(api, k8sjob):
     assert k8sjob("list", "-n", "red").err == (
-        "no jobs in namespace red of the cluster; -A looks in all namespaces; make one with k8sjob"
-        " submit\n"
+        "no jobs in namespace red of the cluster; -A looks in all namespaces; create one with"
+        " k8sjob submit\n"
     )
     assert k8sjob("list", "-A").err == (
-        "no jobs on this machine or in the cluster; make one with k8sjob run or k8sjob submit\n"
+        "no jobs on this machine or in the cluster; create one with k8sjob run or k8sjob submit\n"
     )
     api.missing.add("rde")
     done = k8sjob("list", "-n", "rde")
@@ -282,7 +287,7 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
         "blue/one is being suspended\nblue/two is being suspended\n"
     )
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is True
-    assert k8sjob("suspend", "one").out == "blue/one is suspended already: nothing was changed\n"
+    assert k8sjob("suspend", "one").out == "blue/one is already suspended: nothing was changed\n"
     assert k8sjob("resume", "one") == (0, "blue/one is being resumed\n", "")
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is False
     unasked = api.asked.count("PATCH")
@@ -306,7 +311,7 @@ def test_a_job_is_not_resumed_in_silence_while_its_old_pods_go(there, api, k8sjo
     api.lingers = 3
     done = k8sjob("resume", "one")
     assert (done.code, done.out) == (0, "blue/one is being resumed\n")
-    assert done.err == "waiting until the old pods of blue/one are gone, 120 s at most\n"
+    assert done.err == "waiting until the old pods of blue/one are gone, at most 120 s\n"
     assert api.pods == []
 
 
@@ -318,7 +323,7 @@ def test_no_more_is_deleted_than_was_asked_for(here, there, api, k8sjob):
     for asked in (["--all"], ["-l", "team=a"], ["--all", "--context", "fake"]):
         done = k8sjob("delete", *asked)
         assert done.code == 2
-        assert "say where: --local for this machine, -n NAMESPACE for a cluster" in done.err
+        assert "name the place: --local for this machine, or -n NAMESPACE" in done.err
     assert k8sjob("delete", "-l", "team=a", "-n", "blue").out == "blue/ours deleted\n"
     assert k8sjob("delete", "--all", "-n", "blue").out == "blue/theirs deleted\n"
     assert list(api.jobs) == [("red", "far")]

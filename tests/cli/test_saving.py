@@ -1,7 +1,7 @@
 import pytest
 
 from k8sjob.backends.api import LogLine
-from k8sjob.cli.saving import Saver
+from k8sjob.cli.logs import Saver
 
 
 def line(text, attempt=0, replica="master-0"):

@@ -48,7 +48,7 @@ def test_nothing_is_overwritten(there, k8sjob, tmp_path):
     (tmp_path / there).write_text("mine")
     done = k8sjob("init", tmp_path, "--name", "x")
     assert done.code == 1
-    assert f"{tmp_path / there}: there already" in done.err
+    assert f"{tmp_path / there}: already exists" in done.err
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 

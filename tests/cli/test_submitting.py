@@ -37,7 +37,7 @@ def test_a_job_is_made_and_the_same_again_is_attached_to(k8sjob, api, file):
     again = k8sjob("submit", file)
     assert again.code == 0
     assert again.out == (
-        "blue/tiny is there already, the same job and not ended: nothing was changed\n"
+        "blue/tiny already exists, the same job and not ended: nothing was changed\n"
     )
 
 
@@ -48,12 +48,12 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     *lines, said = done.err.splitlines()
     assert "-                - main.py" in lines
     assert "+                - other.py" in lines
-    assert said.startswith("error: blue/tiny is there already: another job than this one, Created")
+    assert said.startswith("error: blue/tiny already exists: another job than this one, Created")
     assert said.endswith("replace it, or submit under a generated name: --replace, --generate-name")
     assert "main.py" in json.dumps(api.jobs["blue", "tiny"])
     done = k8sjob("submit", file, "--replace")
     assert (done.code, done.out) == (0, "blue/tiny replaced\n")
-    assert done.err.startswith("waiting until blue/tiny and its pods are gone, 120 s at most\n")
+    assert done.err.startswith("waiting until blue/tiny and its pods are gone, at most 120 s\n")
     assert "other.py" in json.dumps(api.jobs["blue", "tiny"])
 
 
@@ -139,8 +139,8 @@ def test_two_namespaces_are_an_error(k8sjob, api, file):
     done = k8sjob("submit", file, "-n", "green")
     assert done.code == 1
     assert done.err == (
-        f"error: {file}:4:12: namespace: the job is of 'red', and 'green' is asked for;"
-        " name one only\n"
+        f"error: {file}:4:12: namespace: the spec says 'red', and 'green' is asked for;"
+        " give only one\n"
     )
     assert api.asked == []
 
@@ -175,7 +175,7 @@ def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):
     done = k8sjob("diff", file)
     assert done.code == 1
     assert done.out.startswith("--- /dev/null\n+++ blue/tiny as it would be\n")
-    assert done.err == f"\nthe job is not there; make it: k8sjob submit {file}\n"
+    assert done.err == f"\nthe job does not exist; create it: k8sjob submit {file}\n"
     k8sjob("submit", file)
     assert k8sjob("diff", file) == (0, "", "")
     api.jobs["blue", "tiny"]["spec"]["runPolicy"]["suspend"] = True
@@ -187,7 +187,7 @@ def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):
     )
     done = k8sjob("diff", file, "--image", DIGEST.replace("aaaa", "bbbb"))
     assert done.code == 1
-    assert "takes effect only in a job that is made anew" in done.err
+    assert "takes effect only in a new job" in done.err
     assert "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].image" in done.err
     assert k8sjob("diff", file, "--context", "nowhere").code == 2
     assert k8sjob("diff", file.parent / "missing.yaml").code == 2

@@ -52,7 +52,7 @@ def test_a_job_finds_what_was_built_for_it(desk, buildah):
     tag = err.rpartition("built by buildah: ")[2].split()[0]
     try:
         _, err = desk.call("submit", job, "--build", "--watch")
-        assert f"unchanged: {tag} is there already" in err
+        assert f"unchanged: {tag} already exists" in err
         assert f"on {reference.strip()} for" in err
         out, _ = desk.call("logs", "tiny", "-n", desk.namespace)
         assert "tinylib 1.2 2.0" in out

@@ -42,7 +42,7 @@ def test_an_edit_is_in_the_next_jobs_containers(desk):
     (desk.folder / "main.py").write_text(MAIN.replace('"edit": 1', '"edit": 2'))
     edited, err = desk.call("push", job)
     assert edited != reference
-    assert "there already" in err
+    assert "already there" in err
     desk.call("submit", job, "--image", edited.strip(), "--replace", "--watch")
     assert said(desk)["edit"] == 2
 

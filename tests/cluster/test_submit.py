@@ -57,7 +57,7 @@ def test_ctrl_c_leaves_the_job_alone(desk):
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=60)
     assert watching.returncode == 130
-    assert f"the job goes on; again: k8sjob watch {desk.namespace}/tiny" in err
+    assert f"Detached; reattach with k8sjob watch {desk.namespace}/tiny" in err
     assert "tiny" in desk.objects("pytorchjobs")
 
 
@@ -73,7 +73,7 @@ def test_what_is_there_decides(either, eventually):
     uid = either.uid()
     eventually(lambda: len(either.objects("pods")) == 2, "its pods")
     out, _ = either.call("submit", file)
-    there = f"{either.namespace}/tiny is there already, the same job and not ended"
+    there = f"{either.namespace}/tiny already exists, the same job and not ended"
     assert out.startswith(there)
     assert either.call("diff", file) == ("", "")
 
@@ -85,7 +85,7 @@ def test_what_is_there_decides(either, eventually):
     assert "another job than this one" in err.splitlines()[-1]
     out, err = either.call("diff", other, code=1)
     assert out.startswith(f"--- {either.namespace}/tiny in the cluster\n")
-    assert "takes effect only in a job that is made anew" in err
+    assert "takes effect only in a new job" in err
     assert either.uid() == uid
 
     before = {pod["metadata"]["uid"] for pod in either.objects("pods").values()}

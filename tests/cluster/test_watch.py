@@ -163,7 +163,7 @@ def test_leaving_says_how_to_come_back(make, start):
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=30)
     assert watching.returncode == 130
-    assert err.strip().splitlines()[-1] == f"the job goes on; again: k8sjob watch {ref}"
+    assert err.strip().splitlines()[-1] == f"Detached; reattach with k8sjob watch {ref}"
     assert backend.find(ref.name).uid == ref.uid
 
 

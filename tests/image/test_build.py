@@ -314,10 +314,10 @@ def test_the_command(registry, write_job, storage_of):
     again = k8sjob("build", file)  # whichever would build it
     said = again.communicate(timeout=120)
     assert said[0] == out
-    assert "is there already, for linux/amd64: pip: tqdm" in said[1]
+    assert "already exists, for linux/amd64: pip: tqdm" in said[1]
     code = k8sjob("push", file, "--build")
     said = code.communicate(timeout=120)
-    assert (code.returncode, "is there already" in said[1], "on " + out.strip() in said[1]) == (
+    assert (code.returncode, "already exists" in said[1], "on " + out.strip() in said[1]) == (
         0,
         True,
         True,

@@ -178,7 +178,7 @@ def test_the_command_says_how_to_bring_it_on(skopeo_is_there, write_job, registr
     assert done.returncode == 0, done.stderr
     assert would.stdout == done.stdout
     assert done.stdout.startswith(f"{registry.host}/layout/cli@sha256:")
-    words = re.search(r"to bring it on: skopeo copy (.*)$", done.stderr, re.MULTILINE)
+    words = re.search(r"to push it: skopeo copy (.*)$", done.stderr, re.MULTILINE)
     skopeo("copy", "-q", "--dest-tls-verify=false", *words[1].split())
     assert read_image(done.stdout.strip())[0]["layers"]
 

@@ -10,7 +10,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.blobs import Sent
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.reference import Reference
-from k8sjob.origin import Part
+from k8sjob.provenance import ImageLayer
 
 
 @pytest.mark.parametrize("form", ["oci", "v2s2"])
@@ -40,7 +40,7 @@ def test_it_says_what_the_image_is_made_of(registry, base_image, pushed, code):
     plain = pushed(f"{registry.host}/team/origin", base, code).origin
     manifest, _, _ = read_image(plain.image)
     top = manifest["layers"][-1]
-    assert plain.layers == (Part("code", top["digest"], top["size"]),)
+    assert plain.layers == (ImageLayer("code", top["digest"], top["size"]),)
     assert (plain.base, plain.installed, plain.files) == (plain.onto, "", 2)
     assert plain.base.startswith(f"{registry.host}/team/base@sha256:")
 
@@ -62,7 +62,7 @@ def test_layers_that_were_installed_are_told_from_the_bases(
     base_image(registry, str(place).partition("/")[2], layers=(*below, {"tqdm": b"x" * 1000}))
     origin = pushed(f"{registry.host}/team/deps", base, code, image={"pip": ["tqdm"]}).origin
     manifest, _, _ = read_image(origin.image)
-    *_, installed, top = (Part("", one["digest"], one["size"]) for one in manifest["layers"])
+    *_, installed, top = (ImageLayer("", one["digest"], one["size"]) for one in manifest["layers"])
     expected = [replace(installed, kind="dependencies")] if same else []
     assert origin.layers == (*expected, replace(top, kind="code"))
     assert (origin.base, origin.installed) == (digest, "pip: tqdm")

@@ -4,7 +4,7 @@ import pytest
 
 from k8sjob.labels import MANIFEST_DIGEST
 from k8sjob.rendering import manifest
-from k8sjob.rendering.difference import difference
+from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec
 
 SPEC = JobSpec(

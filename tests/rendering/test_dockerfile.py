@@ -95,7 +95,7 @@ def test_what_the_builder_would_act_on_is_refused_even_unchecked(built, field, v
     """Specs refuse most of this themselves; rendering does not rely on it."""
     spec = built(image={"requirements": "requirements.txt"})
     unchecked = spec.image.model_copy(update={field: value})
-    with pytest.raises(RenderError, match=r"cannot stand|act on|acts on"):
+    with pytest.raises(RenderError, match=r"cannot be written|act on|acts on"):
         dockerfile(spec.model_copy(update={"image": unchecked}))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering import dockerignore
-from k8sjob.rendering.ignore import Ignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, own_patterns
 
 
 @pytest.mark.parametrize(

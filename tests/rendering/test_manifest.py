@@ -7,7 +7,7 @@ import yaml
 
 from k8sjob.contract import RuntimeConfig
 from k8sjob.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
-from k8sjob.origin import Origin
+from k8sjob.provenance import Provenance
 from k8sjob.rendering import container_argv, container_env, manifest, render
 from k8sjob.rendering.manifest import backoff_limit, literal
 from k8sjob.spec import JobSpec
@@ -82,12 +82,12 @@ def test_equal_specs_are_equal_text_and_the_hash_tells_others(job):
 
 
 def test_what_the_image_was_made_of_is_carried_and_makes_no_other_job(job):
-    origin = Origin("i@sha256:1", "b@sha256:2", "b@sha256:2", "linux/amd64", ())
+    origin = Provenance("i@sha256:1", "b@sha256:2", "b@sha256:2", "linux/amd64", ())
     with_it, without = (
-        yaml.safe_load(render(job(), origin=one))["metadata"]["annotations"]
+        yaml.safe_load(render(job(), provenance=one))["metadata"]["annotations"]
         for one in (origin, None)
     )
-    assert Origin.decode(with_it.pop(IMAGE_ORIGIN)) == origin
+    assert Provenance.decode(with_it.pop(IMAGE_ORIGIN)) == origin
     assert with_it == without
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from k8sjob import document
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.belongings import own_pods, owned, seconds_to_end
 from k8sjob.backends.cluster.listing import listing, slim
@@ -64,9 +63,8 @@ class ClusterBackend:
 
     def create(self, plan: Plan) -> JobRef:
         """Start a job, after the server has looked at it strictly; see create_manifest."""
-        manifest = document.parse(plan.manifest).data
-        self.dry_run(manifest)
-        return self.create_manifest(manifest)
+        self.dry_run(plan.manifest)
+        return self.create_manifest(plan.manifest)
 
     def create_manifest(self, manifest: Json) -> JobRef:
         """Make a PyTorchJob by one request; nothing is overwritten.

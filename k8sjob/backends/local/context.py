@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import BackendError
 from k8sjob.rendering import dockerignore
-from k8sjob.rendering.ignore import Ignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, own_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

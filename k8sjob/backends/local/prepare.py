@@ -10,12 +10,12 @@ import os
 import re
 import socket
 import sys
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import k8sjob
-from k8sjob import document
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.context import copy_context
@@ -100,7 +100,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
         BackendError: a package, a variable, a folder or the space for it is missing.
     """
     plan = places.plan
-    prepared = Prepared(document.parse(plan.manifest).data)
+    prepared = Prepared(deepcopy(plan.manifest))
     prepared.job["metadata"]["namespace"] = LOCAL
     _start_at_once(plan, prepared)
     check_packages(plan.spec, plan.context)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from k8sjob.backends.local import LocalBackend
+from k8sjob.jobs.plan import plan_job
 from k8sjob.lifecycle.status import job_status
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def make_plan(tmp_path):
         fields.setdefault("policy", {"max_restarts": 0, "termination_grace": 2})
         fields.setdefault("run", {"command": ["python", "main.py"]})
         spec = JobSpec(name=name, image="example/image:1", replicas={"workers": workers}, **fields)
-        return plan(spec, folder)
+        return plan_job(spec, folder)
 
     return make
 

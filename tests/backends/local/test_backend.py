@@ -431,11 +431,11 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from k8sjob.backends.local import LocalBackend
-from k8sjob.submission import plan
+from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
 spec = JobSpec(name="job", image="i:1", replicas={"workers": 1},
                run={"command": ["python", "main.py"]})
-ref = LocalBackend(Path(sys.argv[1])).create(plan(spec, sys.argv[2]))
+ref = LocalBackend(Path(sys.argv[1])).create(plan_job(spec, sys.argv[2]))
 print(ref.uid, flush=True)
 time.sleep(100)
 """

@@ -16,8 +16,8 @@ from k8sjob.backends.local.prepare import prepare
 from k8sjob.backends.local.store import Store
 from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import BackendError
+from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan
 
 
 def spec(**fields):
@@ -36,7 +36,7 @@ def prepared(tmp_path):
         store = Store(tmp_path / "state")
         with store.draft() as draft:
             home = store.folder("job", "00000000")
-            places = Places(plan(made, folder), home.path, tmp_path / "kept", store)
+            places = Places(plan_job(made, folder), home.path, tmp_path / "kept", store)
             result = prepare(places, draft.path)
         return result.launches, dict(result.notices)
 

@@ -10,8 +10,8 @@ from k8sjob.backends.local.conditions import fail, set_condition
 from k8sjob.backends.local.runs import named, resumption
 from k8sjob.backends.local.store import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan
 
 NEW = "99999999-new"
 
@@ -35,7 +35,7 @@ def project(tmp_path):
             run=run or {"script": "main.py"},
             checkpoint={"dir": "/checkpoints"},
         )
-        return plan(spec, folder)
+        return plan_job(spec, folder)
 
     return make
 
@@ -108,7 +108,9 @@ def test_a_run_that_succeeded_is_not_resumed(store, project, ran):
 def test_a_folder_by_another_path_is_the_same_folder(store, project, ran, tmp_path):
     uid = ran(project("mine"))
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    assert resumption(store, plan(project("mine").spec, tmp_path / "link"), NEW).checkpoints == uid
+    assert (
+        resumption(store, plan_job(project("mine").spec, tmp_path / "link"), NEW).checkpoints == uid
+    )
 
 
 def test_a_run_with_a_damaged_state_is_resumed(store, project, ran):

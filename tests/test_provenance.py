@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8sjob.origin import Origin, Part
+from k8sjob.provenance import ImageLayer, Provenance
 
-PARTS = st.builds(Part, kind=st.text(), digest=st.text(), size=st.integers(min_value=0))
+PARTS = st.builds(ImageLayer, kind=st.text(), digest=st.text(), size=st.integers(min_value=0))
 ORIGINS = st.builds(
-    Origin,
+    Provenance,
     image=st.text(),
     base=st.text(),
     onto=st.text(),
@@ -25,24 +25,24 @@ JSON = st.recursive(
 
 @given(ORIGINS)
 def test_what_is_written_is_read(origin):
-    assert Origin.decode(origin.encode()) == origin
+    assert Provenance.decode(origin.encode()) == origin
     assert origin.encode().isascii()
 
 
 @given(JSON, st.sampled_from(["image", "base", "layers", "files", "installed"]))
 def test_whatever_somebody_else_wrote_is_no_error(value, key):
-    known = Origin("i", "b", "b", "linux/amd64", (Part("code", "sha256:0", 1),)).as_dict()
+    known = Provenance("i", "b", "b", "linux/amd64", (ImageLayer("code", "sha256:0", 1),)).as_dict()
     for text in (json.dumps(value), json.dumps({**known, key: value})):
-        found = Origin.decode(text)
+        found = Provenance.decode(text)
         assert found is None or found.platform == "linux/amd64"
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[" * 100_000, '{"layers": 1}'])
 def test_what_is_no_origin(text):
-    assert Origin.decode(text) is None
+    assert Provenance.decode(text) is None
 
 
 def test_what_a_newer_one_adds_is_passed_over():
-    origin = Origin("i", "b", "b", "linux/amd64", ())
+    origin = Provenance("i", "b", "b", "linux/amd64", ())
     body = {**json.loads(origin.encode()), "version": 9, "signed": True}
-    assert Origin.decode(json.dumps(body)) == origin
+    assert Provenance.decode(json.dumps(body)) == origin

@@ -1,4 +1,4 @@
-"""Commands that change jobs which are there: suspend, resume, delete."""
+"""`k8sjob delete`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.backends.api import LOCAL, JobRef
-from k8sjob.backends.conditions import is_suspended
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend
+from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend, place_options
+from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line
-from k8sjob.cli.place import Place, place_options
-from k8sjob.cli.selecting import ago, selector_option
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.lifecycle.status import deletion, job_status
 
@@ -21,57 +19,24 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.cli.naming import Place
 
-__all__ = ["delete_command", "resume_command", "suspend_command"]
-
-
-@click.command("suspend")
-@job_argument("jobs", many=True)
-@place_options()
-def suspend_command(jobs: tuple[str, ...], place: Place) -> None:
-    """Stop the replicas after a checkpoint; the job stays, for k8sjob resume."""
-    for backend, ref in find_all(jobs, place):
-        _suspend(backend, ref, value=True)
-
-
-@click.command("resume")
-@job_argument("jobs", many=True)
-@place_options()
-def resume_command(jobs: tuple[str, ...], place: Place) -> None:
-    """Let suspended jobs go on from their newest checkpoint."""
-    for backend, ref in find_all(jobs, place):
-        _suspend(backend, ref, value=False)
-
-
-def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
-    """Suspend or resume a job, and say so; or that it is as it is to be already."""
-    there = backend.snapshot(ref)
-    state = job_status(there).state
-    if is_suspended(there.job) == value and not state.finished:
-        how = "is suspended already" if value else f"is not suspended ({state})"
-        line(f"{ref} {how}: nothing was changed")
-        return
-
-    def waiting(seconds: float) -> None:
-        say(f"waiting until the old pods of {ref} are gone, {seconds:.0f} s at most")
-
-    backend.suspend(ref, value=value, waiting=waiting)
-    line(f"{ref} is being {'suspended' if value else 'resumed'}")
+__all__ = ["delete_command"]
 
 
 @click.command("delete")
 @job_argument("jobs", many=True, required=False)
 @selector_option
-@click.option("--all", "everything", is_flag=True, help="All jobs of the place that is named.")
+@click.option("--all", "everything", is_flag=True, help="All jobs of the named place.")
 @click.option(
-    "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs of this machine, too."
+    "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs on this machine, too."
 )
 @click.option(
     "--older-than",
     "before",
     metavar="AGE",
     callback=ago,
-    help="With -l or --all: only jobs that ended so long ago, as 12h or 7d.",
+    help="With -l or --all: only jobs that ended at least this long ago, as 12h or 7d.",
 )
 @place_options()
 def delete_command(  # noqa: PLR0917 - click hands them over by name
@@ -84,17 +49,17 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
 ) -> None:
     """Stop jobs and remove them with their logs; checkpoints stay, unless --checkpoints is given.
 
-    With -l or --all in place of names the place must be said, by --local or by -n: nothing is
-    deleted where nobody looked.
+    With -l or --all instead of names, --local or -n must name the place: nothing is deleted in a
+    place that was not named.
     """
     if sum((bool(jobs), bool(labels), everything)) != 1:
-        raise click.UsageError("name jobs, or say which by -l SELECTOR or --all; one of the three")
+        raise click.UsageError("name jobs, or select them by -l SELECTOR or by --all")
     if jobs and before:
-        raise click.UsageError("--older-than chooses among the jobs of -l SELECTOR or --all")
+        raise click.UsageError("--older-than selects among the jobs of -l SELECTOR or --all")
     chosen = find_all(jobs, place) if jobs else _chosen(labels, before, place)
     if checkpoints and any(ref.namespace != LOCAL for _, ref in chosen):
         raise click.UsageError(
-            "--checkpoints is for jobs of this machine; in a cluster checkpoints lie on volumes"
+            "--checkpoints is for jobs on this machine; in a cluster checkpoints are on volumes"
         )
     for backend, ref in chosen:
         try:
@@ -102,13 +67,13 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
         except JobNotFound:
             if jobs:
                 raise
-            continue  # it went by itself since it was chosen
+            continue  # it was deleted since it was selected
     if not chosen:
         say("nothing to delete")
 
 
 def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
-    """Delete a job, and say what stays of it."""
+    """Delete a job, and print what remains of it."""
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster's jobs
 
     if not isinstance(backend, LocalBackend):
@@ -124,20 +89,20 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""
-        say(f"its checkpoints stay in {saved} ({shown_size(size)}){why}")
+        say(f"its checkpoints remain in {saved} ({shown_size(size)}){why}")
 
 
 def _kept(backend: Backend, ref: JobRef) -> str:
-    """What still keeps a job whose deletion was asked for; empty where it is gone."""
+    """What holds up the deletion of a job; empty if it is gone."""
     try:
         job = backend.snapshot(ref).job
-    except BackendError:  # gone, or nobody can tell
+    except BackendError:  # gone, or unknown
         return ""
     return deletion(job) if job["metadata"].get("deletionTimestamp") else ""
 
 
 def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:
-    """The jobs of one place that fit a selector, all for an empty one, and had ended by then."""
+    """The jobs of one place that fit a selector (all for an empty one) and had ended by then."""
     backend: Backend
     if place.is_local:
         backend, found = local_backend(), jobs_here(labels)
@@ -145,7 +110,7 @@ def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tupl
         backend = cluster = place.connect()
         found = cluster.jobs(selector=labels)
     else:
-        raise click.UsageError("say where: --local for this machine, -n NAMESPACE for a cluster")
+        raise click.UsageError("name the place: --local for this machine, or -n NAMESPACE")
     return [
         (backend, JobRef.of(snapshot.job))
         for snapshot in found

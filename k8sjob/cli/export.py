@@ -1,4 +1,4 @@
-"""The command that takes weights out of a checkpoint."""
+"""`k8sjob export`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = ["export_command"]
     "--all",
     "everything",
     is_flag=True,
-    help="The optimizer, the place in the data and the rest, too.",
+    help="The optimizer, the position in the data and the rest, too.",
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def export_command(checkpoint: Path, output: Path, everything: bool, force: bool) -> None:
     """Write the model's weights of a checkpoint as one state_dict.
 
-    CHECKPOINT is a file or folder step-..., or the folder of them, of which the newest whole one is
-    taken. NAME is a job of this machine. The checkpoints of a job in a cluster lie on its volume:
+    CHECKPOINT is a file or folder step-..., or their folder, of which the newest complete one is
+    used. NAME is a job on this machine. The checkpoints of a job in a cluster are on its volume:
     copy them from there first. Nothing in them is executed.
     """
     if util.find_spec("torch") is None:
@@ -49,13 +49,13 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
             f"torch is not installed for {sys.executable}; pip install 'k8sjob[torch]'"
         )
     source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
-    told = _exported(source, output, everything=everything, force=force)
-    for warning in told["warnings"]:
+    report = _export(source, output, everything=everything, force=force)
+    for warning in report["warnings"]:
         warn(warning)
-    if "error" in told:
-        raise K8sJobError(told["error"])
-    say(f"{told['tensors']} tensors, {told['bytes']:,} bytes, of step {told['step']}")
-    line(told["path"])
+    if "error" in report:
+        raise K8sJobError(report["error"])
+    say(f"{report['tensors']} tensors, {report['bytes']:,} bytes, of step {report['step']}")
+    line(report["path"])
 
 
 def _of_job(name: str) -> Path:
@@ -65,24 +65,20 @@ def _of_job(name: str) -> Path:
         found = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))
     except JobNotFound as error:
         raise K8sJobError(
-            f"{name}: no such checkpoint, and no such job on this machine; from the volume of a job"
-            " in a cluster copy the checkpoint first (kubectl cp), and name the copy"
+            f"{name}: no such checkpoint, and no such job on this machine; copy the checkpoint of a"
+            " job in a cluster from its volume first (kubectl cp), and name the copy"
         ) from error
     if found is None:
         raise K8sJobError(f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml")
     return found
 
 
-def _exported(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:
-    """What a Python with torch made of it; the client itself never loads torch."""
-    asked = {
-        "source": str(source),
-        "target": str(target),
-        "everything": everything,
-        "force": force,
-    }
+def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:
+    """The report of another Python, with torch: the client itself never loads it."""
+    asked = {"source": str(source), "target": str(target)}
+    options = {"everything": everything, "force": force}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "k8sjob.runtime.export", json.dumps(asked)],
+        [sys.executable, "-P", "-m", "k8sjob.runtime.export", json.dumps(asked | options)],
         capture_output=True,
         text=True,
         check=False,

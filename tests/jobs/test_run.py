@@ -16,10 +16,10 @@ import pytest
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobFailed, SpecError
-from k8sjob.launch import run
+from k8sjob.jobs.plan import plan_job
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.spec import JobSpec
-from k8sjob.submission import plan
+from k8sjob.view.run import run
 
 EPOCHS = 8
 EXAMPLE = Path(__file__).resolve().parents[1] / "manifests/digits-ddp"
@@ -47,10 +47,10 @@ def spec_of(folder, script, **fields):
 
 
 def test_a_plan_shows_what_would_run_and_starts_nothing(folder):
-    made = plan(spec_of(folder, "pass"), folder)
+    made = plan_job(spec_of(folder, "pass"), folder)
     assert made.image == "example/image:1"
     assert made.folder == folder
-    assert "kind: PyTorchJob" in made.manifest
+    assert made.manifest["kind"] == "PyTorchJob"
 
 
 def test_run_returns_the_status_and_shows_all_lines_before_the_end(backend, folder):

@@ -1,4 +1,4 @@
-"""`k8sjob doctor`: can I submit here?"""
+"""`k8sjob doctor`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.text import Text
 
 from k8sjob.backends.connect import configured
 from k8sjob.backends.local.packages import check_packages
-from k8sjob.cli.documents import folder_of
-from k8sjob.cli.output import document, format_option
-from k8sjob.cli.place import is_namespace, place_options
+from k8sjob.cli.naming import is_namespace, place_options
+from k8sjob.cli.options import folder_of, format_option
+from k8sjob.cli.output import count, document
 from k8sjob.doctor import Report, Verdict, examine, gather
 from k8sjob.doctor.check import problem, warning
 from k8sjob.doctor.machine import client, here, look
-from k8sjob.document import dump, parse
+from k8sjob.document import dump
 from k8sjob.errors import BackendError
-from k8sjob.rendering import render
+from k8sjob.rendering import manifest
 from k8sjob.spec import Image, JobSpec, load
 from k8sjob.view.safe import safe_line
 from k8sjob.view.views import console_for
@@ -27,7 +27,7 @@ from k8sjob.view.views import console_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.cli.place import Place
+    from k8sjob.cli.naming import Place
     from k8sjob.doctor import Check
     from k8sjob.doctor.machine import Machine
 
@@ -47,12 +47,12 @@ _WIDTH: Final = max(map(len, Verdict))
 @place_options()
 @format_option("table", "json", "yaml")
 def doctor_command(file: Path | None, place: Place, output: str) -> int:
-    """Say whether jobs can be submitted here, and what to do where not.
+    """Check that jobs can be submitted, and how to fix what is missing.
 
-    Looks at the client, the cluster, the training operator, your permissions, free GPUs and the
-    namespace; with a job.yaml as FILE also at whether that job would fit and be accepted. Nothing
-    is made or changed. Where no cluster is configured it looks at this machine. The exit code is 1
-    if something stands in the way.
+    Checks the client, the cluster, the training operator, your permissions, free GPUs and the
+    namespace; with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is
+    created or changed. If no cluster is configured, this machine is checked. The exit code is 1 if
+    there is a problem.
     """
     spec = load(file) if file else None
     machine = look(place.client)
@@ -76,7 +76,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
     if not is_namespace(transport.namespace):
         seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
         return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
-    job = parse(render(spec)).data if spec else None
+    job = manifest(spec) if spec else None
     facts = gather(transport, transport.namespace, job)
     report = examine(facts)
     version = str((facts.one("version") or {}).get("gitVersion", ""))
@@ -85,13 +85,13 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
 
 
 def _split(error: BackendError) -> tuple[str, str]:
-    """What an error says, and the next step at its end."""
+    """The message of an error, and the next step at its end."""
     seen, _, step = str(error).rpartition("; ")
     return (seen, step) if seen else (str(error), "correct the kubeconfig")
 
 
 def _for_local_jobs(spec: JobSpec | None, file: Path | None) -> Iterator[Check]:
-    """Whether the packages of a job's image are here."""
+    """Whether the packages of a job's image are installed here."""
     if spec is None or file is None:
         return
     context = spec.image.context if isinstance(spec.image, Image) else "."
@@ -103,7 +103,7 @@ def _for_local_jobs(spec: JobSpec | None, file: Path | None) -> Iterator[Check]:
 
 def _no_cluster(place: Place) -> Check:
     if place.is_local:
-        return warning("cluster", "no cluster was looked at", "leave --local out to look at one")
+        return warning("cluster", "no cluster was checked", "leave --local out to check one")
     return warning(
         "cluster",
         "no cluster is configured: there is no kubeconfig",
@@ -129,14 +129,14 @@ def _show(report: Report) -> None:
             console.print(step, soft_wrap=True)
     console.print(Text(f"\n{_verdict(report)}"), soft_wrap=True)
     if report.rbac:
-        click.echo("\n# The roles to ask for; whoever keeps the cluster may kubectl apply -f them.")
+        click.echo("\n# The roles to ask for; a cluster administrator can kubectl apply -f them.")
         click.echo("---\n".join(dump(one) for one in report.rbac), nl=False)
 
 
 def _verdict(report: Report) -> str:
-    count = sum(check.verdict is Verdict.PROBLEM for check in report.checks)
-    if count:
-        return f"{count} problem{'s' if count > 1 else ''} to solve before a job can be submitted"
+    problems = sum(check.verdict is Verdict.PROBLEM for check in report.checks)
+    if problems:
+        return f"{count(problems, 'problem')} to solve before a job can be submitted"
     if not report.context:
         lacking = [c.topic for c in report.checks if c.verdict is Verdict.WARNING]
         able = not {"torch", "packages"}.intersection(lacking)

@@ -1,4 +1,4 @@
-"""Commands about the program itself."""
+"""`k8sjob version` and `k8sjob completion`: the program itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from k8sjob import __version__
-from k8sjob.cli.output import document, format_option
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document
 
 __all__ = ["completion_command", "version_command"]
 
@@ -23,30 +24,21 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     For bash: source <(k8sjob completion bash), in ~/.bashrc to keep it.
     """
     kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"click has no completion for {shell}")
-    root = ctx.find_root()
-    click.echo(kind(root.command, {}, "k8sjob", "_K8SJOB_COMPLETE").source())
+    assert kind is not None  # noqa: S101 - the choice of shells above is what click knows
+    click.echo(kind(ctx.find_root().command, {}, "k8sjob", "_K8SJOB_COMPLETE").source())
 
 
 @click.command("version")
 @format_option("table", "json", "yaml")
 def version_command(output: str) -> None:
     """Print the versions of k8sjob, of Python, and of torch if it is installed."""
-    versions = {
-        "k8sjob": __version__,
-        "python": platform.python_version(),
-        "torch": _installed("torch"),
-    }
+    try:
+        torch = metadata.version("torch")  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = None
+    versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
     if output != "table":
         document(versions, output)
         return
     for name, version in versions.items():
         click.echo(f"{name} {version or 'not installed'}")
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)  # without importing it, which takes seconds
-    except metadata.PackageNotFoundError:
-        return None

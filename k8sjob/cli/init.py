@@ -1,4 +1,4 @@
-"""`k8sjob init`: a job that runs as it is."""
+"""`k8sjob init` and `k8sjob adopt`: a job.yaml to begin with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.failure import say
-from k8sjob.document import scalar
+from k8sjob.cli.options import source_name
+from k8sjob.cli.output import text
+from k8sjob.document import content, scalar
 from k8sjob.errors import K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
@@ -18,7 +20,7 @@ from k8sjob.spec import JobSpec, schema
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["init_command"]
+__all__ = ["adopt_command", "init_command"]
 
 _FILES: Final = ("job.yaml", "main.py", "requirements.txt")
 _SCHEMA: Final = ".job.schema.json"
@@ -32,7 +34,7 @@ _NAME: Final = "my-job"
 def init_command(folder: Path, name: str | None) -> None:
     """Write a job into DIR that runs as it is: handwritten digits, two processes.
 
-    Nothing that is there is overwritten.
+    Existing files are not overwritten.
     """
     files = _job(name or folder.absolute().name, named=name is not None)
     _write(files, folder)
@@ -44,7 +46,7 @@ def init_command(folder: Path, name: str | None) -> None:
 
 
 def _job(name: str, *, named: bool) -> dict[str, str]:
-    """The files by name, made sure to be a valid job."""
+    """The files by name, checked to be a valid job."""
     source = templates_dir() / "init"
     files = {file: (source / file).read_text(encoding="utf-8") for file in _FILES}
     files["job.yaml"] = files["job.yaml"].replace(_NAME, scalar(name))
@@ -59,20 +61,36 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
 
 def _write(files: Mapping[str, str], folder: Path) -> None:
     """All of the files, or none."""
-    there = [str(folder / file) for file in files if (folder / file).exists()]
-    if there:
-        raise K8sJobError(f"{', '.join(there)}: there already; name another folder")
+    existing = [str(folder / file) for file in files if (folder / file).exists()]
+    if existing:
+        raise K8sJobError(f"{', '.join(existing)}: already exists; use another folder")
     made_folder = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     try:
-        for file, content in files.items():
+        for file, text_of_file in files.items():
             with (folder / file).open("x", encoding="utf-8") as out:
                 made.append(folder / file)
-                out.write(content)
+                out.write(text_of_file)
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
         if made_folder:
             folder.rmdir()
         raise
+
+
+@click.command("adopt")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def adopt_command(file: Path) -> None:
+    """Print the job.yaml that renders what a PyTorchJob manifest says: FILE, or - for stdin.
+
+    What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
+    standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
+    """
+    from k8sjob.adopt import adopt  # noqa: PLC0415 - of no use for init
+
+    adopted = adopt(content(file), source_name(file))
+    text(adopted.spec.to_yaml())
+    for note in adopted.notes:
+        say(f"note: {note}")

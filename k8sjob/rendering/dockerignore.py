@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Ignore", "own_patterns"]
+__all__ = ["HISTORY", "PRIVATE_FILES", "Ignore", "dockerignore", "own_patterns"]
 
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
@@ -29,6 +29,57 @@ _IN_CLASS = re.compile(r"\\(.)|([^-])")
 _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""
 _TWO_STARS = re.compile(r"(?<!\\)\*\*")
+
+_CLUTTER: Final = """\
+# Written by k8sjob. Edit it as you like: it is not written again while it is there.
+# Version control, virtual environments, caches
+**/.git
+**/.hg
+**/.venv
+**/venv
+**/__pycache__
+**/*.pyc
+**/.mypy_cache
+**/.pytest_cache
+**/.ruff_cache
+**/.ipynb_checkpoints
+**/node_modules
+"""
+
+PRIVATE_FILES: Final = """\
+**/.env
+**/.env.*
+**/.netrc
+**/.pgpass
+**/.git-credentials
+**/.pypirc
+**/pip.conf
+**/.aws
+**/.azure
+**/.docker
+**/.kube
+**/.kaggle
+**/.ssh
+**/id_rsa*
+**/id_ecdsa*
+**/id_ed25519*
+**/*.pem
+**/*.key
+**/*.p12
+**/*.pfx
+**/kubeconfig
+"""
+"""Patterns, as in a .dockerignore, of files that often hold credentials."""
+
+HISTORY: Final = "**/.git\n"
+"""Left out like a private file: what was committed once and taken out again is in it."""
+
+_OWN: Final = """\
+# What the build itself is made of
+Dockerfile
+.dockerignore
+pytorchjob.yaml
+"""
 
 
 class Ignore:
@@ -92,6 +143,11 @@ class Ignore:
                     elif (entry.is_file() or entry.is_symlink()) and not self(name):
                         yield name
                 waiting += reversed(folders)
+
+
+def dockerignore() -> str:
+    """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
+    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:

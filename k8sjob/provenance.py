@@ -1,6 +1,6 @@
-"""What a job's image was made of: told by what puts the code on its base, carried by the job.
+"""The provenance of a job's image: what it was made of, stored in an annotation of the job.
 
-So `status` can say it without asking a registry, long after the image was made.
+So `status` shows it without asking a registry, long after the image was made.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = ["Origin", "Part"]
+__all__ = ["ImageLayer", "Provenance"]
 
 _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A layer that was put on the base.
+class ImageLayer:
+    """A layer that was added to the base.
 
     Attributes:
         kind: "dependencies" or "code"; a newer k8sjob may know more.
@@ -30,40 +30,40 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """What an image was made of.
 
     Attributes:
         image: the image itself, by its digest.
         base: the image at the bottom, by its digest; empty where it is not known.
-        onto: the image that the code was put on, by its digest: the base, or one with what the code
-            needs.
+        onto: the image that the code was added to, by its digest: the base, or one with the job's
+            dependencies.
         platform: os/architecture.
-        layers: those on the base as far as they are known, the lowest first; the last is the code.
-        installed: what was installed beside the code, in words; may be empty.
-        files: number of files of the user's in the code layer.
+        layers: the known ones above the base, the lowest first; the last is the code.
+        installed: what was installed beside the code, as text; may be empty.
+        files: number of the user's files in the code layer.
     """
 
     image: str
     base: str
     onto: str
     platform: str
-    layers: tuple[Part, ...]
+    layers: tuple[ImageLayer, ...]
     installed: str = ""
     files: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON; docs/reference/json.md says what each field means."""
+        """The same as JSON; docs/reference/json.md describes each field."""
         return {**asdict(self), "layers": [asdict(layer) for layer in self.layers]}
 
     def encode(self) -> str:
-        """Compact JSON for an annotation; equal origins give equal text."""
+        """Compact JSON for an annotation; equal values give equal text."""
         body = {"version": _VERSION, **self.as_dict()}
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
     @classmethod
-    def decode(cls, text: str | None) -> Origin | None:
-        """The origin in an annotation, or None where there is none that can be read."""
+    def decode(cls, text: str | None) -> Provenance | None:
+        """The value of an annotation; None where it is missing or cannot be read."""
         try:
             body = json.loads(text or "")
             return cls(
@@ -72,7 +72,7 @@ class Origin:
                 onto=str(body["onto"]),
                 platform=str(body["platform"]),
                 layers=tuple(
-                    Part(str(one["kind"]), str(one["digest"]), int(one["size"]))
+                    ImageLayer(str(one["kind"]), str(one["digest"]), int(one["size"]))
                     for one in body["layers"]
                 ),
                 installed=str(body.get("installed", "")),

@@ -1,4 +1,4 @@
-"""Commands about what was written without k8sjob: manifests and training scripts."""
+"""`k8sjob lint`: problems of manifests, training scripts and job.yaml files."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ from pathlib import Path
 
 import click
 
-from k8sjob.adopt import adopt
-from k8sjob.cli.failure import say
-from k8sjob.cli.output import document, format_option, line, source_name, text
-from k8sjob.document import JOB_FILE, content, job_file
+from k8sjob.cli.failure import say, warn
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document, line
+from k8sjob.document import JOB_FILE, job_file
+from k8sjob.errors import SpecError
 from k8sjob.lint import Severity, lint
 
-__all__ = ["adopt_command", "lint_command"]
-
-
-@click.command("adopt")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def adopt_command(file: Path) -> None:
-    """Print the job.yaml that renders what a PyTorchJob manifest says: FILE, or - for stdin.
-
-    What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
-    standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
-    """
-    adopted = adopt(content(file), source_name(file))
-    text(adopted.spec.to_yaml())
-    for note in adopted.notes:
-        say(f"note: {note}")
+__all__ = ["lint_command", "show_lint_errors"]
 
 
 @click.command("lint")
@@ -50,3 +37,19 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
         if not found:
             say("nothing found")
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))
+
+
+def show_lint_errors(file: Path) -> None:
+    """Warn of what is known to hang or crash in a job.yaml or its script, before the job starts.
+
+    The job starts all the same: lint reads the script and cannot see every way through it.
+    """
+    if str(file) == "-":
+        return  # standard input was read by the command itself
+    try:
+        found = lint(file)
+    except SpecError:
+        return  # a script in another encoding: Python may read what lint does not
+    for finding in found:
+        if finding.severity is Severity.ERROR:
+            warn(f"lint: {finding}")

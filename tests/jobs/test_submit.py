@@ -9,10 +9,17 @@ from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.backends.transport import refusal
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
+from k8sjob.jobs.plan import plan_submission, warnings
+from k8sjob.jobs.submit import (
+    Outcome,
+    _check_architecture,
+    compare,
+    push_code,
+    submit,
+    submit_plan,
+)
 from k8sjob.labels import MANIFEST_DIGEST
-from k8sjob.sending import Outcome, compare, send
 from k8sjob.spec import JobSpec
-from k8sjob.submission import _check_processors, plan_submission, push_code, remarks, submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
@@ -31,7 +38,7 @@ def backend(api):
 
 
 def sent(spec, backend, **options):
-    return send(plan_submission(spec), backend, **options)
+    return submit_plan(plan_submission(spec), backend, **options)
 
 
 def stored(api, name="tiny"):
@@ -63,7 +70,7 @@ def test_the_same_job_again_is_attached_to(api, backend):
 def test_the_same_job_is_another_one_with_another_image(api, backend):
     sent(SPEC, backend)
     with pytest.raises(JobExists) as raised:
-        send(plan_submission(SPEC, image=DIGEST.replace("aaaa", "bbbb")), backend)
+        submit_plan(plan_submission(SPEC, image=DIGEST.replace("aaaa", "bbbb")), backend)
     assert any(line.lstrip("+ ").startswith("image: ") for line in raised.value.difference)
 
 
@@ -73,7 +80,7 @@ def test_another_job_of_the_name_is_shown_as_a_difference_and_left_alone(api, ba
     with pytest.raises(JobExists) as raised:
         sent(OTHER, backend)
     assert str(raised.value) == (
-        "blue/tiny is there already: another job than this one, Created; replace it, or submit"
+        "blue/tiny already exists: another job than this one, Created; replace it, or submit"
         " under a generated name"
     )
     changed = [line for line in raised.value.difference if line[0] in "+-"]
@@ -94,7 +101,9 @@ def test_a_job_of_others_is_never_taken_for_ones_own(api, backend):
     sent(OTHER, backend)
     del stored(api)["metadata"]["annotations"]
     del stored(api)["metadata"]["labels"]
-    with pytest.raises(JobExists, match="another job than this one, not made by k8sjob, Created"):
+    with pytest.raises(
+        JobExists, match="another job than this one, not created by k8sjob, Created"
+    ):
         sent(SPEC, backend)
     assert sent(SPEC, backend, replace=True).outcome is Outcome.REPLACED
 
@@ -113,11 +122,11 @@ def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
     owner = {"uid": first.ref.uid}
     api.pods = [{"metadata": {"name": "tiny-master-0", "uid": "p", "ownerReferences": [owner]}}]
     api.lingers, told = 4, []
-    done = sent(OTHER, backend, replace=True, tell=told.append)
+    done = sent(OTHER, backend, replace=True, report=told.append)
     assert api.pods == [], "the new job is made when the old one's pods are gone"
     assert (done.ref.name, done.outcome) == ("tiny", Outcome.REPLACED)
     assert done.ref.uid == stored(api)["metadata"]["uid"] != first.ref.uid
-    assert told[0].startswith("waiting until blue/tiny and its pods are gone, 120 s at most")
+    assert told[0].startswith("waiting until blue/tiny and its pods are gone, at most 120 s")
 
 
 def test_replace_makes_what_is_not_there(backend):
@@ -148,7 +157,7 @@ def meanwhile(api, word, spec):
             if spec is None:
                 api.jobs.clear()
             else:
-                send(plan_submission(spec), ClusterBackend(InMemory(api)))
+                submit_plan(plan_submission(spec), ClusterBackend(InMemory(api)))
 
     api.before = before
 
@@ -195,9 +204,7 @@ def test_an_answer_that_is_lost_is_not_a_second_job(api, backend):
             return 0, None
         return None
 
-    import yaml
-
-    manifest = yaml.safe_load(plan_submission(SPEC).manifest)
+    manifest = plan_submission(SPEC).manifest
     api.before = before
     assert sent(SPEC, backend).ref.uid == stored(api)["metadata"]["uid"]
     assert len(api.jobs) == 1
@@ -212,7 +219,7 @@ def test_names_that_come_and_go_end_in_an_error(api, backend):
         return None
 
     api.before = before
-    with pytest.raises(BackendError, match="come and go too fast"):
+    with pytest.raises(BackendError, match="appear and disappear too fast"):
         sent(SPEC, backend)
 
 
@@ -231,7 +238,9 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
 
 
 def test_a_generated_name_is_free_each_time(api, backend):
-    names = {send(plan_submission(SPEC, generate_name=True), backend).ref.name for _ in range(3)}
+    names = {
+        submit_plan(plan_submission(SPEC, generate_name=True), backend).ref.name for _ in range(3)
+    }
     assert len(names) == len(api.jobs) == 3
     assert all(len(name) == len("tiny-12345") and name.startswith("tiny-") for name in names)
 
@@ -239,7 +248,7 @@ def test_a_generated_name_is_free_each_time(api, backend):
 @pytest.mark.parametrize(
     ("fields", "options", "said"),
     [
-        ({"namespace": "a"}, {"namespace": "b"}, r"the job is of 'a', and 'b' is asked for"),
+        ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is asked for"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),
         (
@@ -266,7 +275,7 @@ def test_an_image_that_was_built_is_named():
     spec = SPEC.with_(image=BUILT)
     made = plan_submission(spec, image=DIGEST)
     assert made.image == DIGEST
-    assert made.manifest.count(DIGEST) == 2
+    assert str(made.manifest).count(DIGEST) == 2
 
 
 def test_nothing_is_built_before_the_cluster_would_take_the_job(backend, api, tmp_path):
@@ -309,7 +318,7 @@ class WithNodes(InMemory):
 def test_an_image_that_some_node_runs(api, kinds):
     cluster = WithNodes(api)
     cluster.kinds = kinds
-    _check_processors(SPEC, "linux/arm64/v8", ClusterBackend(cluster))
+    _check_architecture(SPEC, "linux/arm64/v8", ClusterBackend(cluster))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +333,7 @@ def test_nodes_that_are_yet_to_come_may_run_an_image(api, changes):
     cluster = WithNodes(api)
     cluster.kinds = ("amd64",)
     spec = SPEC.with_(**changes)
-    _check_processors(spec, "linux/arm64", ClusterBackend(cluster))
+    _check_architecture(spec, "linux/arm64", ClusterBackend(cluster))
 
 
 def test_an_image_that_no_node_runs_is_refused(api):
@@ -332,20 +341,20 @@ def test_an_image_that_no_node_runs_is_refused(api):
     cluster.kinds = ("amd64", "amd64")
     spec = SPEC.with_(node_selector={"pool": "train", "zone": "a"})
     with pytest.raises(BackendError, match=r"is for linux/arm64, and the nodes .* are for amd64;"):
-        _check_processors(spec, "linux/arm64", ClusterBackend(cluster))
+        _check_architecture(spec, "linux/arm64", ClusterBackend(cluster))
     assert cluster.asked == "pool=train,zone=a"
 
 
 def test_a_name_that_may_move_is_worth_a_remark():
-    assert remarks(plan_submission(SPEC)) == []
+    assert warnings(plan_submission(SPEC)) == []
     built = SPEC.with_(image=BUILT)
-    assert remarks(plan_submission(built)) == [], "it gets its digest when it is made"
-    assert len(remarks(plan_submission(built, image="team/tiny:1"))) == 1
-    moves, lacks = remarks(plan_submission(SPEC.with_(image="team/tiny:1")))
+    assert warnings(plan_submission(built)) == [], "it gets its digest when it is made"
+    assert len(warnings(plan_submission(built, image="team/tiny:1"))) == 1
+    moves, lacks = warnings(plan_submission(SPEC.with_(image="team/tiny:1")))
     assert moves.startswith("the image team/tiny:1 has no digest")
     assert "must contain k8sjob's runtime" in lacks
     command = SPEC.with_(image="team/tiny:1", run={"script": None, "command": ["torchrun"]})
-    assert len(remarks(plan_submission(command))) == 1
+    assert len(warnings(plan_submission(command))) == 1
 
 
 def test_the_difference_to_what_is_there(api, backend):
@@ -368,7 +377,7 @@ def test_one_call_from_a_file(tmp_path, backend, api):
     assert submit(SPEC, backend=backend, generate_name=True).name.startswith("tiny-")
     assert submit(SPEC.with_(name="dry"), backend=backend, dry_run="server").uid == ""
     assert ("blue", "dry") not in api.jobs
-    with pytest.raises(SpecError, match="the job is of 'red', and 'blue' is asked for"):
+    with pytest.raises(SpecError, match="the spec says 'red', and 'blue' is asked for"):
         submit(SPEC.with_(namespace="red"), backend=backend)
 
 
@@ -377,7 +386,7 @@ def test_one_call_from_a_file(tmp_path, backend, api):
     [
         ("DELETE", False, "may be deleted by now"),
         ("GET", False, "is being deleted"),
-        ("GET", True, "was being deleted already"),
+        ("GET", True, "was already being deleted"),
     ],
 )
 def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, said, api, backend):
@@ -392,8 +401,8 @@ def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, sa
 
     api.before, told = before, []
     with pytest.raises(KeyboardInterrupt):
-        sent(OTHER, backend, replace=True, tell=told.append)
-    assert told[-1] == f"blue/tiny {said}, and the new one is not made; submit it again"
+        sent(OTHER, backend, replace=True, report=told.append)
+    assert told[-1] == f"blue/tiny {said}, and the new one is not created; submit it again"
 
 
 def test_of_two_who_replace_at_once_the_one_that_deleted_says_so(api, backend):
@@ -429,15 +438,15 @@ def test_the_same_job_that_somebody_has_changed_is_attached_to_and_told(api, bac
     sent(SPEC, backend)
     stored(api)["spec"]["runPolicy"]["backoffLimit"] = 77
     told = []
-    assert sent(SPEC, backend, tell=told.append).outcome is Outcome.ATTACHED
-    assert told == ["blue/tiny was changed since it was made, in spec.runPolicy.backoffLimit"]
+    assert sent(SPEC, backend, report=told.append).outcome is Outcome.ATTACHED
+    assert told == ["blue/tiny was changed since it was created, in spec.runPolicy.backoffLimit"]
 
 
 def test_a_dry_run_beside_a_job_that_goes_says_that_it_would_wait(api, backend):
     sent(OTHER, backend)
     stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     api.lingers, told = 99, []
-    dry = sent(SPEC, backend, dry_run=True, tell=told.append)
+    dry = sent(SPEC, backend, dry_run=True, report=told.append)
     assert (dry.ref.uid, dry.outcome) == ("", Outcome.CREATED)
-    assert told == ["blue/tiny is being deleted, and would be waited for until it is gone"]
+    assert told == ["blue/tiny is being deleted; submit would wait until it is gone"]
     assert "DELETE" not in api.asked

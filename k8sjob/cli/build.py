@@ -1,0 +1,150 @@
+"""`k8sjob build`: the image with what a job installs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from k8sjob.cli.failure import say
+from k8sjob.cli.options import FILE, folder_of, plain_http_option
+from k8sjob.cli.output import document, line
+from k8sjob.image.build import build
+from k8sjob.image.builders import AUTO, BUILDERS
+from k8sjob.image.context import shown_size
+from k8sjob.image.http_client import HttpClient
+from k8sjob.spec import load
+from k8sjob.view.safe import safe_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from k8sjob.image.build import Built
+    from k8sjob.spec import JobSpec
+
+__all__ = ["build_and_report", "build_command", "progress_line"]
+
+_FIRST: Final = 1.0
+"""Seconds before the first line about what is being sent: most pushes end earlier."""
+_EVERY: Final = {True: 0.2, False: 10.0}
+"""Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
+
+
+@click.command("build")
+@FILE
+@click.option(
+    "--builder",
+    type=click.Choice([AUTO, *BUILDERS]),
+    default=AUTO,
+    show_default=True,
+    help="What builds; auto is the first of these that can.",
+)
+@click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    metavar="OS/ARCH",
+    help="Instead of image.platform; may be given more than once: each gets an image.",
+)
+@click.option("--no-cache", is_flag=True, help="Build again, even if the image exists.")
+@click.option(
+    "--zstd",
+    is_flag=True,
+    help="Compress what is installed by zstd: smaller; for nodes with containerd 1.5 or newer.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be built, and build nothing.")
+@plain_http_option
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    type=click.Choice(["name", "json"]),
+    default="name",
+    show_default=True,
+    help="Print the image's reference, or all that is known of it.",
+)
+def build_command(  # noqa: PLR0917 - click hands them over by name
+    file: Path,
+    builder: str,
+    platforms: tuple[str, ...],
+    no_cache: bool,
+    zstd: bool,
+    dry_run: bool,
+    plain_http: tuple[str, ...],
+    output: str,
+) -> None:
+    """Build the image with what FILE (default: job.yaml) installs: apt, pip and requirements.
+
+    It is pushed to the job's repository under a tag made of the base and of what is installed.
+    While those are the same nothing is built again, and k8sjob push and submit add the code to it.
+    Prints the image by its digest; if nothing is installed, the base.
+    """
+    spec, images = load(file), []
+    how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
+    for platform in platforms or (None,):
+        with progress_line() as progress:
+            http = HttpClient(plain_http=plain_http)
+            built = build_and_report(
+                spec, folder_of(file), http=http, progress=progress, platform=platform, **how
+            )
+        images.append(built)
+        if output == "name" and built.reference:
+            line(built.reference)
+    if output == "json":
+        document([asdict(built) for built in images], output)
+
+
+def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
+    """Build what a job installs; see k8sjob.image.build.build for the options."""
+    built = build(spec, folder, say=say, **options)
+    if built.tag is None:
+        say("nothing to install: the code is added to the base as it is")
+    elif built.builder is None:
+        say(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
+    elif built.reference is None:
+        place = f"{built.tag} on {built.base} for {built.platform}"
+        say(f"would build {place} by {built.builder}: {built.wanted}")
+    else:
+        say(f"built by {built.builder}: {built.tag} for {built.platform}")
+    return built
+
+
+class _Line:
+    """The progress of a push: one line of a terminal, or a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + _FIRST
+        self.written = False
+
+    def __call__(self, sent: int, total: int) -> None:
+        self._show("sending", sent, total)
+
+    def packing(self, packed: int, total: int) -> None:
+        """The progress of packing the code, before any of it is sent."""
+        self._show("packing", packed, total)
+
+    def _show(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY[self._terminal]
+        text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
+        click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
+        self.written = self._terminal
+
+
+@contextmanager
+def progress_line() -> Iterator[_Line]:
+    """Show the progress of a long push on stderr."""
+    line = _Line()
+    try:
+        yield line
+    finally:
+        if line.written:
+            click.echo("\r\033[K", err=True, nl=False)

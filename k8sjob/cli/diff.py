@@ -1,0 +1,100 @@
+"""`k8sjob diff`: what submitting again would change."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from k8sjob.cli.failure import fail, say
+from k8sjob.cli.naming import place_options
+from k8sjob.cli.options import FILE, folder_of, image_option, onto_option, plain_http_option
+from k8sjob.cli.output import some
+from k8sjob.errors import K8sJobError
+from k8sjob.jobs.plan import plan_submission
+from k8sjob.jobs.submit import compare, push_code
+from k8sjob.spec import load
+from k8sjob.spec.load import located
+from k8sjob.view.safe import safe_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from k8sjob.cli.naming import Place
+    from k8sjob.rendering.diff import Difference
+
+__all__ = ["diff_command", "show_lines"]
+
+_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
+_MOST_PATHS: Final = 6
+"""So many changed fields are named; the lines of the difference show all of them."""
+
+
+@click.command("diff")
+@FILE
+@image_option
+@onto_option
+@plain_http_option
+@place_options(local=False)
+def diff_command(
+    file: Path, image: str | None, onto: str | None, plain_http: tuple[str, ...], place: Place
+) -> int:
+    """Show what would be different if FILE (default: job.yaml) replaced the job in the cluster.
+
+    The cluster fills in its defaults on both sides, so they are not shown as differences. The exit
+    code is that of kubectl diff: 0 the same, 1 different, 2 an error.
+    """
+    try:
+        spec = load(file)
+        with located(file):
+            plan = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
+        backend = place.connect(plan.spec.namespace)
+        if spec.builds_image and image is None:
+            from k8sjob.image.http_client import HttpClient  # noqa: PLC0415 - see push_code
+
+            http = HttpClient(plain_http=plain_http)
+            plan, _ = push_code(spec, plan, backend, dry_run=True, onto=onto, http=http)
+        found = compare(plan, backend)
+    except K8sJobError as error:
+        fail(str(error))
+        return max(error.exit_code, 2)
+    show_lines(found.lines)
+    edit = f"kubectl edit pytorchjob {plan.spec.name} -n {backend.namespace}{place.options}"
+    given = {"--image": image, "-n": place.namespace}
+    options = [word for name, value in given.items() if value for word in (name, value)]
+    submit = shlex.join(["k8sjob", "submit", str(file), *options]) + place.options
+    _explain(found, submit, edit)
+    return int(bool(found))
+
+
+def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
+    """Print the lines of a unified diff, in colour on a terminal."""
+    stream = sys.stderr if err else sys.stdout
+    coloured = stream.isatty() and not os.environ.get("NO_COLOR")
+    for one in lines:
+        shown = safe_line(one)
+        if coloured and one.startswith(("---", "+++")):
+            shown = click.style(shown, bold=True)
+        elif coloured:
+            shown = click.style(shown, fg=_COLOURS.get(one[:1]))
+        click.echo(shown, err=err)
+
+
+def _explain(found: Difference, submit: str, edit: str) -> None:
+    """Which of the differences running pods would never see, and how to apply each."""
+    if found.is_new:
+        say(f"\nthe job does not exist; create it: {submit}")
+    if found.at_once:
+        say(
+            f"\nread again while the job runs; {edit} changes it, submit does not:\n"
+            f"  {some(found.at_once, _MOST_PATHS)}"
+        )
+    if found.anew:
+        say(
+            f"\npods keep what they were started with, so this takes effect only in a new job,"
+            f" by {submit} --replace:\n  {some(found.anew, _MOST_PATHS)}"
+        )

@@ -1,0 +1,117 @@
+"""`k8sjob list`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from k8sjob.backends.api import LOCAL
+from k8sjob.backends.connect import configured
+from k8sjob.cli.failure import fail, say
+from k8sjob.cli.naming import jobs_here, place_options
+from k8sjob.cli.options import format_option, selector_option
+from k8sjob.cli.output import document, line, table
+from k8sjob.cli.status import image, record, times
+from k8sjob.errors import BackendError
+from k8sjob.lifecycle.status import job_status
+
+if TYPE_CHECKING:
+    from k8sjob.backends.api import JobRef, Json, Snapshot
+    from k8sjob.cli.naming import Place
+    from k8sjob.lifecycle.status import JobStatus
+
+__all__ = ["list_command"]
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@click.command("list")
+@selector_option
+@format_option("table", "wide", "json", "yaml", "name")
+@place_options(everywhere=True)
+def list_command(labels: str, output: str, place: Place) -> int:
+    """List the jobs of this machine and, if one is configured, of the cluster; newest first.
+
+    If this machine has several runs of one name, each is listed as local/NAME@RUN.
+
+    If the cluster cannot be reached, the jobs of this machine are listed all the same, with an
+    error and the exit code 1.
+    """
+    snapshots, failed, asked = _all(labels, place)
+    found = [(job_status(snapshot), snapshot) for snapshot in snapshots]
+    found.sort(key=lambda one: one[0].created or _EPOCH, reverse=True)
+    runs = Counter(str(status.ref) for status, _ in found)
+    match output:
+        case "name":
+            for status, _ in found:
+                line(_named(status.ref, runs))
+        case "json" | "yaml":
+            document([record(snapshot) for _, snapshot in found], output)
+        case _ if not found:
+            if not failed:
+                say(_nothing(labels, place, asked))
+        case _:
+            wide = output == "wide"
+            header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
+            rows = (
+                [_named(status.ref, runs), *_row(status, snapshot.job, wide=wide)]
+                for status, snapshot in found
+            )
+            table(header + ["RESTARTS", "IMAGE", "UID"] * wide, rows)
+    return int(failed)
+
+
+def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
+    """The jobs of all places.
+
+    Returns:
+        The jobs, whether the cluster could not be reached, and the namespace that was looked in;
+        empty for all of them, or none.
+    """
+    found = [] if place.is_cluster else jobs_here(labels)
+    if not _asks_a_cluster(place):
+        return found, False, ""
+    try:
+        cluster = place.connect()
+        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
+        if place.namespace and not there:
+            cluster.look_for_namespace()
+    except BackendError as error:
+        if place.is_cluster:
+            raise
+        fail(str(error))
+        return found, True, ""
+    return found + there, False, "" if place.all_namespaces else cluster.namespace
+
+
+def _asks_a_cluster(place: Place) -> bool:
+    return not place.is_local and (place.is_cluster or place.all_namespaces or configured())
+
+
+def _nothing(labels: str, place: Place, asked: str) -> str:
+    fitting = f" with {labels}" if labels else ""
+    if not _asks_a_cluster(place):
+        return f"no jobs{fitting} on this machine; start one with k8sjob run"
+    where = f"in namespace {asked} of the cluster" if asked else "in the cluster"
+    make = "k8sjob submit"
+    if not place.is_cluster:
+        where, make = f"on this machine or {where}", f"k8sjob run or {make}"
+    others = "-A looks in all namespaces; " if asked else ""
+    return f"no jobs{fitting} {where}; {others}create one with {make}"
+
+
+def _named(ref: JobRef, runs: Counter[str]) -> str:
+    """A job as other commands accept it, even if a name has several runs."""
+    return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
+
+
+def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
+    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
+    row: list[object] = [status.state, counts, *times(status)]
+    if wide:
+        restarts = sum(replica.restarts for replica in status.replicas)
+        row += [restarts, image(job) or "", status.ref.uid]
+    return row

@@ -1,0 +1,314 @@
+"""`k8sjob logs`: what the replicas wrote, on stdout or in files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections import defaultdict
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import click
+from rich.text import Text
+
+from k8sjob.cli.failure import say
+from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.options import ago, format_option
+from k8sjob.cli.output import line
+from k8sjob.contract import Event, EventKind
+from k8sjob.lifecycle.logs import MOST_AT_ONCE, logs, select
+from k8sjob.lifecycle.status import job_status
+from k8sjob.view.follow import Feed, Interrupts
+from k8sjob.view.lines import LinePrinter, phrase, position
+from k8sjob.view.safe import text
+from k8sjob.view.summary import JobSummary
+from k8sjob.view.views import console_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
+
+    from k8sjob.backends.api import LogLine
+    from k8sjob.cli.naming import Place
+    from k8sjob.lifecycle.status import JobStatus
+
+__all__ = ["Saver", "logs_command"]
+
+_FIELDS: Final = ("replica", "attempt", "timestamp", "text", "gap")
+_CHUNK: Final = 1 << 20
+
+
+@click.command("logs")
+@job_argument()
+@click.option(
+    "-r",
+    "--replica",
+    "replicas",
+    multiple=True,
+    help="master-0, worker-2, or all of a role: worker.",
+)
+@click.option("--rank", "ranks", type=int, multiple=True, help="The replica of a process rank.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
+@click.option("-p", "--previous", is_flag=True, help="The attempt before the last one.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
+@click.option("--since", callback=ago, help="Only newer lines, as 90s, 5m, 2h, 1d.")
+@click.option("--timestamps", is_flag=True, help="Put the time in front of each line.")
+@click.option(
+    "--save",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write files to DIR, one a replica and attempt, instead of printing.",
+)
+@format_option("text", "json")
+@place_options()
+def logs_command(  # noqa: PLR0917 - click hands them over by name
+    job: str,
+    replicas: tuple[str, ...],
+    ranks: tuple[int, ...],
+    follow: bool,
+    previous: bool,
+    tail: int | None,
+    since: datetime | None,
+    timestamps: bool,
+    folder: Path | None,
+    output: str,
+    place: Place,
+) -> int:
+    """Print what the replicas of a job wrote, ordered by time.
+
+    Lines of several replicas have the replica's name in front. Control sequences are taken out;
+    with -o json and in files each line is as it was written. A separate line says what the node
+    has not kept. Files of --save only grow: other output goes to files beside them.
+    """
+    if folder and output == "json":
+        raise click.UsageError("--save writes the lines as they are; leave -o json out")
+    backend, ref = find(job, place)
+    snapshot = backend.snapshot(ref)
+    chosen = select(snapshot.job, replicas, ranks)
+    if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
+        say(_choice(chosen, follow=follow))
+    silent = dict.fromkeys(chosen)
+    lines = _spoken(
+        logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
+    )
+    words = ["k8sjob", "logs", "-f", str(ref)]
+    words += [word for name in replicas for word in ("-r", name)]
+    words += [word for rank in ranks for word in ("--rank", str(rank))]
+    words += ["--timestamps"] * timestamps
+    words += ["--save", str(folder)] if folder else []
+    words += ["-o", "json"] if output == "json" else []
+    again = shlex.join(words) + place.options if follow else ""
+    if folder is None:
+        printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
+        code = _show(lines, printer.show, again)
+    else:
+        code = _save(lines, Saver(folder, ref.name, times=timestamps), again)
+    if not (follow or since or code) and tail != 0:
+        for message in _waiting(job_status(snapshot), tuple(silent)):
+            say(message)
+    return code
+
+
+def _save(lines: Iterable[LogLine], saver: Saver, again: str) -> int:
+    try:
+        with saver:
+            return _show(lines, saver.show, again)
+    finally:
+        for path in sorted(saver.saved):
+            line(path)
+
+
+def _spoken(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
+    """The same lines; a replica that has one is taken out of the silent ones."""
+    for one in lines:
+        silent.pop(one.replica, None)
+        yield one
+
+
+def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
+    """Why replicas that have not run have no output; those that wait for the same together."""
+    there = {replica.name: replica for replica in status.replicas}
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in silent:
+        replica = there.get(name)
+        if replica is None and not status.state.finished:
+            alike[f"it has no pod, the job is {status.state}"].append(name)
+        elif (
+            replica
+            and replica.exit_code is None
+            and (replica.waiting or replica.phase == "Pending")
+        ):
+            alike[replica.situation].append(name)
+    for why, names in alike.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more}: there is no output ({why}); -f waits for it"
+
+
+def _choice(replicas: Sequence[str], *, follow: bool) -> str:
+    """What happens with more replicas than are read side by side."""
+    if follow:
+        return (
+            f"following {replicas[0]} and the next {MOST_AT_ONCE - 1} of {len(replicas)} replicas;"
+            " select others with -r"
+        )
+    return f"the lines of {len(replicas)} replicas are printed one replica after the other"
+
+
+def _show(lines: Iterable[LogLine], show: Callable[[Sequence[LogLine]], None], again: str) -> int:
+    """Show lines until they end or an interrupt comes; the exit code."""
+    with Interrupts() as interrupts:
+        for batch in Feed(lines):
+            show(batch)
+            if interrupts.count:
+                if again:
+                    say(f"\nDetached; reattach with {again}")
+                return interrupts.exit_code
+    return 0
+
+
+class _Printer:
+    """Writes log lines: for people as they read them, as JSON for programs.
+
+    Args:
+        output: "text" or "json".
+        names: the replica's name in front of each line.
+        times: the time in front of each line.
+    """
+
+    def __init__(self, output: str, *, names: bool, times: bool) -> None:
+        self._json, self._names, self._times = output == "json", names, times
+        self._printer = LinePrinter()
+        self._console = console_for(sys.stdout)
+
+    def show(self, lines: Sequence[LogLine]) -> None:
+        """Write the lines."""
+        if not lines:
+            return
+        if self._json:
+            rows = ({key: getattr(one, key) for key in _FIELDS} for one in lines)
+            sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
+        elif self._console.is_terminal:
+            self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
+        else:
+            sys.stdout.write("".join(self._line(one).plain + "\n" for one in lines))
+        sys.stdout.flush()
+
+    def _line(self, one: LogLine) -> Text:
+        line = Text(f"{text(one.timestamp)} " if self._times else "", style="dim")
+        if self._names:
+            line.append_text(self._printer.prefix(one.replica))
+        event = Event.decode(one.text, one.replica)
+        return line.append_text(_event_text(event) if event else Text(text(one.text)))
+
+
+def _event_text(event: Event) -> Text:
+    """A runtime event as it is shown in the log of its replica."""
+    if event.kind == EventKind.PROGRESS:
+        summary = JobSummary()
+        summary.add(event)
+        return Text("  ".join(position(summary.progress)))
+    return phrase(event) or Text(text(event.kind))
+
+
+class Saver:
+    """Writes lines of output into files of a folder, one a replica and attempt, inside a `with`.
+
+    Nodes do not keep output, so a file may be all that is left of an attempt. Lines are written as
+    the job wrote them, byte for byte. An existing file grows by what was written since; one with
+    other lines (of an earlier pod, of a job of the same name) stays, and "-2" is added to the new
+    one's name. While more may come the name ends in ".part", and still does after the process was
+    killed. What is missing before the first line of a file is printed, and is not in it.
+
+    Args:
+        folder: created if missing.
+        job: begins the names of the files.
+        times: the time in front of each line.
+
+    Attributes:
+        saved: the files that have the lines.
+    """
+
+    def __init__(self, folder: Path, job: str, *, times: bool = False) -> None:
+        self._folder, self._job, self._times = folder, job, times
+        self._parts: dict[str, dict[int, Path]] = defaultdict(dict)
+        self.saved: list[Path] = []
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for replica, parts in self._parts.items():
+            for attempt in sorted(parts):
+                self._complete(replica, attempt)
+
+    def show(self, lines: Sequence[LogLine]) -> None:
+        """Take some lines; an attempt is complete when a line of the next one comes."""
+        texts: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        for one in lines:
+            key = one.replica, one.attempt
+            if one.gap and key not in texts and one.attempt not in self._parts[one.replica]:
+                say(one.text)
+                continue
+            time = f"{one.timestamp} ".encode() if self._times else b""
+            texts[key].append(time + one.written)
+        for (replica, attempt), found in texts.items():
+            parts = self._parts[replica]
+            if attempt not in parts:
+                parts[attempt] = self._begin(replica, attempt)
+            with parts[attempt].open("ab") as file:
+                file.writelines(found)
+            for earlier in [number for number in parts if number < attempt]:
+                self._complete(replica, earlier)
+
+    def _begin(self, replica: str, attempt: int) -> Path:
+        """A new file: an existing one may be another process's, or of one that was killed."""
+        for path in self._names(replica, attempt):
+            part = path.with_name(path.name + ".part")
+            try:
+                part.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return part
+        raise AssertionError("there is always another name")
+
+    def _complete(self, replica: str, attempt: int) -> None:
+        part = self._parts[replica].pop(attempt)
+        path = next(one for one in self._names(replica, attempt) if _may_become(one, part))
+        if path.exists() and path.stat().st_size >= part.stat().st_size:
+            part.unlink()
+        else:
+            part.replace(path)
+        self.saved.append(path)
+
+    def _names(self, replica: str, attempt: int) -> Iterator[Path]:
+        """Possible names, the best one first.
+
+        The names come from the cluster, so they must not lead to another folder.
+        """
+        name = re.sub(r"[^A-Za-z0-9-]", "_", f"{self._job}-{replica}")
+        for more in chain([""], (f"-{number}" for number in count(2))):
+            yield self._folder / f"{name}.{attempt}{more}.log"
+
+
+def _may_become(path: Path, part: Path) -> bool:
+    """Whether nothing is lost if `part` takes this name."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return False
+    return not path.exists() or _share_beginning(path, part)
+
+
+def _share_beginning(one: Path, other: Path) -> bool:
+    """Whether the shorter of two files is the beginning of the longer one."""
+    with one.open("rb") as left, other.open("rb") as right:
+        while True:
+            a, b = left.read(_CHUNK), right.read(_CHUNK)
+            shared = min(len(a), len(b))
+            if a[:shared] != b[:shared]:
+                return False
+            if shared < _CHUNK:
+                return True

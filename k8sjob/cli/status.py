@@ -1,0 +1,191 @@
+"""`k8sjob status`: one job, its image and its replicas."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from k8sjob.backends.references import pod_specs
+from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import count, document, line, table
+from k8sjob.contract import CONTAINER_NAME
+from k8sjob.errors import BackendError
+from k8sjob.labels import IMAGE_ORIGIN
+from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.logs import tail_lines
+from k8sjob.lifecycle.status import JobState, job_status, speaker
+from k8sjob.provenance import Provenance
+from k8sjob.view.lines import duration, last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from k8sjob.backends.api import Backend, Json, Snapshot
+    from k8sjob.cli.naming import Place
+    from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
+
+__all__ = ["image", "record", "status_command", "times"]
+
+_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
+
+
+@click.command("status")
+@job_argument()
+@format_option("table", "json", "yaml", "name")
+@click.option("--exit-code", is_flag=True, help="Exit with the job's outcome: 0, 100, 101 or 103.")
+@place_options()
+def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
+    """Show the state of one job and of each of its replicas."""
+    from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
+
+    backend, ref = find(job, place)
+    snapshot = backend.snapshot(ref)
+    status = job_status(snapshot)
+    saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
+    match output:
+        case "name":
+            line(status.ref)
+        case "json" | "yaml":
+            document({**record(snapshot), "checkpoints": saved and str(saved)}, output)
+        case _:
+            _show(status, snapshot, saved)
+            _explain(backend, status, snapshot)
+    return status.exit_code if exit_code else 0
+
+
+def record(snapshot: Snapshot) -> dict[str, Any]:
+    """A job's status as JSON; docs/reference/json.md describes each field."""
+    status = job_status(snapshot)
+    return {
+        "name": status.ref.name,
+        "namespace": status.ref.namespace,
+        "uid": status.ref.uid,
+        "state": str(status.state),
+        "reason": status.reason,
+        "message": status.message,
+        "exit_code": status.exit_code,
+        "created": _stamp(status.created),
+        "started": _stamp(status.started),
+        "finished": _stamp(status.finished),
+        "image": image(snapshot.job),
+        "origin": made_of.as_dict() if (made_of := _provenance(snapshot.job)) else None,
+        "counts": dict(status.counts),
+        "replicas": [
+            {
+                "name": replica.name,
+                "phase": replica.phase,
+                "node": replica.node,
+                "restarts": replica.restarts,
+                "reason": replica.reason,
+                "exit_code": replica.exit_code,
+                "message": replica.message,
+                "digest": _digest(pod),
+            }
+            for replica, pod in zip(status.replicas, snapshot.pods, strict=True)
+        ],
+    }
+
+
+def _show(status: JobStatus, snapshot: Snapshot, checkpoints: Path | None) -> None:
+    table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *times(status)]])
+    if status.message:
+        click.echo()
+        table([status.reason or "MESSAGE"], [[status.message]])
+    click.echo()
+    digests = sorted({digest for pod in snapshot.pods if (digest := _digest(pod))})
+    reference = image(snapshot.job) or ""
+    runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
+    table(["IMAGE"], [[line] for line in (reference, *runs, *_made_of(snapshot.job))])
+    if checkpoints:
+        click.echo()
+        table(["CHECKPOINTS"], [[checkpoints]])
+    if status.replicas:
+        click.echo()
+        header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
+        table(header, [_replica_row(replica) for replica in status.replicas])
+
+
+def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
+    """The first finding of `why`, which reads more, if the output of one replica shows trouble."""
+    logs: dict[str, list[str]] = {}
+    if status.replicas and status.state in (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED):
+        name = speaker(snapshot.job)
+        with suppress(BackendError):
+            logs[name] = tail_lines(backend, status.ref, name)
+    related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
+    if diagnose(snapshot, logs, related):
+        from k8sjob.cli.why import findings, show_finding  # noqa: PLC0415 - of no use for a list
+
+        for finding in findings(backend, snapshot)[:1]:
+            click.echo()
+            show_finding(finding)
+
+
+def _replica_row(replica: ReplicaStatus) -> list[object]:
+    code = "" if replica.exit_code is None else replica.exit_code
+    said = last_line(replica.message)
+    numbers = [replica.restarts, code]
+    return [replica.name, replica.phase, *numbers, replica.node, replica.reason, said]
+
+
+def image(job: Json) -> str | None:
+    """The image that the manifest gives the job's first replica."""
+    for _, _, spec in pod_specs(job):
+        return _of_training(spec.get("containers")).get("image")
+    return None
+
+
+def _provenance(job: Json) -> Provenance | None:
+    """What the image was made of, if the job says so and still runs that image."""
+    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
+    return found if found and found.image == image(job) else None
+
+
+def _made_of(job: Json) -> list[str]:
+    """The layers of the image, the highest first, and its base."""
+    from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use for a list
+
+    made_of = _provenance(job)
+    if made_of is None:
+        return []
+    lines = []
+    for layer in reversed(made_of.layers):
+        files = f", {count(made_of.files, 'file')}"
+        size = shown_size(layer.size) + (files if layer.kind == "code" else "")
+        lines.append(f"  {layer.kind:12}  {layer.digest}  {size}")
+    if made_of.installed:
+        lines.append(f"  {'installed':12}  {made_of.installed}")
+    if made_of.onto != made_of.base:
+        lines.append(f"  {'on':12}  {made_of.onto}")
+    return [*lines, f"  {'base':12}  {made_of.base or 'not known'}"]
+
+
+def _digest(pod: Json) -> str | None:
+    """The digest of the image that a pod really runs, as its node reports it."""
+    status = _of_training((pod.get("status") or {}).get("containerStatuses"))
+    found = _DIGEST.search(status.get("imageID") or "")
+    return found[1] if found else None
+
+
+def _of_training(containers: Iterable[Json] | None) -> Json:
+    return next((c for c in containers or () if c.get("name") == CONTAINER_NAME), {})
+
+
+def times(status: JobStatus) -> tuple[str, str]:
+    """How long ago the job was created, and how long it has been running or has run."""
+    now = datetime.now(UTC)
+    age = duration((now - status.created).total_seconds()) if status.created else ""
+    if not status.started:
+        return age, ""
+    return age, duration(((status.finished or now) - status.started).total_seconds())
+
+
+def _stamp(moment: datetime | None) -> str | None:
+    return moment.isoformat().replace("+00:00", "Z") if moment else None

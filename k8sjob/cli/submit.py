@@ -1,0 +1,199 @@
+"""`k8sjob submit`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from k8sjob.cli.diff import show_lines
+from k8sjob.cli.failure import say, warn
+from k8sjob.cli.lint import show_lint_errors
+from k8sjob.cli.naming import place_options
+from k8sjob.cli.options import (
+    FILE,
+    build_option,
+    folder_of,
+    image_option,
+    onto_option,
+    plain_http_option,
+)
+from k8sjob.cli.output import document, line
+from k8sjob.errors import BackendError, JobExists
+from k8sjob.jobs.plan import plan_submission, warnings
+from k8sjob.jobs.submit import Outcome, push_code, submit_plan
+from k8sjob.rendering import check_script
+from k8sjob.spec import load
+from k8sjob.spec.load import located
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from k8sjob.backends.api import Plan
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.cli.naming import Place
+    from k8sjob.jobs.submit import Submitted
+    from k8sjob.spec import JobSpec
+
+__all__ = ["submit_command"]
+
+_OUTCOMES = {
+    Outcome.CREATED: "created",
+    Outcome.ATTACHED: "already exists, the same job and not ended: nothing was changed",
+    Outcome.REPLACED: "replaced",
+}
+
+
+@click.command("submit")
+@FILE
+@image_option
+@build_option
+@onto_option
+@plain_http_option
+@click.option("--watch", is_flag=True, help="Follow the job to its end, as k8sjob watch does.")
+@click.option("--replace", is_flag=True, help="Delete an existing job of that name first.")
+@click.option("--generate-name", is_flag=True, help="Add five random characters to the job's name.")
+@click.option(
+    "--dry-run",
+    type=click.Choice(["client", "server"]),
+    help="Create no job. client: ask no cluster. server: ask it whether it would accept the job.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    type=click.Choice(["yaml", "json", "name"]),
+    help="Print the PyTorchJob, or its name as other commands accept it.",
+)
+@place_options(local=False)
+def submit_command(  # noqa: PLR0917 - click hands them over by name
+    file: Path,
+    image: str | None,
+    builds: bool,
+    onto: str | None,
+    plain_http: tuple[str, ...],
+    watch: bool,
+    replace: bool,
+    generate_name: bool,
+    dry_run: str | None,
+    output: str | None,
+    place: Place,
+) -> int:
+    """Create the job in FILE (default: job.yaml) in a cluster, after the cluster has checked it.
+
+    If the image has a base, the job's code is first added to that in the registry, as k8sjob push
+    does it; if the job installs something, to the image of k8sjob build.
+
+    If the same job exists and has not ended, it is attached to. Another one of that name, or one
+    that has ended, is never touched without --replace: the difference is shown, and the exit code
+    is 1. The job is created by one request: a submission that is interrupted leaves a whole job or
+    none.
+    """
+    for contradict, message in (
+        (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
+        (image and onto, "--onto makes the image, and --image names one; give only one"),
+        (
+            builds and (image or onto or dry_run),
+            "--build builds an image first; leave --image, --onto and --dry-run out",
+        ),
+        (
+            replace and generate_name,
+            "--generate-name uses a free name, so there is nothing to --replace",
+        ),
+    ):
+        if contradict:
+            raise click.UsageError(message)
+    spec, folder = load(file), folder_of(file)
+    with located(file):
+        plan = plan_submission(
+            spec, folder, image=image, namespace=place.namespace, generate_name=generate_name
+        )
+        for warning in warnings(plan):
+            warn(warning)
+        if image is None:
+            check_script(spec, folder)
+    show_lint_errors(file)
+    if dry_run == "client":
+        _show_plan(plan, place, output)
+        return 0
+    backend = place.connect(plan.spec.namespace)
+    if spec.builds_image and image is None:
+        options = {"onto": onto, "dry_run": dry_run is not None}
+        with located(file):
+            plan = _with_image(spec, plan, backend, options, plain_http, builds=builds)
+    try:
+        done = submit_plan(plan, backend, replace=replace, dry_run=dry_run == "server", report=say)
+    except JobExists as error:
+        show_lines(error.difference, err=True)
+        raise JobExists(f"{error}: --replace, --generate-name") from error
+    _show(plan, backend, done, output, dry_run=dry_run is not None)
+    if not (watch or output or dry_run):
+        say(f"follow it: k8sjob watch {done.ref}{place.options}")
+    _warn_of_needs(plan, backend)  # the job exists, however long this takes
+    if not watch:
+        return 0
+    from k8sjob.cli.watch import attach  # noqa: PLC0415 - a screen takes longer than a submission
+
+    return attach(backend, done.ref, place)
+
+
+def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
+    """Warn of what the job names and the cluster lacks: it would wait for that silently."""
+    from k8sjob.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
+
+    with suppress(BackendError):
+        facts = gather_needs(backend.transport, backend.namespace, plan.manifest)
+        for check in examine_needs(facts):
+            warn(f"{check.seen}; {check.next_step}")
+
+
+def _with_image(
+    spec: JobSpec,
+    plan: Plan,
+    backend: ClusterBackend,
+    options: dict[str, Any],
+    plain_http: tuple[str, ...],
+    *,
+    builds: bool,
+) -> Plan:
+    """The plan with the image that was made of the job's code."""
+    from k8sjob.cli.build import build_and_report, progress_line  # noqa: PLC0415 - see push_code
+    from k8sjob.cli.push import report_push  # noqa: PLC0415 - the same
+    from k8sjob.image.http_client import HttpClient  # noqa: PLC0415 - the same
+
+    with progress_line() as progress:
+        http = HttpClient(plain_http=plain_http)
+        build = partial(build_and_report, http=http, progress=progress) if builds else None
+        options |= {"say": warn, "packing": progress.packing, "progress": progress, "http": http}
+        plan, pushed = push_code(spec, plan, backend, build=build, **options)
+    report_push(pushed, dry_run=options["dry_run"])
+    return plan
+
+
+def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
+    """What would be sent, without a cluster."""
+    manifest, namespace = plan.manifest, plan.spec.namespace or place.namespace
+    if namespace:
+        # First, where one looks for it; the rest of the metadata follows.
+        identity = {"name": plan.spec.name, "namespace": namespace}
+        manifest = {**manifest, "metadata": {**identity, **manifest["metadata"]}}
+    if output in {"yaml", "json"}:
+        document(manifest, output)
+    else:
+        name = f"{namespace}/{plan.spec.name}" if namespace else plan.spec.name
+        line(name if output == "name" else f"{name} created (dry run)")
+
+
+def _show(
+    plan: Plan, backend: ClusterBackend, done: Submitted, output: str | None, *, dry_run: bool
+) -> None:
+    if output == "name":
+        line(done.ref)
+    elif output and dry_run:
+        document(backend.dry_run(plan.manifest, name_free=True), output)
+    elif output:
+        document(backend.snapshot(done.ref).job, output)
+    else:
+        line(f"{done.ref} {_OUTCOMES[done.outcome]}{' (server dry run)' if dry_run else ''}")

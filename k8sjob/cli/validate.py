@@ -1,0 +1,65 @@
+"""`k8sjob validate` and `k8sjob schema`: what a job.yaml may say, and whether one does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from k8sjob.cli.failure import fail, warn
+from k8sjob.cli.options import folder_of, format_option, source_name
+from k8sjob.cli.output import count, document, line
+from k8sjob.document import JOB_FILE, job_file
+from k8sjob.errors import SpecError
+from k8sjob.rendering import check_script, manifest
+from k8sjob.spec import load, schema
+from k8sjob.spec.load import located
+
+__all__ = ["schema_command", "validate_command"]
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
+@format_option("table", "json", "yaml")
+def validate_command(files: tuple[Path, ...], output: str) -> int:
+    """Check each of FILES (default: job.yaml; - is standard input) and print every problem found.
+
+    The exit code is 1 if any of them is not a valid job.
+    """
+    checked = [_checked(file) for file in files or (job_file(Path(JOB_FILE)),)]
+    if output != "table":
+        document([result for result, _ in checked], output)
+    for result, verdict in checked if output == "table" else ():
+        (line if result["valid"] else fail)(verdict)
+        for warning in result["warnings"]:
+            warn(f"{result['file']}: {warning}")
+    return 0 if all(result["valid"] for result, _ in checked) else 1
+
+
+def _checked(file: Path) -> tuple[dict[str, Any], str]:
+    """The result as data, and as text."""
+    result: dict[str, Any] = {"file": source_name(file), "valid": True, "job": None}
+    result |= {"problems": [], "warnings": []}
+    try:
+        spec = load(file)
+        with located(file):
+            manifest(spec)  # whether an overlay fits shows only in the manifest
+            check_script(spec, folder_of(file))
+    except SpecError as error:
+        result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
+        return result, str(error)
+    result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
+    result["warnings"] = list(spec.remarks)
+    size = f"{count(spec.nnodes, 'pod')}, {count(spec.world_size, 'process', 'es')}"
+    return result, f"{source_name(file)}: valid: {spec.name}, {size}"
+
+
+@click.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of job.yaml, for editors and other tools.
+
+    k8sjob init writes it beside the job.yaml and names it in its first line.
+    """
+    document(schema(), "json")

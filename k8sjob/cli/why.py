@@ -1,0 +1,137 @@
+"""`k8sjob why`: the causes of a job's state, and where the time to its first step went."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.text import Text
+
+from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document, line, table
+from k8sjob.contract import Event, EventKind
+from k8sjob.lifecycle.diagnose import diagnose
+from k8sjob.lifecycle.logs import last_lines
+from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.lifecycle.timing import Row, read_output_times, timing
+from k8sjob.view.lines import finding_lines
+from k8sjob.view.summary import finding
+from k8sjob.view.views import console_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.cli.naming import Place
+    from k8sjob.lifecycle.diagnose import Finding
+    from k8sjob.lifecycle.timing import Phase, Timing
+
+__all__ = ["findings", "show_finding", "why_command"]
+
+_PHASE_ENDS: Final = {
+    "suspended": "suspended or queued",
+    "pod": "pod made",
+    "scheduling": "scheduled",
+    "setup": "pod set up",
+    "init": "init container",
+    "image": "image there",
+    "container": "container started",
+    "runtime": "first line",
+    "import": "imported",
+    "meeting": "processes met",
+    "step": "first step",
+}
+"""What each phase ends with."""
+_MOST_ROWS: Final = 16
+
+
+@click.command("why")
+@job_argument()
+@click.option("--timing", "timed", is_flag=True, help="Where the time to the first step went.")
+@format_option("table", "json", "yaml")
+@place_options()
+def why_command(job: str, timed: bool, output: str, place: Place) -> None:
+    """Explain why a job failed, hangs or does not start, and how to fix it.
+
+    The first cause comes first. Works for any PyTorchJob, whoever created it. With --timing it
+    shows what took the time from the submission to the first training step, as far as the cluster
+    and the job's output show it.
+    """
+    backend, ref = find(job, place)
+    snapshot = backend.snapshot(ref)
+    if timed:
+        took = timing(snapshot, read_output_times(backend, snapshot))
+        if output == "table":
+            _show_timing(took)
+        else:
+            document(took.as_dict(), output)
+        return
+    found = findings(backend, snapshot)
+    if output != "table":
+        document([one.as_dict() for one in found], output)
+        return
+    for one in found:
+        show_finding(one)
+    if not found:
+        status = job_status(snapshot)
+        if status.state is JobState.SUCCEEDED:
+            line(f"{ref} succeeded")
+        else:
+            line(f"{ref} is {status.state}; nothing wrong was found")
+
+
+def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
+    """What `why` and `status` find, from all that can be read of a job."""
+    return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+
+
+def show_finding(found: Finding) -> None:
+    """Print a finding, without the control sequences of a container or a cluster."""
+    shown = finding(Event(EventKind.FINDING, found.as_dict(), replica=found.replica))
+    console_for(sys.stdout).print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
+
+
+def _show_timing(found: Timing) -> None:
+    """Print the phases, the replicas side by side, and what is not known."""
+    whole = "no first training step is known"
+    if found.seconds is not None:
+        whole = f"about {found.seconds:.0f} s from its submission to the first training step"
+    line(f"{found.ref}: {whole}")
+    if found.phases:
+        click.echo()
+        header = ["UNTIL", "TOOK", "AT", "REPLICA", "DETAIL"]
+        table(header, [_phase(phase) for phase in found.phases])
+    if len(found.replicas) > 1:
+        click.echo()
+        _show_rows(found.replicas)
+    if found.notes or found.missing:
+        click.echo()
+    for note in (*found.notes, *(f"not known: {missing}" for missing in found.missing)):
+        line(note)
+
+
+def _phase(phase: Phase) -> list[str]:
+    ends = ", ".join(_PHASE_ENDS.get(part, part) for part in phase.phase.split("+"))
+    took = f"{phase.seconds:.2f} s" if phase.exact else f"~{phase.seconds:.0f} s"
+    return [ends, took, f"{phase.at:.1f} s", phase.replica, phase.detail]
+
+
+def _show_rows(rows: Sequence[Row]) -> None:
+    """What is known of the replicas; of many those that started last."""
+    shown = sorted(rows, key=lambda row: -(row.container or 0.0))[:_MOST_ROWS]
+    moments = [one.name for one in fields(Row)][2:]
+    known = [name for name in moments if any(getattr(row, name) is not None for row in shown)]
+    header = ["REPLICA", "NODE", *(name.replace("_", " ").upper() for name in known)]
+    table(
+        header,
+        [[row.name, row.node, *(_at(getattr(row, name)) for name in known)] for row in shown],
+    )
+    if len(rows) > len(shown):
+        line(f"and {len(rows) - len(shown)} more, started earlier; -o json has them all")
+
+
+def _at(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f} s"

@@ -1,0 +1,125 @@
+"""The plan of a job: its spec, its manifest and its image, before anything is created."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import LOCAL, Plan
+from k8sjob.contract import RUNTIME_HOME
+from k8sjob.errors import Problem, SpecError
+from k8sjob.rendering import manifest
+from k8sjob.spec import JobSpec, load
+from k8sjob.spec.rules import longest_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.provenance import Provenance
+
+__all__ = ["load_spec", "plan_job", "plan_submission", "warnings"]
+
+_SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+"""The characters of names that Kubernetes generates: they form no words."""
+_SUFFIX_LENGTH: Final = 5
+
+
+def load_spec(
+    spec: JobSpec | str | Path, folder: str | Path | None = None
+) -> tuple[JobSpec, Path | str]:
+    """A spec, and the folder that its relative paths start from.
+
+    Args:
+        spec: a JobSpec, or the path of a job.yaml or of its folder.
+        folder: used instead of the folder of the job.yaml, or of the working folder.
+    """
+    if isinstance(spec, JobSpec):
+        return spec, folder or "."
+    path = Path(spec)
+    return load(path), folder or (path if path.is_dir() else path.parent)
+
+
+def plan_job(
+    spec: JobSpec,
+    folder: str | Path = ".",
+    *,
+    image: str | None = None,
+    provenance: Provenance | None = None,
+) -> Plan:
+    """The plan of a job on any back end.
+
+    Args:
+        spec: the job.
+        folder: what relative paths of the spec (context, volumes[].local) start from.
+        image: what the replicas run, with its digest; None: as the spec names it.
+        provenance: what that image was made of, where that is known.
+
+    Raises:
+        SpecError: the overlay does not fit the manifest.
+    """
+    reference = spec.image_reference if image is None else image
+    job = manifest(spec, reference, provenance=provenance)
+    return Plan(spec, job, reference, Path(folder).absolute())
+
+
+def plan_submission(
+    spec: JobSpec,
+    folder: str | Path = ".",
+    *,
+    image: str | None = None,
+    namespace: str | None = None,
+    generate_name: bool = False,
+) -> Plan:
+    """The plan of a job in a cluster; an image that is not built yet has no digest.
+
+    See `submit` for the arguments.
+
+    Raises:
+        SpecError: two namespaces are given, or the name is too long to add a suffix to it.
+    """
+    if problems := list(_problems(spec, namespace, generate_name=generate_name)):
+        raise SpecError(problems)
+    if generate_name:
+        suffix = "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(_SUFFIX_LENGTH))
+        spec = spec.with_(name=f"{spec.name}-{suffix}")
+    return plan_job(spec, folder, image=image)
+
+
+def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> Iterator[Problem]:
+    if namespace and spec.namespace and namespace != spec.namespace:
+        yield Problem(
+            "namespace",
+            f"the spec says {spec.namespace!r}, and {namespace!r} is asked for; give only one",
+        )
+    if LOCAL in (namespace, spec.namespace):
+        yield Problem(
+            "namespace",
+            f"{LOCAL!r} stands for this machine, where `k8sjob run` runs jobs; use another name",
+        )
+    longest = longest_name(spec) - _SUFFIX_LENGTH - 1
+    if generate_name and len(spec.name) > longest:
+        yield Problem(
+            "name",
+            f"{spec.name!r} has {len(spec.name)} characters, and a generated name adds"
+            f" {_SUFFIX_LENGTH + 1}; shorten it to at most {longest}",
+        )
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What may not be intended, although the cluster accepts it."""
+    found = list(plan.spec.remarks)
+    not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
+    if "@sha256:" in plan.image or not_built_yet:
+        return found
+    found.append(
+        f"the image {plan.image} has no digest, so pods created later may run another image of that"
+        " name; prefer REPOSITORY@sha256:..."
+    )
+    if plan.spec.uses_agent and not plan.spec.builds_image:
+        found.append(
+            f"the image {plan.image} is used as it is, and must contain k8sjob's runtime, which"
+            f" starts the script, at {RUNTIME_HOME}; with"
+            " `image: {repository: ..., base: ...}` k8sjob adds it"
+        )
+    return found

@@ -1,0 +1,341 @@
+"""A job's submission to a cluster: its code pushed, then the job created, attached to or refused.
+
+A job is created by a single POST, so a client that dies leaves a whole job or none, and of two that
+submit at once one sees the other's job. Where the name is taken, the hash that every rendered
+manifest carries decides: the same job is attached to while it has not ended; anything else is left
+to the user.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from k8sjob.backends.api import JobRef, Plan, Snapshot
+from k8sjob.backends.cluster.belongings import seconds_to_end
+from k8sjob.backends.connect import connect
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.jobs.plan import load_spec, plan_job, plan_submission
+from k8sjob.labels import MANAGED_BY, same_manifest
+from k8sjob.lifecycle.status import job_status
+from k8sjob.rendering import check_script
+from k8sjob.rendering.diff import Difference, difference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from k8sjob.backends.api import Json
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.image.push import Pushed
+    from k8sjob.spec import JobSpec
+
+__all__ = ["Outcome", "Submitted", "compare", "push_code", "submit", "submit_plan"]
+
+_ROUNDS: Final = 5
+"""How often a job of the same name may appear or disappear during a submission."""
+_POLL_SECONDS: Final = 0.2
+
+
+class Outcome(StrEnum):
+    """What a submission did."""
+
+    CREATED = "created"
+    ATTACHED = "attached"
+    """The same job exists and has not ended; nothing was changed."""
+    REPLACED = "replaced"
+    """The existing job is deleted. The new one may be another client's, if it is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A finished submission.
+
+    Attributes:
+        ref: the job; without a uid after a dry run.
+        outcome: what was done, or would have been.
+    """
+
+    ref: JobRef
+    outcome: Outcome
+
+
+def submit(
+    spec: JobSpec | str | Path,
+    *,
+    image: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    replace: bool = False,
+    generate_name: bool = False,
+    build: bool = False,
+    dry_run: Literal["server"] | None = None,
+    backend: ClusterBackend | None = None,
+) -> JobRef:
+    """Create a job in a cluster, or attach to the same job if it exists and has not ended.
+
+        >>> ref = submit("job.yaml", image="registry/x@sha256:...")  # doctest: +SKIP
+
+    Args:
+        spec: a JobSpec, or the path of a job.yaml or of its folder.
+        image: what the replicas run, best with its digest; None: as the spec names it, and where
+            it has a base, the job's code is added to that in the registry.
+        namespace: of the job; None: the spec's, else the context's.
+        context: of the kubeconfig; None: the current one.
+        replace: delete an existing job of that name first.
+        generate_name: add five random characters to the name.
+        build: first build the image with what the job installs, unless it exists.
+        dry_run: "server": ask the cluster whether it would accept the job, and create none.
+        backend: a connected cluster, instead of `namespace` and `context`.
+
+    Returns:
+        The job.
+
+    Raises:
+        SpecError: the spec is not valid.
+        ImageError: the code alone does not make the image, or a registry refuses.
+        JobExists: another job, or the same one that has ended, has the name; see `replace` and
+            `generate_name`.
+        BackendError: the cluster refuses the job, or cannot be reached.
+    """
+    spec, folder = load_spec(spec)
+    if backend is not None:
+        namespace = backend.namespace
+    plan = plan_submission(
+        spec, folder, image=image, namespace=namespace, generate_name=generate_name
+    )
+    cluster = backend or connect(context=context, namespace=plan.spec.namespace or namespace)
+    dry = dry_run == "server"
+    if spec.builds_image and image is None:
+        plan, _ = push_code(spec, plan, cluster, dry_run=dry, build=_build if build else None)
+    return submit_plan(plan, cluster, replace=replace, dry_run=dry).ref
+
+
+def _build(spec: JobSpec, folder: Path) -> object:
+    from k8sjob.image import build  # noqa: PLC0415 - see push_code
+
+    return build.build(spec, folder)
+
+
+def push_code(
+    spec: JobSpec,
+    plan: Plan,
+    backend: ClusterBackend,
+    *,
+    dry_run: bool = False,
+    build: Callable[[JobSpec, Path], object] | None = None,
+    **options: Any,
+) -> tuple[Plan, Pushed]:
+    """Push the job's code to the registry, for a spec whose image is made of it.
+
+    Nothing is pushed before the cluster has said that it would accept the job.
+
+    Args:
+        spec: the job, under the name in its file: a plan's name may be generated.
+        plan: its plan, see plan_submission.
+        backend: the cluster.
+        dry_run: push nothing; the digest is known all the same.
+        build: builds the image that the code is added to, before the code is packed.
+        options: see k8sjob.image.push.push.
+
+    Returns:
+        The plan with the image, and what was pushed.
+
+    Raises:
+        SpecError: the script is not in the context.
+        BackendError: the cluster refuses the job or cannot be reached, or no node runs the image.
+        ImageError: the code alone does not make the image, or a registry refuses.
+    """
+    from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
+
+    check_script(spec, plan.folder)
+    backend.dry_run(plan.manifest, name_free=True)
+    if build is not None and not dry_run:
+        build(spec, plan.folder)
+    pushed = push(spec, plan.folder, dry_run=dry_run, **options)
+    _check_architecture(spec, pushed.platform, backend)
+    made = plan_job(plan.spec, plan.folder, image=pushed.reference, provenance=pushed.origin)
+    return made, pushed
+
+
+def _check_architecture(spec: JobSpec, platform: str, backend: ClusterBackend) -> None:
+    """Refuse an image that no node can run: its pods would end with "exec format error".
+
+    With image.platform set, pods wait for nodes of that kind, which an autoscaler may add.
+    """
+    if not isinstance(spec.image, str) and spec.image.platform:
+        return
+    device = spec.resources.gpu_resource if spec.resources.gpus else ""
+    nodes = backend.architectures(spec.node_selector, device)
+    if nodes and platform.split("/")[1] not in nodes:
+        raise BackendError(
+            f"image.base: it is for {platform}, and the nodes of the job are for"
+            f" {', '.join(sorted(nodes))}; set image.platform to linux/{min(nodes)} and a base for"
+            " that, or select other nodes by node_selector"
+        )
+
+
+def submit_plan(
+    plan: Plan,
+    backend: ClusterBackend,
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+    report: Callable[[str], object] = lambda _: None,
+) -> Submitted:
+    """Create the planned job; where its name is taken, decide by the job that has it.
+
+    Args:
+        plan: see plan_submission.
+        backend: the cluster, in the job's namespace.
+        replace: delete an existing job first, once the cluster has said that it would accept the
+            new one. A job that another client creates meanwhile is never deleted.
+        dry_run: find out what would happen, and change nothing.
+        report: called with a line about each wait.
+
+    Raises:
+        JobExists: another job, or the same one that has ended, has the name.
+        BackendError: the cluster refuses the job, or cannot be reached.
+    """
+    return _Submission(plan, backend, report, dry_run=dry_run).run(replace=replace)
+
+
+def compare(plan: Plan, backend: ClusterBackend) -> Difference:
+    """What would be different if the planned job replaced the one of its name."""
+    existing = _existing(backend, plan.spec.name)
+    return difference(existing, _with_defaults(backend, plan.manifest))
+
+
+class _Submission:
+    """One submission, over the rounds that it takes while other clients create or delete jobs."""
+
+    def __init__(
+        self, plan: Plan, backend: ClusterBackend, report: Callable[[str], object], *, dry_run: bool
+    ) -> None:
+        self._plan, self._backend, self._dry_run, self._report = plan, backend, dry_run, report
+        self._planned = JobRef(plan.spec.name, backend.namespace)
+
+    def run(self, *, replace: bool) -> Submitted:
+        outcome = Outcome.CREATED
+        for _ in range(_ROUNDS):
+            try:
+                return Submitted(self._create(), outcome)
+            except JobExists:
+                existing = _existing(self._backend, self._plan.spec.name)
+            if existing is None:
+                continue
+            ref = JobRef.of(existing)
+            if existing["metadata"].get("deletionTimestamp"):
+                if self._dry_run:
+                    self._backend.dry_run(self._plan.manifest, name_free=True)
+                    self._report(f"{ref} is being deleted; submit would wait until it is gone")
+                    return Submitted(self._planned, Outcome.CREATED)
+                self._delete(existing)  # it is going anyway: this only waits for it
+            elif not replace:
+                self._refuse_another(existing)
+                attached = Outcome.ATTACHED if outcome is Outcome.CREATED else outcome
+                return Submitted(ref, attached)
+            else:
+                self._backend.dry_run(self._plan.manifest, name_free=True)
+                if self._dry_run:
+                    return Submitted(ref, Outcome.REPLACED)
+                # Only once: a job that takes its place is somebody else's decision.
+                replace = False
+                if self._delete(existing):
+                    outcome = Outcome.REPLACED
+        raise BackendError(
+            f"jobs named {self._planned.name} appear and disappear too fast in namespace"
+            f" {self._planned.namespace}; find out who else submits it, or use a generated name"
+        )
+
+    def _create(self) -> JobRef:
+        if not self._dry_run:
+            return self._backend.create(self._plan)
+        self._backend.dry_run(self._plan.manifest)
+        return self._planned
+
+    def _refuse_another(self, existing: Json) -> None:
+        """Return if the existing job is the planned one and has not ended.
+
+        Where somebody has changed it since it was created, that is reported.
+        """
+        ref, state = JobRef.of(existing), job_status(Snapshot(existing)).state
+        if same_manifest(existing, self._plan.manifest) and not state.finished:
+            with suppress(BackendError):  # it is attached to, whether it can be compared or not
+                self._report_changes(ref, self._compare(existing))
+            return
+        found = self._compare(existing)
+        same = not found or same_manifest(existing, self._plan.manifest)
+        if same and not state.finished:
+            return
+        which = "this job" if same else "another job than this one"
+        labels = existing["metadata"].get("labels") or {}
+        creator = "" if labels.get(MANAGED_BY) == "k8sjob" else ", not created by k8sjob"
+        ended = f"ended ({state})" if state.finished else str(state)
+        error = JobExists(
+            f"{ref} already exists: {which}{creator}, {ended}; replace it, or submit under a"
+            " generated name"
+        )
+        error.difference = found.lines
+        raise error
+
+    def _compare(self, existing: Json) -> Difference:
+        return difference(existing, _with_defaults(self._backend, self._plan.manifest))
+
+    def _report_changes(self, ref: JobRef, found: Difference) -> None:
+        if changed := [*found.at_once, *found.anew]:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
+
+    def _delete(self, existing: Json) -> bool:
+        """Delete this very job, and wait until it and its pods are gone.
+
+        Returns:
+            Whether it was there to be deleted.
+        """
+        ref, seconds = JobRef.of(existing), seconds_to_end(existing)
+        deleting = bool(existing["metadata"].get("deletionTimestamp"))
+        state = "was already being deleted" if deleting else "may be deleted by now"
+        deadline = time.monotonic() + seconds
+        try:
+            try:
+                self._backend.delete(ref)
+            except JobNotFound:
+                return False
+            state = state if deleting else "is being deleted"
+            self._report(f"waiting until {ref} and its pods are gone, at most {seconds:.0f} s")
+            with suppress(JobNotFound):
+                self._backend.wait_for_pods(ref, seconds)
+                self._wait_until_gone(ref, deadline)
+        except KeyboardInterrupt:
+            self._report(f"{ref} {state}, and the new one is not created; submit it again")
+            raise
+        return True
+
+    def _wait_until_gone(self, ref: JobRef, deadline: float) -> None:
+        """A job without pods stays as long as it has finalizers."""
+        while True:
+            self._backend.snapshot(ref)  # JobNotFound once it is gone
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"{ref} is being deleted, but not gone; see its finalizers: kubectl get"
+                    f" pytorchjob {ref.name} -n {ref.namespace} -o yaml"
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _existing(backend: ClusterBackend, name: str) -> Json | None:
+    try:
+        return backend.snapshot(JobRef(name, backend.namespace)).job
+    except JobNotFound:
+        return None
+
+
+def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
+    """The job with the server's defaults, whether its name is taken or not."""
+    made = backend.dry_run(manifest, name_free=True)
+    identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
+    return {**made, "metadata": {**made["metadata"], **identity}}
