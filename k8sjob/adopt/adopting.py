@@ -55,7 +55,7 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
         SpecError: not YAML, not exactly one PyTorchJob, or one that the operator refuses.
     """
     document, job, others = _only_job(parse_all(text, source), source)
-    notes = [f"{other} is not part of the job; keep it in a file of its own" for other in others]
+    notes = [f"{other} is not part of the job; keep it in another file" for other in others]
     job, dropped = _authors_part(job)
     if dropped:
         notes.insert(0, f"left out, since the apiserver fills it in: {', '.join(dropped)}")
@@ -131,7 +131,7 @@ class Adopted:
     Attributes:
         spec: the job; `spec.to_yaml()` is the job.yaml.
         notes: what was left out because the apiserver fills it in, what went to the overlay, and
-            what could be said better in a job.yaml.
+            what a job.yaml could express better.
     """
 
     spec: JobSpec

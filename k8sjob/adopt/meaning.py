@@ -249,7 +249,7 @@ def _volume(volume: Json) -> None:
 
 
 def _rename_shm(pod: Json) -> None:
-    """Call the memory volume at /dev/shm as k8sjob does; a volume's name is nobody's business."""
+    """Call the memory volume at /dev/shm as k8sjob does; a volume's name has no meaning."""
     containers = [*mappings(pod.get("containers")), *mappings(pod.get("initContainers"))]
     mounts = [mount for c in containers for mount in mappings(c.get("volumeMounts"))]
     at_shm = {m.get("name") for m in mounts if m.get("mountPath") == "/dev/shm"}  # noqa: S108 - a mount point
@@ -311,7 +311,7 @@ class _Amount(str):
 
 
 class _Expanded(str):
-    """A value with $(NAME) in it, and the names among them that are known where it stands."""
+    """A value with $(NAME) in it, and those of them that are known at that place."""
 
     __slots__ = ("known",)
     known: frozenset[str]

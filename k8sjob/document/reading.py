@@ -192,15 +192,15 @@ class _Builder:
         self.open: list[yaml.Node] = []
 
     def build(self, node: yaml.Node, path: FieldPath) -> Any:
-        """The node's data; `path` is where it stands."""
+        """The node's data; `path` is its path."""
         with self._inside(node):
             return self._build(node, path)
 
     @contextmanager
     def _inside(self, node: yaml.Node) -> Iterator[None]:
-        """Refuse a node that stands inside itself, or that aliases have put too deep."""
+        """Refuse a node that is inside itself, or that aliases have put too deep."""
         if any(node is outer for outer in self.open):
-            raise _Refused("an alias that stands inside its own anchor", node.start_mark)
+            raise _Refused("an alias inside its own anchor", node.start_mark)
         self.open.append(node)
         self._add(1, node)
         if len(self.open) > MAX_DEPTH:
@@ -236,7 +236,7 @@ class _Builder:
         return made
 
     def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """The pairs of a mapping by key, the merged ones first, wherever the `<<` stands.
+        """The pairs of a mapping by key, the merged ones first, wherever the `<<` is.
 
         The mapping's own keys win, then those of the first of the merged mappings.
         """
@@ -433,8 +433,8 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
         "expected the node content, but found '<stream end>'": "a bracket is never closed",
         "found undefined alias": "an alias (*name) without its anchor (&name); quote a text that"
         " starts with '*'",
-        "expected <block end>, but found": "this does not belong here; align the line with its"
-        " neighbours, or quote the whole text",
+        "expected <block end>, but found": "this does not belong here; align it with the"
+        " lines around it, or quote the whole text",
     }
     for begin, words in known.items():
         if problem.startswith(begin):

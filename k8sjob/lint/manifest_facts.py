@@ -35,7 +35,7 @@ _FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", 
 
 
 def get(value: Any, *path: str | int) -> Any:
-    """What stands at a path, or None."""
+    """The value at a path, or None."""
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)
@@ -48,7 +48,7 @@ def get(value: Any, *path: str | int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container and where it stands."""
+    """One container and its path."""
 
     path: FieldPath
     data: Json
@@ -95,7 +95,7 @@ class Replica:
 
     @property
     def count(self) -> int:
-        """How many; 1 where it is not said."""
+        """How many; 1 by default."""
         return int(self.data.get("replicas", 1))
 
     @property
@@ -105,7 +105,7 @@ class Replica:
 
     @property
     def pod_path(self) -> FieldPath:
-        """Where its pod spec stands."""
+        """The path of its pod spec."""
         return (*self.path, "template", "spec")
 
     @property
@@ -152,17 +152,17 @@ class Job:
         return spec if self.rendered else manifest
 
     def get(self, *path: str | int) -> Any:
-        """What stands at a path, or None."""
+        """The value at a path, or None."""
         return get(self.data, *path)
 
     @cached_property
     def refusals(self) -> Sequence[Problem]:
         """Why the operator's webhook would refuse it, beside the wrong types."""
-        told = {field_path(wrong.path) for wrong in self.wrong}
+        typed_wrong = {field_path(wrong.path) for wrong in self.wrong}
         return [
             problem
             for problem in self._refusals
-            if not any(_brackets(problem.field).startswith(field) for field in told)
+            if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
         ]
 
     @property
@@ -225,7 +225,7 @@ def launcher_of(container: Container) -> str:
 
 
 def launcher_flags(container: Container) -> dict[str, str]:
-    """What torchrun is told on its command line, by the names with underscores."""
+    """The flags of torchrun on the command line, their names with underscores."""
     words = container.argv
     if container.is_shell:
         try:

@@ -95,7 +95,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 @RULES.error(
     "worker-name-too-long",
     "Pods and services are called <job>-worker-<n>, and a service's name has at most 63 "
-    "characters; nobody checks that before the service is created.",
+    "characters; nothing checks that before the service is created.",
 )
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
     for replica in job.replicas:
@@ -220,10 +220,10 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
     kept = value in (None, "None") and get(policy, "ttlSecondsAfterFinished") is None
     gpus = worker.trainer.gpus if worker and worker.trainer else []
     if kept and ends_early and gpus:
-        said = "is None" if value else "is not set, which means None"
+        seen = "is None" if value else "is not set, which means None"
         yield job.at(
             ("spec", "runPolicy", "cleanPodPolicy"),
-            f"cleanPodPolicy {said}: a Worker that hangs or is slow keeps its {gpus[0]} after the "
+            f"cleanPodPolicy {seen}: a Worker that hangs or is slow keeps its {gpus[0]} after the "
             "job has ended; "
             + job.step("set it to Running", "set policy.clean_pod_policy: Running"),
         )
@@ -308,17 +308,17 @@ def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
 
 @RULES.error(
     "launcher-hard-coded",
-    "What torchrun is told on its command line wins over what the operator says in PET_NNODES, "
-    "PET_NODE_RANK and PET_MASTER_ADDR, and it is the same in all pods of a role.",
+    "Arguments of torchrun take precedence over the operator's PET_NNODES, PET_NODE_RANK and "
+    "PET_MASTER_ADDR, and are the same in all pods of a role.",
 )
 def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
     for replica, container in job.trainers():
         flags = launcher_flags(container)
-        for name, said in flags.items():
-            why = _contradiction(job, replica, name, said) if "$" not in said else ""
+        for name, value in flags.items():
+            why = _contradiction(job, replica, name, value) if "$" not in value else ""
             if why:
                 where = "command" if container.command else "args"
-                shown = f"--{name}={said}" if said else f"--{name}"
+                shown = f"--{name}={value}" if value else f"--{name}"
                 yield job.at(
                     (*container.path, where),
                     f"{shown} in the {replica.role}: {why}; leave it out, the operator's PET_* "
@@ -326,24 +326,24 @@ def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
                 )
 
 
-def _contradiction(job: Job, replica: Replica, name: str, said: str) -> str:
+def _contradiction(job: Job, replica: Replica, name: str, value: str) -> str:
     """Why a flag of torchrun cannot be right in this job, or nothing."""
     nodes, why = job.nodes, ""
     if nodes == 1 or job.elastic is not None:
         return why
     match name:
-        case "nnodes" if said.isdecimal() and int(said) > nodes:
+        case "nnodes" if value.isdecimal() and int(value) > nodes:
             why = f"the job has {nodes} pods, so the rendezvous waits for ever"
-        case "nnodes" if said.isdecimal() and int(said) < nodes:
+        case "nnodes" if value.isdecimal() and int(value) < nodes:
             why = f"the job has {nodes} pods, so they do not form one group"
-        case "node_rank" if said.isdecimal() and replica.count > 1:
+        case "node_rank" if value.isdecimal() and replica.count > 1:
             why = f"all {replica.count} pods get this rank and the rendezvous never completes"
-        case "node_rank" if said.isdecimal() and said != _node_rank(job, replica):
+        case "node_rank" if value.isdecimal() and value != _node_rank(job, replica):
             why = f"the operator gives this pod rank {_node_rank(job, replica)}"
-        case "master_addr" | "rdzv_endpoint" if _LOOPBACK.fullmatch(said):
+        case "master_addr" | "rdzv_endpoint" if _LOOPBACK.fullmatch(value):
             why = f"each of the {nodes} pods waits for the others inside itself"
         case "standalone":
-            why = f"each of the {nodes} pods does a whole training of its own"
+            why = f"each of the {nodes} pods trains the whole model by itself"
         case _:
             pass
     return why
@@ -364,13 +364,13 @@ def _no_master(job: Job) -> Iterator[Hit]:
         return
     container = worker.trainer
     names = {get(variable, "name") for variable in container.items("env")}
-    told = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
-    told |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
+    given = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
+    given |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
     text = " ".join(container.argv)
     speaks_torch = launcher_of(container) == "none" or re.search(r"torchrun|torch\.dist", text)
-    if worker.count > 1 and job.elastic is None and not told and speaks_torch:
+    if worker.count > 1 and job.elastic is None and not given and speaks_torch:
         yield job.at(
             worker.path,
-            f"{worker.count} Workers and no Master: nothing tells them where to meet, so each "
-            "waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
+            f"{worker.count} Workers and no Master: nothing gives them a rendezvous address, so "
+            "each waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
         )

@@ -149,8 +149,8 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
         if _ISTIO not in (job.get("metadata", group) or {}):
             continue
         metadata = [get(replica.data, "template", "metadata") for replica in job.replicas]
-        told = [get(m, "annotations", _ISTIO) or get(m, "labels", _ISTIO) for m in metadata]
-        if not all(told):
+        annotated = [get(m, "annotations", _ISTIO) or get(m, "labels", _ISTIO) for m in metadata]
+        if not all(annotated):
             yield job.at(
                 ("metadata", group, _ISTIO),
                 f"{_ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
@@ -161,7 +161,7 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
 
 @RULES.warning(
     "variable-not-expanded",
-    "Without a shell nobody expands $NAME; Kubernetes itself expands $(NAME).",
+    "Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME).",
 )
 def _variable_not_expanded(job: Job) -> Iterator[Hit]:
     for _, container in job.trainers():

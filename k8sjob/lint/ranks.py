@@ -69,7 +69,7 @@ class Ranks:
         self._about_rank: dict[ast.AST, bool] = {}
 
     def sides(self, test: ast.expr, depth: int = 0) -> tuple[Who | None, Who | None]:
-        """Who comes into the body of a test, and who does not; None: nobody knows."""
+        """Who comes into the body of a test, and who does not; None: unknown."""
         match test:
             case _ if depth > _MAX_DEPTH:
                 pass

@@ -1,4 +1,4 @@
-"""Code of a training script with its local modules: names, variables, and where a line stands.
+"""Code of a training script with its local modules: names, variables, and where a line is.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), values
 through assignments, calls to the functions and methods of the program.
@@ -129,10 +129,10 @@ class Code:
         return module.tops.get(rest) if module else None
 
     def module(self, node: ast.AST) -> Module:
-        """The module that a node stands in."""
+        """The module that a node is in."""
         return self._home.get(node, self.files[0])
 
-    # --- where a node stands --------------------------------------------------------------------
+    # --- where a node is --------------------------------------------------------------------
 
     def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Pairs (child, parent) from a node up to the module."""
@@ -293,7 +293,7 @@ class Scopes:
                 return None
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class in whose method a node stands."""
+        """The class in whose method a node is."""
         classes = (p for _, p in self._code.ancestors(node) if isinstance(p, ast.ClassDef))
         return next(classes, None)
 

@@ -419,7 +419,7 @@ def _sides(
 
 
 def _earlier(script: Script, node: ast.AST) -> Iterator[ast.AST]:
-    """What stands in the branches before an `elif`."""
+    """The branches before an `elif`."""
     for child, parent in script.ancestors(node):
         if not isinstance(parent, ast.If) or parent.orelse != [child]:
             return

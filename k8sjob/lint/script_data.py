@@ -218,7 +218,7 @@ _MODES: Final = frozenset(
 
 @RULES.warning(
     "keras-not-training",
-    "Outside of fit, Keras calls a model for inference unless it is told training=True.",
+    "Outside of fit, Keras calls a model for inference unless training=True is passed.",
 )
 def _keras_not_training(script: Script) -> Iterator[Hit]:
     names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}

@@ -54,8 +54,8 @@ def _spawns(script: Script) -> list[ast.Call]:
         for target in node.targets
         if isinstance(target, ast.Subscript)
     }
-    said = (constant(node) for node in script.nodes if node not in written)
-    if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in said):
+    texts = (constant(node) for node in script.nodes if node not in written)
+    if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in texts):
         return []
     if not script.torch_calls("init_process_group"):
         return []
@@ -104,7 +104,7 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
 def _hard_coded_address(script: Script) -> Iterator[Hit]:
     if script.setting.nodes == 1 or _spawns(script):
         return
-    told = "every pod waits for itself until the rendezvous times out; "
+    consequence = "every pod waits for itself until the rendezvous times out; "
     for name, value in _environ_writes(script):
         address = constant(value)
         if name != "MASTER_ADDR" or not isinstance(address, str) or script.conditional(value):
@@ -113,15 +113,15 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
             step = (
                 'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
             )
-            yield script.at(value, f"MASTER_ADDR is set to {address!r}: {told}{step}")
+            yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
     for node, method in _init_methods(script):
         if isinstance(method, str) and _LOOPBACK.match(method):
             step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
-            yield script.at(node, f"the address to meet at is {method!r}: {told}{step}")
+            yield script.at(node, f"the rendezvous address is {method!r}: {consequence}{step}")
 
 
 def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
-    """Where ranks are told to meet: init_method of groups and of RPC's options, and TCPStore."""
+    """Rendezvous addresses: init_method of groups and of RPC's options, and TCPStore."""
     for name, call in script.calls:
         if not name.startswith("torch.distributed."):
             continue
@@ -145,17 +145,17 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
 def _hard_coded_rank(script: Script) -> Iterator[Hit]:
     if script.setting.processes == 1 or _spawns(script):
         return
-    told = "all processes get it, so the rendezvous never completes or each trains alone; "
+    consequence = "all processes get it, so the rendezvous never completes or each trains alone; "
     step = "leave it to the environment (operator, torchrun and k8sjob set it)"
     for name, value in _environ_writes(script):
         fixed = constant(value)
         if name in ("RANK", "WORLD_SIZE") and fixed is not None and not script.conditional(value):
-            yield script.at(value, f"{name} is set to {fixed!r}: {told}{step}")
+            yield script.at(value, f"{name} is set to {fixed!r}: {consequence}{step}")
     for call in script.torch_calls("init_process_group"):
         for name in ("rank", "world_size"):
             fixed = constant(keyword(call, name))
             if isinstance(fixed, int) and fixed >= 0 and not script.conditional(call):
-                yield script.at(call, f"{name}={fixed} in init_process_group: {told}{step}")
+                yield script.at(call, f"{name}={fixed} in init_process_group: {consequence}{step}")
 
 
 @RULES.error(
@@ -296,7 +296,7 @@ def _local_rank_argument(script: Script) -> Iterator[Hit]:
 
 @RULES.error(
     "device-by-global-rank",
-    "A pod counts its GPUs from 0; the global rank goes on counting over all pods.",
+    "A pod counts its GPUs from 0; the global rank counts over all pods.",
 )
 def _device_by_global_rank(script: Script) -> Iterator[Hit]:
     if script.setting.nodes == 1:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_PROBLEMS: Final = 100
-"""Problems that are told; nobody reads more, and each takes half a millisecond to word."""
+"""Most problems in one error: nobody reads more, and each takes half a millisecond to explain."""
 _KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
 _BARE: Final = re.compile(r"(?:[0-9]+[A-Za-z]+)+")  # 32Gi, 1h30m: text without quotes, too
 _LONGEST: Final = 200  # characters of a value in a hint
@@ -57,14 +57,14 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
             place = document.place(at, key=at_key) if document else (0, 0)
             found.append((place, at, message, detail))
     found.sort(key=lambda one: one[0])
-    told = [
+    made = [
         Problem(field_path(at), message or _message(root, at, detail), *place)
         for place, at, message, detail in found[:MAX_PROBLEMS]
     ]
     if len(found) > MAX_PROBLEMS:
         more = f"{len(found) - MAX_PROBLEMS} more problems; correct these first"
-        told.append(Problem("", more))
-    return told
+        made.append(Problem("", more))
+    return made
 
 
 def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
@@ -185,7 +185,7 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     close = get_close_matches(snake, here, n=1, cutoff=0.7)
     if close:
         return f"no such field; did you mean {close[0]!r}?"
-    return f"no such field; there is {', '.join(here)}"
+    return f"no such field; valid fields: {', '.join(here)}"
 
 
 def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

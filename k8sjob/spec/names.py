@@ -56,7 +56,7 @@ _REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 def _text(value: Any) -> Any:
     """Numbers as their text, since `PORT: 8080` means "8080"; a boolean is a trap, see below."""
     if isinstance(value, bool):
-        # YAML 1.1 reads on, off, yes and no as booleans: what was meant can no longer be told.
+        # YAML 1.1 reads on, off, yes and no as booleans: what was meant can no longer be known.
         word = "true" if value else "false"
         refuse(
             f"{word} is a boolean and this is text; YAML also reads on, off, yes and no as"

@@ -63,7 +63,7 @@ def longest_name(spec: JobSpec) -> int:
 
 
 def _longest_suffix(spec: JobSpec) -> str:
-    """What stands behind the job's name in the longest of its pods' names."""
+    """The end of the longest of the pods' names, behind the job's name."""
     elastic = spec.replicas.elastic
     most = elastic.max if elastic else spec.replicas.workers
     suffix = f"-worker-{most - 1}" if most else "-master-0"
@@ -152,15 +152,15 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
     if spec.replicas.elastic and spec.uses_agent and not spec.checkpoint:
         yield Broken(
             ("replicas", "elastic"),
-            "without checkpoint the training begins anew whenever a node comes or goes; set"
-            " checkpoint.dir, on a volume that all nodes share",
+            "without checkpoint the training starts from scratch whenever a node joins or leaves;"
+            " set checkpoint.dir, on a volume that all nodes share",
         )
     if not spec.uses_agent:
         for name in ("rendezvous_timeout", "collective_timeout", "hang_timeout"):
             if name in spec.run.model_fields_set:
                 yield Broken(
                     ("run", name),
-                    "no agent starts a command, so only scripts that call session() heed this; set"
+                    "no agent starts a command, so only scripts that call session() use it; set"
                     " the timeouts of the launcher and of init_process_group instead",
                 )
     if warning := STRATEGIES[spec.strategy.kind].warning:

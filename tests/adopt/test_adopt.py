@@ -255,7 +255,7 @@ def test_the_job_among_other_documents_and_in_a_list():
     several = "---\n".join([dump(config), dump(job())])
     made = adopt(several)
     assert made.spec.name == "digits"
-    assert "ConfigMap settings is not part of the job; keep it in a file of its own" in made.notes
+    assert "ConfigMap settings is not part of the job; keep it in another file" in made.notes
     assert adopt(dump({"kind": "List", "items": [job()]})).spec == adopted(job())
 
 

@@ -182,7 +182,7 @@ def test_what_a_mapping_overrides_is_neither_built_nor_placed():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: &a {x: {<<: *a}}\n", "an alias that stands inside its own anchor"),
+        ("a: &a {x: {<<: *a}}\n", "an alias inside its own anchor"),
         ("a: &a {x: 1}\nb:\n  <<: [" + "*a, " * 30_000 + "]\n", "more than 50000 values"),
         (
             "a0: &a0 {}\n"

@@ -87,7 +87,7 @@ def test_values_seen_are_cut_and_printable():
         ("cpu", "belongs to resources.cpu"),
         ("script", "belongs to run.script"),
         ("ttl-after-finished", "belongs to policy.ttl_after_finished"),
-        ("zzz", "there is name, image, run"),
+        ("zzz", "valid fields: name, image, run"),
     ],
 )
 def test_unknown_keys_are_told_where_to_go(key, advice):
