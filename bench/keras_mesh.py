@@ -36,7 +36,7 @@ def rank() -> dict[str, Any]:
     from torch.utils.data import DataLoader, Subset, TensorDataset
 
     from k8sjob import runtime
-    from k8sjob.runtime.keras_pieces import Pieces
+    from k8sjob.runtime.strategies.keras_mesh import ShardedModel
 
     def build():
         keras.utils.set_random_seed(0)
@@ -68,7 +68,7 @@ def rank() -> dict[str, Any]:
     )
     with runtime.session() as job:
         ours, by_hand = build(), build()
-        mesh = Pieces(job, ours).mesh
+        mesh = ShardedModel(job._context, ours).mesh
         share = Subset(data, range(mesh.data_rank, SAMPLES, mesh.data_size))
         loader = DataLoader(share, BATCH // mesh.data_size, shuffle=True)
         clock = Clock()
@@ -83,7 +83,7 @@ def rank() -> dict[str, Any]:
 
         taken = turns.alternate({"hand": hand, "k8sjob": k8sjob}, TURNS + 1)
         taken = {by: seconds[1:] for by, seconds in taken.items()}  # the first one compiles
-        pieces = Pieces(job, ours)
+        pieces = ShardedModel(job._context, ours)
         found = [pieces.read(variable) for variable in (*ours.weights, *ours.optimizer.variables)]
         local = [getattr(value, "to_local", lambda value=value: value)() for value in found]
         held = sum(value.numel() * value.element_size() for value in local)

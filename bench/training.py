@@ -102,7 +102,7 @@ def heartbeat() -> float:
         run = job.prepare(
             build, loss=functional.cross_entropy, optimizer=(torch.optim.SGD, {"lr": 1e-3})
         )
-        beat, beats = job.beat, 0
+        beat, beats = job._context.beat, 0
 
         def counted(*what: object) -> None:
             nonlocal beats
@@ -112,7 +112,7 @@ def heartbeat() -> float:
         for epoch in run.epochs(EPOCHS):
             if epoch == 1:
                 threads, start = on_cpu("k8sjob-watchdog"), time.perf_counter()
-                job.beat = counted
+                job._context.beat = counted
             for images, labels in run.batches(data, batch_size=BATCH):
                 run.step(images, labels)
         lasted = time.perf_counter() - start

@@ -1,8 +1,7 @@
-"""What goes together: strategies, their settings, backends, nodes, processes and GPUs.
+"""Strategies, and which settings, backends, nodes, processes and GPUs each of them works with.
 
-One table that both sides check, the client before anything is rendered and the runtime before a
-group is made, so that a job fails in a second on a laptop and not in an hour on a cluster. Hence
-stdlib only.
+The client checks this table before it renders anything, and the runtime before it makes a group, so
+that a job fails in a second on a laptop and not after an hour on a cluster. Hence stdlib only.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import json
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "AXES",
@@ -28,7 +28,6 @@ __all__ = [
     "Shape",
     "Strategy",
     "conflicts",
-    "default_backend",
     "keras_backend",
     "pattern_error",
     "processes_per_node",
@@ -51,7 +50,7 @@ KERAS_BACKENDS: Final = ("jax", "torch")
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
 )
-"""Backends that tutorials still name, and why there are none."""
+"""Backends that tutorials still name, and why they are not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Something that does not go together.
+    """Settings that do not work together.
 
     Attributes:
         field: the spec's field to change, as "strategy.backend".
@@ -100,13 +99,13 @@ class Option:
         default: what it is where it is left out; null is always taken where this is None.
         wanted: what it takes, in words.
         takes: whether a value, as JSON has it, is one of these.
-        least: the smallest number.
+        min: the smallest number.
     """
 
     default: Any
     wanted: str
     takes: Callable[[Any], bool]
-    least: int = 0
+    min: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,8 @@ class Strategy:
             comes to it on the process's device.
         resizes: whether the number of ranks may be another one after a restart.
         saved_whole: why its ranks cannot each write a part of a checkpoint; empty: they can.
-        warning: what whoever chooses it should know; empty: nothing.
-        lacks: why it has not a setting that others have, where that is not plain.
+        warning: shown to users of it; empty: none.
+        lacks: why it has not a setting that others have, where that is not obvious.
         keras: what Keras computes with under these settings; None: the strategy is for models of
             torch.
     """
@@ -216,23 +215,20 @@ def _of_mesh(
         )
 
 
-def _of_keras_mesh(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
-    # A kernel of Keras is (inputs, outputs), a weight of torch (outputs, inputs).
-    yield from _of_mesh(settings, shape, example="{.*/dense/kernel: [null, model]}")
+_NO_SPLITS: Final = Conflict(
+    "strategy.splits",
+    "no splits leave one stage; write the layers that begin the others, as [block2]",
+)
 
 
 def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
-    splits = settings["splits"]
-    stages = len(splits) + 1
-    if not splits:
-        yield Conflict(
-            "strategy.splits",
-            "no splits leave one stage; write the layers that begin the others, as [block2]",
-        )
+    stages = len(settings["splits"]) + 1
+    if stages == 1:
+        yield _NO_SPLITS
     elif shape.world_size % stages:
         yield Conflict(
             "strategy.splits",
-            f"{shape} do not divide by {len(splits)} splits + 1 = {stages} stages; change one of"
+            f"{shape} do not divide by {stages - 1} splits + 1 = {stages} stages; change one of"
             " them",
         )
     if settings["schedule"] == "1f1b" and settings["micro_batches"] < stages:
@@ -246,21 +242,14 @@ def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict
 def _of_model_split(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
     stages = len(settings["splits"]) + 1
     yield from _of_one_process("model_split", shape, "pipeline, whose stages lie on ranks")
-    if not settings["splits"]:
-        yield Conflict(
-            "strategy.splits",
-            "no splits leave one stage; write the layers that begin the others, as [block2]",
-        )
+    if stages == 1:
+        yield _NO_SPLITS
     elif shape.gpus and shape.gpus != stages:
         yield Conflict(
             "resources.gpus",
-            f"{shape.gpus} GPUs for {len(settings['splits'])} splits + 1 = {stages} stages, one on"
-            f" each; set it to {stages}, or split elsewhere",
+            f"{shape.gpus} GPUs for {stages - 1} splits + 1 = {stages} stages, one on each; set it"
+            f" to {stages}, or split elsewhere",
         )
-
-
-def _of_data_parallel(_settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
-    yield from _of_one_process("data_parallel", shape, "ddp")
 
 
 def _of_one_process(kind: str, shape: Shape, instead: str) -> Iterator[Conflict]:
@@ -288,11 +277,19 @@ def _of_parameter_server(_settings: Mapping[str, Any], shape: Shape) -> Iterator
         )
 
 
+def _count(default: int | None) -> Option:
+    return Option(default, "a whole number", _whole, min=1)
+
+
+def _choice(default: str, values: Sequence[str]) -> Option:
+    return Option(default, " or ".join(values), lambda value: value in values)
+
+
 _OFF: Final = Option(default=False, wanted="true or false", takes=_flag)
 _ON: Final = Option(default=True, wanted="true or false", takes=_flag)
 _NAMES: Final = Option(default=(), wanted="a list of names", takes=_texts)
 _STEP: Final[Mapping[str, Option]] = {
-    "accumulate": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+    "accumulate": _count(1),
     "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
     "bf16": _OFF,
 }
@@ -307,8 +304,8 @@ _BLOCKS: Final[Mapping[str, Option]] = {"blocks": _PATTERNS, "checkpoint_activat
 _LAYERS: Final[Mapping[str, Option]] = {**_BLOCKS, "compile": _OFF}
 """The same, and what is done to layers that compute with plain tensors."""
 _MESH: Final[Mapping[str, Option]] = {
-    "data": Option(default=None, wanted="a whole number", takes=_whole, least=1),
-    "model": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+    "data": _count(None),
+    "model": _count(1),
     "layout": Option(
         default=MappingProxyType({}),
         wanted="a mapping of names or regular expressions to axes, each data, model or null",
@@ -356,13 +353,10 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             summary="a Keras model over data and model by keras.distribution, one device a rank",
             options={
                 **_MESH,
-                "keras_backend": Option(
-                    default="jax",
-                    wanted=" or ".join(KERAS_BACKENDS),
-                    takes=lambda value: value in KERAS_BACKENDS,
-                ),
+                "keras_backend": _choice("jax", KERAS_BACKENDS),
             },
-            rule=_of_keras_mesh,
+            # A kernel of Keras is (inputs, outputs), a weight of torch (outputs, inputs).
+            rule=partial(_of_mesh, example="{.*/dense/kernel: [null, model]}"),
             places=True,
             lacks={
                 "accumulate": "give the optimizer gradient_accumulation_steps",
@@ -380,12 +374,8 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 **_STEP,
                 **_LAYERS,
                 "splits": _NAMES,
-                "schedule": Option(
-                    default="1f1b",
-                    wanted=" or ".join(SCHEDULES),
-                    takes=lambda value: value in SCHEDULES,
-                ),
-                "micro_batches": Option(default=4, wanted="a whole number", takes=_whole, least=1),
+                "schedule": _choice("1f1b", SCHEDULES),
+                "micro_batches": _count(4),
             },
             rule=_of_pipeline,
             lacks={
@@ -404,7 +394,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
         "data_parallel": Strategy(
             summary="one process has a copy of the model on each of its GPUs, made anew each step",
             options=_STEP,
-            rule=_of_data_parallel,
+            rule=lambda _settings, shape: _of_one_process("data_parallel", shape, "ddp"),
             whole_node=True,
             warning="nn.DataParallel copies the model to every GPU in each step, and its threads"
             " share one interpreter; kind: ddp does the same, faster, and on several nodes",
@@ -420,7 +410,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             options={
                 "accumulate": _STEP["accumulate"],
                 "bf16": _STEP["bf16"],
-                "servers": Option(default=1, wanted="a whole number", takes=_whole, least=1),
+                "servers": _count(1),
                 "tables": _PATTERNS,
             },
             rule=_of_parameter_server,
@@ -444,10 +434,6 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
     """Processes of the Master that serve the others and do not train; 0 under most strategies.
 
     The first of them coordinates; the processes that train are those of the Workers.
-
-    Args:
-        kind: the strategy.
-        options: its settings; those left out have their defaults.
     """
     row = STRATEGIES.get(kind)
     servers = row.settings(options).get("servers") if row else None
@@ -455,30 +441,15 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
 
 
 def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
-    """What Keras computes with in a job; None where the strategy is not for models of Keras.
-
-    Args:
-        kind: the strategy.
-        options: its settings; those left out have their defaults.
-    """
+    """What Keras computes with in a job; None where the strategy is not for models of Keras."""
     row = STRATEGIES.get(kind)
     return row.keras(row.settings(options)) if row and row.keras else None
 
 
 def processes_per_node(kind: str, gpus: int) -> int:
-    """Processes of a node where their number is not given.
-
-    Args:
-        kind: the strategy.
-        gpus: of the node.
-    """
+    """Processes of a node with so many GPUs, where their number is not given."""
     row = STRATEGIES.get(kind)
     return 1 if row and row.whole_node else max(1, gpus)
-
-
-def default_backend(gpus: int) -> str:
-    """The backend for processes that have this many GPUs: nccl, or gloo for none."""
-    return "nccl" if gpus else "gloo"
 
 
 def conflicts(
@@ -524,9 +495,9 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
         elif not option.takes(value):
             default = json.dumps(option.default, default=dict)
             yield Conflict(at, f"{value!r} is not {option.wanted}; leave it out for {default}")
-        elif option.least and value < option.least:
+        elif option.min and value < option.min:
             default = json.dumps(option.default, default=dict)
-            yield Conflict(at, f"{value} is less than {option.least}; leave it out for {default}")
+            yield Conflict(at, f"{value} is less than {option.min}; leave it out for {default}")
 
 
 def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:

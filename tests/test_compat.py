@@ -6,11 +6,9 @@ import pytest
 
 import k8sjob
 from k8sjob.compat import (
-    BACKENDS,
     STRATEGIES,
     Shape,
     conflicts,
-    default_backend,
     processes_per_node,
     serving,
 )
@@ -68,12 +66,6 @@ def test_everything_is_told_at_once():
         "resources.master.gpus",
         "strategy.backend",
     ]
-
-
-@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "nccl"), (8, "nccl")])
-def test_the_backend_follows_the_device(gpus, backend):
-    assert default_backend(gpus) == backend
-    assert backend in BACKENDS
 
 
 def test_the_spec_has_the_tables_strategies_and_settings():

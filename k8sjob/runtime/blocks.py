@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["find_blocks", "prepare_layers", "tied"]
+__all__ = ["find_blocks", "names_of", "prepare_layers", "tied"]
 
 
 def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.Module]:
@@ -40,7 +40,7 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
         del layers[""]
         matched = [n for n in layers if n == pattern or re.fullmatch(pattern, n)]
         if not matched:
-            raise ValueError(f"strategy.blocks: {pattern!r} matches no layer; {_names_of(layers)}")
+            raise ValueError(f"strategy.blocks: {pattern!r} matches no layer; {names_of(layers)}")
         found |= {name: layers[name] for name in matched}
     _check(model, found)
     return found
@@ -66,9 +66,6 @@ def prepare_layers(
 
     Returns:
         The blocks; empty where the model has none.
-
-    Raises:
-        ValueError: see find_blocks.
     """
     blocks = list(find_blocks(model, options["blocks"]).values())
     if options["checkpoint_activations"]:
@@ -81,7 +78,7 @@ def prepare_layers(
 
 
 class _Compiled:
-    """A layer's forward, compiled; a copy of the layer, as for an average, has its own."""
+    """A compiled forward; a copy of the layer, as for an average, compiles its own."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward, self._compiled = forward, torch.compile(forward)
@@ -124,6 +121,7 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.")
 
 
-def _names_of(layers: Iterable[str]) -> str:
+def names_of(layers: Iterable[str]) -> str:
+    """The first names that there are, for a message."""
     names = list(layers)
     return f"there is {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"

@@ -4,7 +4,7 @@ The coordinator (rank 0) starts the loops of all others by a call that is answer
 ended. So it learns of a process that dies, whether or not anybody else has business with it, and
 all others learn it from the coordinator.
 
-RPC listens on ports of its own, beside those of the trainers' process group; both find their peers
+RPC listens on other ports than the trainers' process group; both find their peers
 through the job's one store.
 """
 
@@ -47,7 +47,7 @@ class Calls:
     """
 
     def __init__(self, env: DistEnv, met: Rendezvous, *, serving: int, timeout: float) -> None:
-        """Meet all others; returns when all of them can be called.
+        """Connect to all other processes; returns when all of them can be called.
 
         Args:
             env: this process among all.
@@ -76,14 +76,7 @@ class Calls:
             )
 
     def begin(self, lost: Callable[[], None]) -> None:
-        """Begin the part of this process: a trainer's follows, the others' is over on return.
-
-        Args:
-            lost: raises when a peer is gone.
-
-        Raises:
-            PeerLost: a process died.
-        """
+        """Begin this process's part, or PeerLost: a trainer returns at once, others at the end."""
         if self._env.rank == 0:
             self._coordinate(lost)
         event = _SELF.dismissed if self._env.rank < self._serving else _SELF.begun
@@ -115,30 +108,25 @@ class Calls:
             raise PeerLost(f"{name} (rank {rank}) went away; look at its log", (rank,)) from error
 
     def close(self) -> None:
-        """This process's loop has ended; returns when that of all others has too."""
+        """Report that this process is done; returns when all others are."""
         _SELF.ended.set_result(None)
         rpc.shutdown()
 
 
 def name_of(rank: int, serving: int) -> str:
-    """What a process is called: "coordinator", "server0", ..., "trainer0", ...
-
-    Args:
-        rank: among all processes.
-        serving: processes that do not train.
-    """
+    """Name of a process: "coordinator", "server0", ..., "trainer0", ... by its rank among all."""
     if rank == 0:
         return "coordinator"
     return server_name(rank - 1) if rank < serving else f"trainer{rank - serving}"
 
 
 def server_name(number: int) -> str:
-    """What the server of a number is called."""
+    """Name of a server, by its number."""
     return f"server{number}"
 
 
 class _Self:
-    """What calls from others find in this process; torch has one RPC agent a process, too."""
+    """What calls from others find in this process; torch too has one RPC agent a process."""
 
     def __init__(self) -> None:
         self.begun, self.dismissed = threading.Event(), threading.Event()
@@ -150,7 +138,7 @@ _SELF: Final = _Self()
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch leaves it so
 def _loop() -> Future[None]:
-    """Called by the coordinator: begin; answered at the loop's end."""
+    """Called by the coordinator: begin; answered when this process is done."""
     _SELF.begun.set()
     return _SELF.ended
 
@@ -160,7 +148,7 @@ def _dismiss() -> None:
 
 
 def _scheme(again: Callable[[], Store], env: DistEnv) -> str:
-    """A name under which torch's RPC finds the job's store."""
+    """A URL scheme by which torch's RPC finds the job's store."""
 
     def rendezvous(_url: str, **_more: Any) -> Iterator[tuple[Store, int, int]]:
         yield PrefixStore("rpc", again()), env.rank, env.world_size

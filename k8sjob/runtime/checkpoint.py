@@ -1,43 +1,27 @@
-"""A folder of checkpoints of which the newest whole one counts.
+"""Storage of checkpoints: a folder of which the newest whole one counts.
 
 One is a file that rank 0 wrote, or a folder in which each rank wrote its part. It appears under its
 name only when all of it is on the disk, so a crash, a full disk or a killed pod leaves the older
-ones as they were. What is loaded may come from elsewhere: tensors and plain values alone are
-accepted, never code.
+ones as they were. Only tensors and plain values are stored, never code.
 """
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import shutil
-import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob.runtime import digests, shards
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "FROM_SCRATCH",
-    "Checkpoints",
-    "check_state",
-    "decode",
-    "load",
-    "passed_over",
-    "remove",
-    "told_as_oserror",
-    "verify",
-    "write",
-]
+__all__ = ["FROM_SCRATCH", "Checkpoints", "as_oserror", "check_state", "remove", "write"]
 
 FROM_SCRATCH: Final = (
     "start from scratch (`k8sjob run --fresh` on this machine; in a cluster,"
@@ -60,29 +44,21 @@ class Checkpoints:
         self.folder, self.keep = folder, max(keep, 1)
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint of one file, whole or not at all; then forget the oldest.
+        """Write a checkpoint of one file, whole or not at all; then remove the oldest.
 
         Args:
             step: optimizer steps done; the file's name, and what "newest" goes by.
             state: nested dicts, lists and tuples of tensors and plain values.
 
-        Returns:
-            The file.
-
         Raises:
             TypeError: the state holds something that could not be loaded again safely.
-            OSError: it could not be written (a full disk, no permission); the older ones are as
-                they were.
+            OSError: it could not be written (a full disk, no permission); older ones are untouched.
         """
         check_state(state)
         return self.fill(self.draft(step, folder=False), step, state)
 
     def draft(self, step: int, *, folder: bool) -> Path:
-        """Begin a checkpoint: an empty file or folder that is none yet.
-
-        Raises:
-            OSError: it could not be made.
-        """
+        """Begin a checkpoint: an empty file or folder that does not count yet."""
         # Two pods may have the same pid, and for a moment both be rank 0.
         path = self.folder / f".step-{step:08d}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,11 +69,7 @@ class Checkpoints:
         return path
 
     def fill(self, draft: Path, step: int, state: dict[str, Any]) -> Path:
-        """Write a state, which check_state has passed, into the draft of a file; then publish it.
-
-        Raises:
-            OSError: it could not be written; the draft is gone.
-        """
+        """Write a checked state into the draft of a file, and publish it or remove it."""
         try:
             write(draft, state)
             return self.publish(draft, step)
@@ -106,11 +78,7 @@ class Checkpoints:
             raise
 
     def publish(self, draft: Path, step: int) -> Path:
-        """Make a draft, all of which is on the disk, a checkpoint; then forget the oldest.
-
-        Raises:
-            OSError: it could not be renamed.
-        """
+        """Make a draft, which is all on the disk, a checkpoint; then remove the oldest."""
         target = self.folder / f"step-{step:08d}"
         old = target.with_suffix(".old")
         if not draft.is_dir():
@@ -127,9 +95,9 @@ class Checkpoints:
         return target
 
     def refusal(self) -> str | None:
-        """Why nothing can ever be saved here; None where it can, or when the disk has room again.
+        """Why nothing can ever be saved here; None where it can, or could with room on the disk.
 
-        To be asked before there is work that would be lost; makes the folder.
+        Called before there is work that would be lost; makes the folder.
         """
         probe = self.folder / f".step-probe.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
@@ -147,7 +115,7 @@ class Checkpoints:
         return None
 
     def probe(self) -> str | None:
-        """Make a folder in which others may try to write; its name, None where there is no room."""
+        """Make a folder in which ranks try to write; its name, None where there is no room."""
         path = self.folder / f".step-probe.{os.getpid()}.{os.urandom(8).hex()}.tmp"
         try:
             path.mkdir(parents=True)
@@ -158,21 +126,6 @@ class Checkpoints:
     def newest_first(self) -> list[Path]:
         """All checkpoints, whole or not."""
         return [path for _, path in reversed(self._all())]
-
-    def newest(self, warn: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint that is whole; None where there is none.
-
-        Args:
-            warn: told of each one that is passed over, and why.
-        """
-        for path in self.newest_first():
-            try:
-                verify(path)
-            except (OSError, ValueError) as error:
-                warn(passed_over(path, error))
-                continue
-            return path
-        return None
 
     def tidy(self) -> None:
         """Remove what a killed process left half written. Call it before the first save."""
@@ -208,71 +161,15 @@ def _age(one: tuple[int, Path]) -> tuple[int, bool]:
     return one[0], one[1].suffix != ".old"
 
 
-def passed_over(path: Path, why: Exception | str) -> str:
-    """What is said of a checkpoint that is not whole."""
-    return f"checkpoint {path} is passed over: {why}"
-
-
-def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
-    """Find out whether a checkpoint is whole, and holds nothing but tensors and plain values.
-
-    Args:
-        path: a file or a folder.
-        part: which share of a folder's files to look at, 0 to of - 1: ranks divide them.
-        of: number of shares.
-
-    Raises:
-        ValueError: it is not; which of its files, and why.
-        OSError: it cannot be read.
-    """
-    if not path.is_dir():
-        if part == 0:
-            decode(path.read_bytes())
-        return
-    wanted = digests.read(path)
-    digests.check(path, wanted, sorted(wanted)[part::of])
-    shards.read(path)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint; a folder's tensors are read as they are needed (shards.Stored).
-
-    Raises:
-        ValueError: it is torn, or holds anything but tensors and plain values.
-        OSError: it cannot be read.
-    """
-    return shards.read(path) if path.is_dir() else decode(path.read_bytes())
-
-
-def decode(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint's bytes, its tensors on the CPU.
-
-    Raises:
-        ValueError: the bytes are torn, or hold anything but tensors and plain values.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            torn = archive.testzip()
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"it is torn: {error} ({len(content)} bytes)") from None
-    if torn:
-        raise ValueError(f"it is torn: {torn} does not match its checksum")
-    return shards.read_others(content)
-
-
 def write(path: Path, state: Any) -> None:
-    """Write a nest of tensors and plain values into one file, which may not be on the disk yet.
-
-    Raises:
-        OSError: it could not be written; half of it may be there.
-    """
-    with told_as_oserror(path), path.open("wb") as file:
+    """Write tensors and plain values into one file, which may not be on the disk yet."""
+    with as_oserror(path), path.open("wb") as file:
         torch.save(state, file)
 
 
 @contextmanager
-def told_as_oserror(path: Path) -> Iterator[None]:
-    """Torch's archive writer trips over what the file system said: let that be the error."""
+def as_oserror(path: Path) -> Iterator[None]:
+    """Raise the file system's error instead of the one that torch's archive writer makes of it."""
     try:
         yield
     except RuntimeError as error:
@@ -289,7 +186,7 @@ def remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Make a file's content, or a rename in a folder, last beyond a power cut."""
+    """Make a file's content, or a rename in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -301,7 +198,7 @@ def _sync(path: Path) -> None:
 
 
 def check_state(value: Any, where: str = "state") -> None:
-    """Refuse now what weights_only would refuse when it is needed most."""
+    """Refuse at once what weights_only would refuse when the checkpoint is loaded."""
     if isinstance(value, dict):
         if type(value) not in (dict, Counter) and type(value).__name__ != "OrderedDict":
             raise TypeError(f"{where} is a {type(value).__name__}; make it a dict")

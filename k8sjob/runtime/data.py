@@ -1,8 +1,8 @@
-"""Who sees which sample, and when: shards of an epoch that any number of ranks can take up.
+"""Data of a run: which rank sees which sample and when, and the loader that delivers batches.
 
 An epoch is one permutation of the data set, the same on all ranks. It is cut into global batches,
 and each rank takes every world_size-th sample of each. So the samples of a step depend neither on
-the number of ranks nor on where a run was interrupted; one global offset says how far it is.
+the number of ranks nor on where a run was interrupted; one global offset is the position.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Callable, Iterator, Sized
 
-__all__ = ["ShardSampler", "Share", "Tail", "check_dataset", "strided"]
+__all__ = ["BatchShard", "Feed", "ShardSampler", "Tail", "check_dataset", "move", "strided"]
+
 
 Tail = Literal["pad", "short", "drop"]
 """What happens to an epoch that does not divide: see ShardSampler."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShard:
     """One rank's part of one global batch.
 
     Attributes:
         start: global offset of the batch in the epoch, in samples.
         end: global offset after it.
-        count: this rank's samples; 0 where it only stands in (see ShardSampler.indices).
+        count: this rank's samples; 0 where it has only a placeholder (see ShardSampler.indices).
         scale: factor for the mean loss over this rank's samples, such that the mean of the
             gradients over the ranks, summed over the window, is the gradient of the mean loss over
             all of the window's samples.
-        closes: the last batch of its window: the optimizer steps after it.
+        closes: whether it is the last batch of its window: the optimizer steps after it.
     """
 
     start: int
@@ -49,8 +50,8 @@ class ShardSampler(DistributedSampler[int]):
     With one process and with four, the same global batch holds the same samples. `tail` says what
     happens where N samples do not divide by R ranks:
 
-    - "pad": as the stock sampler, ceil(N/R) * R - N samples are seen twice; shares are equal.
-    - "short": each sample is seen exactly once; shares of the last batch may differ by one.
+    - "pad": as the stock sampler, ceil(N/R) * R - N samples are seen twice; shards are equal.
+    - "short": each sample is seen exactly once; shards of the last batch may differ by one.
     - "drop": the samples of the last, incomplete global batch are left out.
 
     Call `set_epoch` at the start of each epoch and `advance` after each optimizer step; save
@@ -71,7 +72,7 @@ class ShardSampler(DistributedSampler[int]):
         seed: int = 0,
         tail: Tail = "pad",
         in_blocks: bool = False,
-        most_ranks: int = 0,
+        max_ranks: int = 0,
     ) -> None:
         """Shards of a data set.
 
@@ -87,7 +88,7 @@ class ShardSampler(DistributedSampler[int]):
             tail: "pad", "short" or "drop".
             in_blocks: the ranks' samples of a batch, put one behind the other, are in the order of
                 one process; for batches that divide by the ranks. Else they take turns.
-            most_ranks: so many may come to share the batch of all; 0: as many as now.
+            max_ranks: so many ranks may come to divide the global batch; 0: as many as now.
 
         Raises:
             ValueError: a size or the tail is invalid, or they leave no batch.
@@ -98,7 +99,7 @@ class ShardSampler(DistributedSampler[int]):
             raise ValueError(f'tail={tail!r}: it is "pad", "short" or "drop"')
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
-        self.global_batch = _global_batch(batch_size, global_batch, world_size, most_ranks)
+        self.global_batch = _global_batch(batch_size, global_batch, world_size, max_ranks)
         # The stock sampler asks for a Dataset and uses its length alone.
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
@@ -120,11 +121,7 @@ class ShardSampler(DistributedSampler[int]):
             self.epoch, self.offset, self._order, self._is_over = epoch, 0, None, False
 
     def advance(self, batches: int = 1) -> None:
-        """Count batches as done: in the loop, since a loader's workers run ahead of it.
-
-        Raises:
-            RuntimeError: the epoch has no batch left.
-        """
+        """Count batches as done: in the loop, since a loader's workers run ahead of it."""
         end = self._end()
         if self.offset >= end:
             raise RuntimeError(
@@ -136,7 +133,7 @@ class ShardSampler(DistributedSampler[int]):
         self._is_over = self.offset == end
 
     def state_dict(self) -> dict[str, int]:
-        """Where the run is: epoch, offset, and what they mean only together with."""
+        """The position of the run, with the data size and seed that it depends on."""
         return {
             "epoch": self.epoch,
             "offset": self.offset,
@@ -145,11 +142,10 @@ class ShardSampler(DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, with this number of ranks and this batch size.
+        """Continue from a saved state, with this number of ranks and this batch size.
 
         Raises:
-            ValueError: the state is in mid-epoch and belongs to other data or another seed, so
-                that no order could continue it.
+            ValueError: the state is in mid-epoch, and belongs to other data or another seed.
         """
         seen = (state["samples"], state["seed"])
         if state["offset"] and seen != (self.samples, self.seed):
@@ -161,15 +157,11 @@ class ShardSampler(DistributedSampler[int]):
         self._is_over = False
 
     def __len__(self) -> int:
-        """Samples that this rank has still to see in this epoch."""
-        return sum(share.count for share in self.shares())
+        """Samples that this rank has left in this epoch."""
+        return sum(shard.count for shard in self.shards())
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples of the rest of the epoch, in the order of the batches.
-
-        Raises:
-            RuntimeError: the epoch is over, and set_epoch() did not begin another.
-        """
+        """This rank's samples of the rest of the epoch, in the order of the batches."""
         if self._is_over:
             raise RuntimeError(
                 f"epoch {self.epoch} of this sampler is over: call sampler.set_epoch(epoch) at the "
@@ -177,14 +169,14 @@ class ShardSampler(DistributedSampler[int]):
             )
         # Saved at the end of an epoch, a run resumes with none of its samples left: once.
         self._is_over = self.offset >= self._end()
-        return (index for share in self.shares() if share.count for index in self.indices(share))
+        return (index for shard in self.shards() if shard.count for index in self.indices(shard))
 
     def steps(self, start: int | None = None) -> int:
         """Optimizer steps from an offset to the end of the epoch; from here by default."""
         left = self._end() - (self.offset if start is None else start)
         return -(-max(left, 0) // (self.global_batch * self.accumulate))
 
-    def shares(self) -> Iterator[Share]:
+    def shards(self) -> Iterator[BatchShard]:
         """This rank's part of each batch that is left in the epoch."""
         end, start = self._end(), self.offset
         window = self.global_batch * self.accumulate
@@ -195,26 +187,25 @@ class ShardSampler(DistributedSampler[int]):
                 stop = min(start + self.global_batch, window_end)
                 count = len(range(start + self.rank, stop, self.num_replicas))
                 scale = count * self.num_replicas / in_window
-                yield Share(start, stop, count, scale, stop == window_end)
+                yield BatchShard(start, stop, count, scale, stop == window_end)
                 start = stop
 
     def leaves_out(self) -> bool:
         """Whether the epoch's last batch is too small for all ranks to have a sample of it."""
         return 0 < (self._end() - self.offset) % self.global_batch < self.num_replicas
 
-    def indices(self, share: Share) -> list[int]:
-        """The samples of a share; one to stand in where it is empty.
+    def indices(self, shard: BatchShard) -> list[int]:
+        """The samples of a shard; a placeholder where it is empty.
 
-        A rank without samples must compute all the same, since the others wait for its gradients;
-        its loss has the scale 0.
+        A rank without samples computes too, with a loss of scale 0: the others wait for it.
         """
         if self._order is None:
             self._order = self._permutation()
         if self.in_blocks:
-            first = share.start + self.rank * share.count
-            return cast("list[int]", self._order[first : first + share.count].tolist())
-        picked = self._order[share.start + self.rank : share.end : self.num_replicas]
-        return picked.tolist() if share.count else [int(self._order[0])]
+            first = shard.start + self.rank * shard.count
+            return cast("list[int]", self._order[first : first + shard.count].tolist())
+        picked = self._order[shard.start + self.rank : shard.end : self.num_replicas]
+        return picked.tolist() if shard.count else [int(self._order[0])]
 
     def _end(self) -> int:
         """Global offset at which the epoch ends."""
@@ -238,8 +229,7 @@ class ShardSampler(DistributedSampler[int]):
 def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list[list[int]]:
     """This rank's batches for an evaluation: over all ranks, each sample exactly once.
 
-    Every rank gets the same number of batches, so that all of them walk in step; the last one may
-    be empty.
+    Every rank gets the same number of batches; the last one may be empty.
     """
     check_dataset(dataset)
     if batch_size < 1:
@@ -250,12 +240,7 @@ def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list
 
 
 def check_dataset(dataset: Sized) -> None:
-    """Refuse a data set that cannot be divided over the ranks, or has nothing in it.
-
-    Raises:
-        ValueError: it is empty.
-        TypeError: it has no length.
-    """
+    """Refuse a data set that is empty, or has no length by which ranks could divide it."""
     try:
         samples = len(dataset)
     except TypeError:
@@ -268,7 +253,7 @@ def check_dataset(dataset: Sized) -> None:
 
 
 def _global_batch(
-    batch_size: int | None, global_batch: int | None, world_size: int, most_ranks: int
+    batch_size: int | None, global_batch: int | None, world_size: int, max_ranks: int
 ) -> int:
     if (batch_size is None) == (global_batch is None):
         raise ValueError(
@@ -284,9 +269,107 @@ def _global_batch(
             f"global_batch={global_batch} is below the number of ranks, {world_size}: some would "
             f"have nothing to do; set it to {world_size} or more, or use fewer replicas"
         )
-    if global_batch < most_ranks:
+    if global_batch < max_ranks:
         raise ValueError(
-            f"global_batch={global_batch} is below the {most_ranks} ranks that this elastic job may"
-            f" come to have: set it to {most_ranks} or more, or lower replicas.elastic.max"
+            f"global_batch={global_batch} is below the {max_ranks} ranks that this elastic job may"
+            f" come to have: set it to {max_ranks} or more, or lower replicas.elastic.max"
         )
     return global_batch
+
+
+class Feed:
+    """A data set with its sampler and its loader, for all epochs of a run.
+
+    Attributes:
+        sampler: who sees what.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        settings: dict[str, Any],
+        *,
+        on_gpu: bool,
+        on_phase: Callable[[str], None] | None = None,
+        **sharding: Any,
+    ) -> None:
+        """A sampler and a loader.
+
+        Args:
+            dataset: a map-style data set.
+            settings: the user's, for ShardSampler, and `loader_options` for DataLoader.
+            on_gpu: batches go to a GPU, so their memory is pinned.
+            on_phase: called with "compute" before a batch is awaited, and with "sync" when it is
+                there: for a loop that has no other moment at which a step begins.
+            sharding: more for ShardSampler: rank, world_size, seed, ...
+        """
+        own = {key: value for key, value in settings.items() if key != "loader_options"}
+        self.sampler = ShardSampler(dataset, **sharding, **own)
+        self._dataset, self._settings = dataset, settings
+        self._batches = _Batches(self.sampler)
+        # Not the default generator, which the model's dropout draws from: a run that resumes in
+        # mid-epoch would differ from there on if an epoch's beginning moved it.
+        self._generator = torch.Generator()
+        options = {"pin_memory": on_gpu, **settings["loader_options"]}
+        self._loader = _Loader(
+            dataset, batch_sampler=self._batches, generator=self._generator, **options
+        )
+        self._loader.on_phase = on_phase
+
+    def serves(self, dataset: Any, settings: dict[str, Any]) -> bool:
+        """Whether this feed is for that data set and those settings."""
+        return dataset is self._dataset and settings == self._settings
+
+    def loader(self, shards: list[BatchShard]) -> DataLoader[Any]:
+        """The loader, which gives these shards next."""
+        self._batches.shards = shards
+        # Odd constants give nearby (seed, epoch, rank) workers' seeds that are far apart.
+        sampler = self.sampler
+        mixed = sampler.seed * 0x9E3779B1 + sampler.epoch * 0x85EBCA6B + sampler.rank
+        self._generator.manual_seed(mixed & 0xFFFFFFFF)
+        return self._loader
+
+
+class _Loader(DataLoader[Any]):
+    """A DataLoader that reports when a batch is awaited, and when it is there."""
+
+    on_phase: Callable[[str], None] | None = None
+
+    def __iter__(self) -> Any:
+        batches = super().__iter__()
+        return batches if self.on_phase is None else self._reporting(batches, self.on_phase)
+
+    def _reporting(self, batches: Iterator[Any], on_phase: Callable[[str], None]) -> Iterator[Any]:
+        on_phase("compute")
+        for batch in batches:
+            on_phase("sync")
+            yield batch
+            on_phase("compute")
+
+
+class _Batches:
+    """The samples of some shards as a DataLoader's batch sampler."""
+
+    def __init__(self, sampler: ShardSampler) -> None:
+        self._sampler = sampler
+        self.shards: list[BatchShard] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self._sampler.indices(shard) for shard in self.shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on the device, its shape of lists, tuples and dicts kept."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: move(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [move(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch

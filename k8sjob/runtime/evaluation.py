@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from k8sjob.runtime.data import strided
-from k8sjob.runtime.feed import move
+from k8sjob.runtime.data import move, strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

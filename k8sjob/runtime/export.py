@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob.runtime.checkpoint import Checkpoints, load, verify, write
-from k8sjob.runtime.shards import gathered
+from k8sjob.runtime.checkpoint import Checkpoints, write
+from k8sjob.runtime.checkpoint_format import gathered
+from k8sjob.runtime.checkpoint_reader import load, newest, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +37,9 @@ def export(
         source: a checkpoint, file or folder; or a folder of them, of which the newest whole one
             counts.
         target: the file; its suffix says the form, .safetensors or torch.save's .pt or .pth.
-        everything: the optimizer, the place in the data and the rest, too.
+        everything: the optimizer, the position in the data and the rest, too.
         force: whether the file may be there already.
-        warn: told of checkpoints that are passed over.
+        warn: called with each checkpoint that is skipped, and why.
 
     Returns:
         What was done: path, source, step, tensors, bytes.
@@ -69,8 +70,8 @@ def export(
             os.fsync(file.fileno())
         draft.replace(target)
     except OSError as error:
-        said = (error.strerror or str(error)).removeprefix(f"{draft}: ")
-        raise OSError(f"{target} cannot be written: {said}") from error
+        reason = (error.strerror or str(error)).removeprefix(f"{draft}: ")
+        raise OSError(f"{target} cannot be written: {reason}") from error
     finally:
         with suppress(OSError):
             draft.unlink()
@@ -96,7 +97,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
         except ValueError as error:
             raise ValueError(f"{source}: {error}; take another checkpoint") from error
         return source
-    found = Checkpoints(source).newest(warn)
+    found = newest(Checkpoints(source), warn)
     if found is None:
         raise ValueError(
             f"{source} has no whole checkpoint; name the folder that has step-... files or folders"
@@ -105,7 +106,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
 
 
 def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The model's own part of a state; of a loop of one's own, what it calls model."""
+    """The model's part of a state; of a state given to Job.save(), its `model`."""
     found = state.get("model", (state.get("state") or {}).get("model"))
     if not isinstance(found, dict) or not found:
         raise ValueError(
@@ -142,10 +143,10 @@ def _count(nest: Any) -> int:
 
 
 def main(argument: str) -> int:
-    """The program; 1 where it told an error."""
+    """The program; 1 after an error."""
     asked, warnings = json.loads(argument), list[str]()
     try:
-        told = export(
+        result = export(
             Path(asked["source"]),
             Path(asked["target"]),
             everything=asked["everything"],
@@ -153,12 +154,12 @@ def main(argument: str) -> int:
             warn=warnings.append,
         )
     except ValueError as error:
-        told = {"error": str(error)}
+        result = {"error": str(error)}
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        told = {"error": f"{place}{error.strerror or error}"}
-    sys.stdout.write(json.dumps({**told, "warnings": warnings}) + "\n")
-    return int("error" in told)
+        result = {"error": f"{place}{error.strerror or error}"}
+    sys.stdout.write(json.dumps({**result, "warnings": warnings}) + "\n")
+    return int("error" in result)
 
 
 if __name__ == "__main__":

@@ -1,45 +1,27 @@
-"""A rank's view of its job: who it is, what it trains, and what it does with the others."""
+"""`Job`: what a training script can ask of its rank, and do with the other ranks."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from k8sjob import compat
-from k8sjob.contract import EventKind
-from k8sjob.runtime import config as settings
-from k8sjob.runtime import keras_model, keras_optimizer, own_state, rng
-from k8sjob.runtime.call_order import LEAVING, CallOrder, CallOrderError
-from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.context import mapped_path
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.env import is_elastic, max_ranks
-from k8sjob.runtime.errors import PeerLost, first_line, lateness, peer_loss
-from k8sjob.runtime.health import Computing, Waiting
-from k8sjob.runtime.saves import Saves
-from k8sjob.runtime.strategies import strategy
-from k8sjob.runtime.training import Run
-from k8sjob.runtime.watchdog import Hung, Watchdog
+from k8sjob.runtime.training import prepare
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+    from pathlib import Path
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.contract import RuntimeConfig
-    from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.process_group import Group, Reduction
-    from k8sjob.runtime.report import Reporter
-    from k8sjob.runtime.stop import StopCoordinator
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.process_group import Reduction
+    from k8sjob.runtime.training import Run
 
 __all__ = ["Job"]
-
-_LAST_SAVE_S: Final = 3.0
-"""Seconds in which nothing more is written of a checkpoint before a rank that fails leaves it."""
 
 
 class Job:
@@ -52,69 +34,17 @@ class Job:
         device: where to put the model: this process's GPU, or the CPU.
         is_main: whether this is rank 0, the one that writes files.
         seed: the session's seed.
-        config: the job's settings.
         checkpoint_dir: where checkpoints go, on this machine; None where they are off.
-        group: the ranks' collectives.
-        reporter: rank 0's voice.
-        stop_coordinator: how the ranks stop together.
-        saves: the job's checkpoints; None where they are off.
-        calls: the order of the ranks' collective calls.
-        waiting: how long this rank was with the others.
-        training: whether training has begun.
-        reached: the last numbers given to log().
-        most_ranks: the most ranks that an elastic job may come to have; 0 for others.
-        fitted: the model that fit() trains, as a weak reference.
     """
 
-    def __init__(
-        self,
-        env: DistEnv,
-        config: RuntimeConfig,
-        group: Group,
-        *,
-        stop_coordinator: StopCoordinator,
-        reporter: Reporter,
-        seed: int,
-    ) -> None:
-        self.rank, self.world_size, self.local_rank = group.rank, group.world_size, env.local_rank
-        self.device, self.is_main, self.seed = group.device, group.rank == 0, seed
-        self.config, self.group, self.reporter = config, group, reporter
-        folder = config.checkpoint_dir
-        self.checkpoint_dir = None if folder is None else self.path(folder)
-        self.stop_coordinator = stop_coordinator
-        # The host of a GPU only queues what is computed: whatever it waits for is the others'.
-        self.waiting = Waiting() if self.device.type == "cuda" else Waiting(Computing())
-        self.training = False
-        self.reached: dict[str, Any] = {}
-        self.fitted: Callable[[], Any] | None = None
-        self.most_ranks = max_ranks(env.local_world_size)
-        self._env, self._step = env, 0
+    def __init__(self, context: RankContext) -> None:
+        self._context, self._group, group = context, context.group, context.group
+        self._calls, self._checkpointer = context.calls, context.checkpointer
+        self.rank, self.world_size = group.rank, group.world_size
+        self.local_rank = context.env.local_rank
+        self.device, self.is_main, self.seed = group.device, context.is_main, context.seed
+        self.checkpoint_dir = context.checkpoint_dir
         self._in_main_first = False
-        self.saves = None
-        if self.checkpoint_dir is not None:
-            checkpoints = Checkpoints(self.checkpoint_dir, config.checkpoint_keep)
-            self.saves = Saves(
-                checkpoints,
-                group,
-                reporter,
-                form=config.checkpoint_format,
-                must_share=is_elastic(),
-                beat=lambda: self.beat(self._step, "checkpoint"),
-            )
-        first = env.world_size - self.world_size
-        self.calls = CallOrder(group, first, config.collective_timeout, stop_coordinator.alert)
-        met = group.rendezvous if group.world_size > 1 else None
-        self._watchdog = Watchdog(
-            met.again() if met else None,
-            env,
-            ranks=range(first, env.world_size),
-            timeout=config.hang_timeout,
-            patience=config.collective_timeout,
-            agent_file=settings.heartbeat_file(),
-            error_file=settings.error_file(),
-            publish=self.calls.publish,
-        )
-        group.on_phase = lambda phase: self.beat(self._step, phase)
 
     # --- training -------------------------------------------------------------------------------
 
@@ -143,51 +73,13 @@ class Job:
         Raises:
             ValueError: the model has nothing to train.
         """
-        if self.config.strategy == "keras_mesh":
-            raise ValueError(
-                "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
-                " job.fit, or take kind: keras, which divides the data alone"
-            )
-        model = build if isinstance(build, torch.nn.Module) else build()
-        if problem := keras_model.refuse(model):
-            raise ValueError(problem)
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(
-                f"{type(model).__name__} has no parameters to train: check that its layers are "
-                "attributes of the module (lists need nn.ModuleList) and require gradients"
-            )
-        self.calls.check("job.prepare", _in_words(model))
-        kind = self._kind_for(model)
-        options = compat.STRATEGIES[kind].settings(self.config.options)
-        if warning := compat.STRATEGIES[kind].warning:
-            self.reporter.warn(f"strategy.kind: {kind}: {warning}")
-        prepared = strategy(kind, model, loss, self.group, options)
-        parameters = prepared.model.parameters()
-        made = keras_optimizer.adopt(optimizer, model) or _made(optimizer, parameters)
-        if scheduler is not None and isinstance(made, keras_optimizer.KerasOptimizer):
-            raise ValueError(
-                "scheduler: an optimizer of Keras has its own; give it learning_rate="
-                "keras.optimizers.schedules...., or use one of torch.optim"
-            )
-        if prepared.parts is None and self.config.checkpoint_format == "sharded":
-            raise ValueError(
-                f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
-                " the state; leave checkpoint.format at auto"
-            )
-        prepared.ready(made)
-        schedule = None if scheduler is None else _made(scheduler, made)
-        # From here on ranks differ: each share of the data has its own dropout masks.
-        rng.seed_all(self.seed, prepared.stream)
-        return Run(
-            self,
-            prepared,
-            loss,
-            optimizer=made,
-            scheduler=schedule,
+        return prepare(
+            self._context,
+            build,
+            loss=loss,
+            optimizer=optimizer,
+            scheduler=scheduler,
             schedule_by=schedule_by,
-            options=options,
         )
 
     def fit(
@@ -230,11 +122,11 @@ class Job:
             ValueError: the model or the job's settings cannot be trained this way.
             Stopped: all ranks were asked to stop.
         """
-        from k8sjob.runtime.keras_fit import fit
+        from k8sjob.runtime.keras_fit import fit  # imports keras
 
-        self.calls.check("job.fit", f"epochs={epochs}")
+        self._calls.check("job.fit", f"epochs={epochs}")
         return fit(
-            self,
+            self._context,
             model,
             train,
             epochs=epochs,
@@ -260,29 +152,9 @@ class Job:
             ValueError: the file is of another kind.
             OSError: it cannot be written; one that was there before is as it was.
         """
-        from k8sjob.runtime.keras_saving import save_model
+        from k8sjob.runtime.keras_fit import save_model  # imports keras
 
-        if self.config.strategy == "keras_mesh":  # elsewhere rank 0 has the whole model
-            self.calls.check("job.save_model")
-        save_model(self, model, self.path(path))
-
-    def _kind_for(self, model: nn.Module) -> str:
-        """The job's strategy; a Keras model is trained as one under ddp too.
-
-        Raises:
-            ValueError: the two do not go together.
-        """
-        kind, name = self.config.strategy, type(model).__name__
-        if not keras_model.is_keras(model):
-            if kind == "keras":
-                raise ValueError(f"strategy.kind: keras, but {name} is no Keras model; use ddp")
-            return kind
-        if kind not in {"ddp", "keras"}:
-            raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
-        alien = self.config.options.keys() - compat.STRATEGIES["keras"].options.keys()
-        if alien:
-            raise ValueError(f"strategy.{min(alien)}: not for a Keras model ({name}); leave it out")
-        return "keras"
+        save_model(self._context, model, self.path(path))
 
     def sampler(
         self,
@@ -293,7 +165,7 @@ class Job:
         shuffle: bool = True,
         tail: Tail = "pad",
     ) -> ShardSampler:
-        """This rank's sampler, for a loop of one's own: see data.ShardSampler."""
+        """This rank's sampler, for a loop written by hand: see ShardSampler."""
         return ShardSampler(
             dataset,
             rank=self.rank,
@@ -303,15 +175,14 @@ class Job:
             shuffle=shuffle,
             seed=self.seed,
             tail=tail,
-            most_ranks=self.most_ranks,
+            max_ranks=self._context.max_ranks,
         )
 
     # --- together with the other ranks ----------------------------------------------------------
 
     def log(self, **values: Any) -> None:
         """Report numbers of this moment, as `epoch=3, accuracy=0.9`; rank 0's are shown."""
-        self.reached.update(values)
-        self.reporter.emit(EventKind.METRICS, **values)
+        self._context.log(**values)
 
     def reduce(self, **pairs: tuple[float | Tensor, float | Tensor]) -> dict[str, float]:
         """Means over all ranks: each name's (sum, count), added up in float64 and divided.
@@ -320,8 +191,8 @@ class Job:
             name -> sum / count, the same on all ranks; nan where the count is 0.
         """
         flat = [float(number) for pair in pairs.values() for number in pair]
-        self.calls.check_often("job.reduce", ", ".join(pairs))
-        total = self.group.sums(flat)
+        self._calls.check_often("job.reduce", ", ".join(pairs))
+        total = self._group.sums(flat)
         return {
             name: total[2 * at] / total[2 * at + 1] if total[2 * at + 1] else float("nan")
             for at, name in enumerate(pairs)
@@ -329,8 +200,8 @@ class Job:
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """The sum, maximum or minimum over the ranks, element by element; a new tensor."""
-        self.calls.check_often("job.all_reduce", f"{op} of {_of(tensor)}")
-        return self.group.all_reduce(tensor, op)
+        self._calls.check_often("job.all_reduce", f"{op} of {_of(tensor)}")
+        return self._group.all_reduce(tensor, op)
 
     def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
         """The tensors of all ranks, by rank; the first dimension may differ.
@@ -340,18 +211,18 @@ class Job:
             to: the rank that gets them, the list of the others is empty; None: every rank, which
                 elsewhere is called all_gather.
         """
-        self.calls.check_often("job.gather", f"{_of(tensor, rows=False)}, to={to}")
-        return self.group.gather(tensor, to)
+        self._calls.check_often("job.gather", f"{_of(tensor, rows=False)}, to={to}")
+        return self._group.gather(tensor, to)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """One rank's tensor on all ranks; a new tensor."""
-        self.calls.check_often("job.broadcast", f"{_of(tensor)}, source={source}")
-        return self.group.broadcast(tensor, source)
+        self._calls.check_often("job.broadcast", f"{_of(tensor)}, source={source}")
+        return self._group.broadcast(tensor, source)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        self.calls.check_often("job.barrier")
-        self.group.barrier()
+        self._calls.check_often("job.barrier")
+        self._group.barrier()
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
@@ -359,16 +230,16 @@ class Job:
         if self._in_main_first:  # rank 0 has done this one as well when the others come to it
             yield
             return
-        call = self.calls.note("job.main_first")
+        call = self._calls.note("job.main_first")
         if not self.is_main:
-            self.calls.wait(call)
+            self._calls.wait(call)
         self._in_main_first = True
         try:
             yield
         finally:
             self._in_main_first = False
         if self.is_main:
-            self.calls.wait(call)
+            self._calls.wait(call)
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -378,18 +249,14 @@ class Job:
         Args:
             mount: the mount path of a volume, checkpoint.dir, or a path below one of them.
         """
-        wanted = Path(mount)
-        for known, here in sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0])):
-            if wanted.is_relative_to(known):
-                return Path(here) / wanted.relative_to(known)
-        return wanted
+        return mapped_path(mount)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save a state of one's own loop; all ranks call it.
+        """Save the state of a loop written by hand; all ranks call it.
 
-        What is in it is copied before this returns, and written while the loop goes on. Rank 0's
-        state is written, and of distributed tensors (FSDP2's, tensor parallel ones) the whole: by
-        each rank its part, where all see the folder.
+        The state is copied before this returns, and written while the loop continues. Rank 0's
+        state is written, and distributed tensors (of FSDP2 or tensor parallelism) are written
+        whole: each rank writes its part where all ranks see the folder.
 
         Args:
             step: what "newest" goes by.
@@ -398,120 +265,37 @@ class Job:
         Raises:
             ValueError: there is no checkpoint.dir, or the ranks' tensors make up no whole ones.
             TypeError: something in it could not be loaded again without running code.
-            OSError: what the ranks have cannot be saved there in parts. Where a file cannot be
-                written, that is told, and the loop goes on.
+            OSError: the ranks' parts cannot be saved there. A file that cannot be written later
+                is only a warning.
         """
-        if self.saves is None:
+        if self._checkpointer is None:
             raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
-        self.calls.check("job.save", f"step={step}")
-        own_state.save(self.saves, self.group, step, state)
+        self._calls.check("job.save", f"step={step}")
+        self._checkpointer.save_state(step, state)
 
     def load(self, like: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The newest state that save() wrote, on all ranks, which all call it; None: there is none.
 
         Args:
-            like: a state as save() takes it, whose distributed tensors tell how those of the saved
-                one are to be divided; of these a rank reads its part alone. What is no distributed
-                tensor there is whole, and on the CPU.
+            like: a state as save() takes it. Saved tensors are divided as the distributed tensors
+                at the same place in it, and a rank reads only its part; all others are whole, and
+                on the CPU.
         """
-        if self.saves is None:
+        if self._checkpointer is None:
             return None
-        self.calls.check("job.load")
-        return own_state.load(self.saves, self.reporter, like)
+        self._calls.check("job.load")
+        return self._checkpointer.load_state(like)
 
     def should_stop(self) -> bool:
-        """Whether to save and leave now: the same answer on all ranks, for a loop of one's own.
+        """Whether to save and leave now: the same answer on all ranks, for a loop written by hand.
 
         Call it equally often on all ranks, once a step. After True, save and call
         `raise SystemExit(143)`.
         """
-        self.begin()
-        self._step += 1
-        self.beat(self._step)
-        return not self.stop_coordinator.passes()
-
-    # --- for the runtime's own modules ------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Training begins: from now on progress is watched, and a stop waits for all ranks."""
-        self.training = True
-        self._watchdog.begin()
-
-    def end(self) -> None:
-        """Training is over, and its last checkpoint written: what comes now may take its time."""
-        if self.saves is not None:
-            self.saves.settle()
-        self.pause()
-
-    def pause(self) -> None:
-        """Training goes no further: what comes now may take its time."""
-        self._watchdog.pause()
-
-    def part(self) -> None:
-        """Leave together: nobody closes a connection that another still reads from."""
-        self.end()
-        try:
-            self.calls.check(LEAVING)
-            self._watchdog.beat(self._step, "sync")
-            self.stop_coordinator.finish(self.config.collective_timeout, self._watchdog.close)
-        except PeerLost as lost:
-            hung = self._accuse(lost)
-            self._watchdog.close()
-            self.stop_coordinator.close()
-            if hung:
-                raise hung from lost
-            raise
-        except CallOrderError as error:
-            self.fail(error)
-            raise
-        self.group.destroy()
-
-    def fail(self, error: BaseException) -> Hung | None:
-        """Leave alone: the others are told, and wait for nothing from here.
-
-        Returns:
-            Where the error says only that this rank waited in vain: for whom.
-        """
-        hung = self._accuse(error)
-        self.stop_coordinator.warn_others(
-            f"rank {self._env.rank} failed: {first_line(hung or error)}"
-        )
-        if self.saves is not None:
-            self.saves.settle(_LAST_SAVE_S)
-        self.end()
-        self._watchdog.close()
-        self.stop_coordinator.close()
-        if self.world_size == 1:  # a notebook goes on; among several, nccl could wait for the dead
-            self.group.destroy()
-        return hung
-
-    def _accuse(self, error: BaseException) -> Hung | None:
-        """Who is to blame for a collective that failed because ranks did not come to it."""
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            return None
-        late = lateness(error)
-        said = peer_loss(error) if late is None else late
-        return (
-            None if said is None else self._watchdog.find_hang(said, error, late=late is not None)
-        )
-
-    def beat(self, step: int, phase: str = "compute") -> None:
-        """Tell the watchdog that this rank makes progress.
-
-        Args:
-            step: the same number on all ranks for the same step.
-            phase: "sync" before waiting for the others, else anything.
-        """
-        self._step = step
-        self.waiting.phase(phase)
-        self._watchdog.beat(step, phase)
-        if self.saves is not None:
-            self.saves.poll()
-
-
-def _in_words(model: nn.Module) -> str:
-    """What ranks that train the same model have in common."""
-    return f"{type(model).__name__} of {sum(1 for _ in model.parameters())} parameters"
+        context = self._context
+        context.begin()
+        context.beat(context.step + 1)
+        return not context.stop_coordinator.passes()
 
 
 def _of(tensor: Tensor, *, rows: bool = True) -> str:
@@ -519,11 +303,3 @@ def _of(tensor: Tensor, *, rows: bool = True) -> str:
     sizes = [str(size) for size in tensor.shape]
     shape = ", ".join(sizes if rows else ["*", *sizes[1:]][: len(sizes)])
     return f"{str(tensor.dtype).removeprefix('torch.')}[{shape}]"
-
-
-def _made(recipe: Any, subject: Any) -> Any:
-    """What (class, arguments) or a function makes of a subject."""
-    if isinstance(recipe, tuple):
-        maker, arguments = recipe
-        return maker(subject, **arguments)
-    return recipe(subject)

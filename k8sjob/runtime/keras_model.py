@@ -1,9 +1,9 @@
-"""Keras models on torch: what differs from a torch model, and would go wrong without a word.
+"""Keras models and optimizers in a loop of torch: what would otherwise go wrong silently.
 
 A Keras layer is a torch module, and yet train() does not switch its dropout and batch normalisation
 on, its running statistics are no buffers, its seeds are variables that all ranks would share, and
-its regularisers are not in the loss. Keras itself is imported by nobody here: a model that exists
-has imported it.
+its regularisers are not in the loss. Keras itself is never imported here: a model that exists has
+imported it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["AsTorch", "Moved", "Seeds", "is_keras", "on", "penalised", "refuse"]
+__all__ = [
+    "AsTorch",
+    "KerasOptimizer",
+    "Moved",
+    "Seeds",
+    "adopt",
+    "is_keras",
+    "on",
+    "penalised",
+    "refuse",
+]
 
+
+TEST_BATCH: Final = 256
+"""Samples of one rank in one batch of an evaluation."""
 _RANK_STRIDE: Final = 0x9E3779B1
 _SEEDS: Final = 2**31 - 1
 """Keras keeps a seed in 32 bits with a sign."""
@@ -36,9 +50,7 @@ def is_keras(model: Any) -> bool:
 
 
 def refuse(model: Any, *, backend: str = "torch") -> str | None:
-    """Why a Keras model cannot be trained as it is; None where it can.
-
-    A torch module with Keras layers in it is one of those that cannot.
+    """Why a model cannot be trained as it is; None where it can, or has nothing of Keras.
 
     Args:
         model: whatever was given for a model.
@@ -71,10 +83,7 @@ def refuse(model: Any, *, backend: str = "torch") -> str | None:
 
 @contextmanager
 def on(device: torch.device) -> Iterator[None]:
-    """Where Keras puts its tensors meanwhile, instead of on the first GPU that it finds.
-
-    Nothing happens where Keras is not imported yet, or computes with something else.
-    """
+    """Keras puts its tensors on this device, instead of on the first GPU that it finds."""
     keras = sys.modules.get("keras")
     if keras is None or keras.backend.backend() != "torch":
         yield
@@ -84,9 +93,7 @@ def on(device: torch.device) -> Iterator[None]:
 
 
 class AsTorch(nn.Module):
-    """A Keras model that is called as a torch model is.
-
-    Its mode follows train() and eval() of the Keras model.
+    """A Keras model that is called as a torch model is; train() and eval() set its mode.
 
     Attributes:
         keras: the model.
@@ -114,9 +121,9 @@ def penalised(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Moved:
-    """Variables that training moves without gradients, as the statistics of batch normalisation.
+    """Variables that training changes without gradients, as the statistics of batch normalisation.
 
-    Which ones they are a forward pass shows; what stays as it is, as frozen weights, is not sent.
+    A forward pass shows which they are; what stays as it is, as frozen weights, is not sent.
     """
 
     def __init__(self, model: Any, group: Group) -> None:
@@ -125,11 +132,11 @@ class Moved:
         self.begin()
 
     def begin(self) -> None:
-        """Count from here: what they are now is the same on all ranks."""
+        """Count from here: the variables are the same on all ranks now."""
         self._seen = self._versions()
 
     def average(self) -> None:
-        """The mean over the ranks for all that moved since the last call, the same on all."""
+        """Replace what changed since the last call by its mean over the ranks."""
         now = self._versions()
         moved = [
             value
@@ -166,11 +173,56 @@ class Seeds:
         self._first = [int(state[0]) for state in self._states]
 
     def part(self, stream: int) -> None:
-        """Take this rank's sequences; a count stays as it is.
-
-        Args:
-            stream: ranks with the same number draw the same.
-        """
+        """Take this rank's sequences; ranks with the same stream draw the same. Counts stay."""
         with torch.no_grad():
             for state, seed in zip(self._states, self._first, strict=True):
                 state[0] = (seed + (stream + 1) * _RANK_STRIDE) % _SEEDS
+
+
+def adopt(recipe: Any, model: Any) -> Optimizer | None:
+    """The optimizer for a Keras model, where the recipe is one of Keras's; None where it is not."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return None
+    maker = recipe[0] if isinstance(recipe, tuple) else None
+    if isinstance(maker, type) and issubclass(maker, keras.optimizers.Optimizer):
+        recipe = maker(**recipe[1])
+    if not isinstance(recipe, keras.optimizers.Optimizer):
+        return None
+    return KerasOptimizer(recipe, model.trainable_variables)
+
+
+class KerasOptimizer(Optimizer):
+    """Optimizer of Keras that takes the gradients that torch left at the parameters.
+
+    Attributes:
+        keras: the optimizer itself.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self.keras, self._trained = optimizer, list(variables)
+        if not optimizer.built:
+            optimizer.build(self._trained)
+        super().__init__([variable.value for variable in self._trained], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Apply the gradients; a closure has no meaning here."""
+        if closure is not None:
+            raise ValueError("a Keras optimizer takes no closure")
+        gradients = [variable.value.grad for variable in self._trained]
+        self.keras.apply(gradients, self._trained)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's variables, in Keras's order; torch's own keys are empty."""
+        values = [variable.value.detach() for variable in self.keras.variables]
+        return {"state": {}, "param_groups": [], "variables": values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what state_dict() gave; ValueError if it is of another optimizer."""
+        found, own = state_dict.get("variables"), self.keras.variables
+        shapes = None if found is None else [tuple(value.shape) for value in found]
+        if found is None or shapes != [tuple(variable.shape) for variable in own]:
+            raise ValueError("the state of another optimizer, or of one for other weights")
+        for variable, value in zip(own, found, strict=True):
+            variable.assign(value.to(variable.value.device))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from k8sjob.runtime.blocks import names_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -31,11 +33,7 @@ _OUTPUT = ".output"
 
 
 def parameters(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, int]:
-    """Name of each parameter that is divided -> the dimension along which; all names of tied ones.
-
-    Raises:
-        ValueError: the layout does not fit the model.
-    """
+    """Dimension along which each parameter is divided, by all names of a tied one."""
     chosen = _chosen(model, layout)
     found: dict[nn.Parameter, tuple[str, int | None]] = {}
     names: dict[str, int] = {}
@@ -74,11 +72,7 @@ def model_dim(axes: Axes) -> int | None:
 
 
 def key_for(name: str, layout: Mapping[str, Axes]) -> str | None:
-    """The key whose layout a name has; None: it has none.
-
-    Raises:
-        ValueError: several regular expressions match.
-    """
+    """The key whose layout a name has, or None; ValueError if several expressions match."""
     if name in layout:
         return name
     keys = [key for key in layout if re.fullmatch(key, name)]
@@ -91,29 +85,16 @@ def key_for(name: str, layout: Mapping[str, Axes]) -> str | None:
 
 
 def check_used(layout: Mapping[str, Axes], used: Collection[str], known: Iterable[str]) -> None:
-    """Refuse a key that no name has.
-
-    Args:
-        layout: the layout map.
-        used: its keys that a name has.
-        known: all names.
-
-    Raises:
-        ValueError: there is such a key.
-    """
+    """Refuse a key that no name has; `used` are those that one of the `known` names has."""
     for key in layout:
         if key not in used:
             raise ValueError(
-                f"strategy.layout: {key!r} matches no parameter and no output; {_names_of(known)}"
+                f"strategy.layout: {key!r} matches no parameter and no output; {names_of(known)}"
             )
 
 
 def check_axes(name: str, axes: Axes, ndim: int) -> None:
-    """Refuse a layout that has not one axis or None for each dimension.
-
-    Raises:
-        ValueError: it has more or fewer.
-    """
+    """Refuse a layout that has not one axis or None for each dimension."""
     if len(axes) != ndim:
         raise ValueError(
             f"strategy.layout: {name} has {ndim} dimensions, and its layout {list(axes)} has"
@@ -122,11 +103,7 @@ def check_axes(name: str, axes: Axes, ndim: int) -> None:
 
 
 def check_size(name: str, dim: int, size: int, axis: str, ranks: int) -> None:
-    """Refuse to divide a dimension into parts of several sizes.
-
-    Raises:
-        ValueError: its size is no multiple of the ranks.
-    """
+    """Refuse to divide a dimension into parts of several sizes."""
     if size % ranks:
         fitting = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
         raise ValueError(
@@ -155,8 +132,3 @@ def _check(name: str, axes: Axes, ndim: int) -> None:
             f"strategy.layout: {name} is a parameter, and those are the same along data; write"
             " null there, or use kind: fsdp, which divides them along data"
         )
-
-
-def _names_of(known: Iterable[str]) -> str:
-    names = list(known)
-    return f"there is {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"

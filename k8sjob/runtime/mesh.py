@@ -67,7 +67,7 @@ class Mesh:
         return None if size == 1 else self.devices[name]
 
     def process_group(self, name: Literal["data", "model"]) -> Any:
-        """The same, as torch.distributed's collectives take it."""
+        """The process group of axis(), as torch.distributed's collectives take it."""
         axis = self.axis(name)
         return None if axis is None else axis.get_group()
 
@@ -94,13 +94,13 @@ class Mesh:
 
 
 def equalise(model: nn.Module, group: Group) -> None:
-    """Rank 0's parameters and buffers for all: a strategy may rely on equal starts."""
+    """Rank 0's parameters and buffers for all: strategies rely on equal starts."""
     with torch.no_grad():
         _share([*model.parameters(), *model.buffers()], group)
 
 
 def equalise_buffers(model: nn.Module, group: Group) -> None:
-    """Rank 0's buffers for all: each rank's own data moved them."""
+    """Rank 0's buffers for all: each rank's own data changed them."""
     with torch.no_grad():
         _share(model.buffers(), group)
 

@@ -1,4 +1,4 @@
-"""The loss and the pace of a run, over all ranks, without making a GPU wait every step.
+"""Loss, pace and cost of a run over all ranks, without making a GPU wait every step.
 
 Losses add up on the device. About once a second they are reduced over the ranks, which is when the
 host waits for them. All ranks must do so at the same step, and their clocks differ: so the next
@@ -8,22 +8,98 @@ such step is computed from the reduced time, which is the same number everywhere
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
-from typing import TYPE_CHECKING
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime.health import lost_time, peak_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
-    from k8sjob.runtime.health import Waiting
     from k8sjob.runtime.process_group import Group
     from k8sjob.runtime.report import Reporter
 
-__all__ = ["Progress"]
+__all__ = ["Computing", "Progress", "Waiting", "lost_time", "peak_memory"]
+
+
+_SYNC: Final = "sync"
+
+
+class Waiting:
+    """How long a rank waited for the others, from the phases that the watchdog sees too.
+
+    Where forward or backward communicate, a "sync" phase includes computation, which is the rank's
+    own time: see Computing.
+    """
+
+    def __init__(self, computed: Callable[[], float] = lambda: 0.0) -> None:
+        """Start at zero; `computed` is a clock that advances while this thread computes."""
+        self._computed = computed
+        self.seconds = 0.0
+        self._since: tuple[float, float] | None = None
+
+    def phase(self, phase: str) -> None:
+        """A phase begins, "sync" or another."""
+        if phase == _SYNC:
+            self._since = self._since or (time.monotonic(), self._computed())
+        elif self._since is not None:
+            (began, computed), self._since = self._since, None
+            self.seconds += max(0.0, time.monotonic() - began - (self._computed() - computed))
+
+    def reset(self) -> None:
+        """Start at zero again."""
+        self.seconds = 0.0
+
+
+class Computing:
+    """A clock that advances while its thread runs on a core, or waits for one.
+
+    Other processes or the container's CPU limit may make it wait for a core: the other ranks then
+    wait for this one as if it had more to compute. Only Linux measures that (the second number of
+    schedstat in proc). GPU time is not included.
+    """
+
+    def __init__(self) -> None:
+        self._schedstat: int | None = None
+        with suppress(OSError):
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._schedstat)
+
+    def __call__(self) -> float:
+        """Seconds since an arbitrary moment."""
+        waited = 0
+        if self._schedstat is not None:
+            with suppress(OSError):  # the thread has ended
+                waited = int(os.pread(self._schedstat, 80, 0).split()[1])
+        return time.thread_time() + waited / 1e9
+
+
+def lost_time(own: Sequence[float]) -> tuple[float, int]:
+    """(mean seconds that ranks waited for the slowest, the slowest rank).
+
+    Ranks meet at every step, so each waits for the one that needs most of its `own` seconds.
+    """
+    slowest = max(range(len(own)), key=lambda rank: own[rank])
+    return own[slowest] - sum(own) / len(own), slowest
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held: of torch on its GPU, else in memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # Unix alone has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
 
 _EVERY_S = 1.0
 _GROWTH = 8
@@ -31,7 +107,7 @@ _GROWTH = 8
 
 
 class Progress:
-    """Counts what is done in the epochs of a run, and reports it.
+    """Counts the steps and losses of a run, and reports them.
 
     Attributes:
         loss: mean loss over the samples of the epoch so far, over all ranks; nan before the first.
@@ -47,10 +123,10 @@ class Progress:
     def begin(
         self, epoch: int, epochs: int, steps: int, step: int, *, loss: float = 0.0, count: float = 0
     ) -> None:
-        """Begin an epoch, or go on in one.
+        """Begin an epoch, counted from 0, or continue one.
 
         Args:
-            epoch: counted from 0.
+            epoch: its number.
             epochs: how many there will be.
             steps: optimizer steps of this epoch.
             step: how many of them are done.
@@ -84,11 +160,7 @@ class Progress:
         return self._step + 1 in {self._next, self._steps}
 
     def step(self, grad_norm: Tensor | None = None) -> None:
-        """An optimizer step is done; reports when it is time to.
-
-        Args:
-            grad_norm: the norm of its gradients, where it was measured.
-        """
+        """An optimizer step is done, with this norm of its gradients; report if it is time to."""
         due = self.due
         self._step += 1
         if due:
@@ -104,11 +176,7 @@ class Progress:
         self._recent, self._recent_count = 0.0, 0.0
 
     def _reduce(self) -> list[list[float]]:
-        """Take the pending sums over.
-
-        Returns:
-            By rank: seconds since the mark, those of them that were its own, bytes of memory.
-        """
+        """Add up what is pending; by rank: seconds since the mark, its own, bytes of memory."""
         pending = float(self._pending), float(self._pending_count)  # waits for the GPU's steps
         elapsed = time.monotonic() - self._since
         own = elapsed - self._waiting.seconds
@@ -129,8 +197,8 @@ class Progress:
         loss = self._recent / self._recent_count if self._recent_count else math.nan
         more: dict[str, float] = {"memory_bytes": int(max(memory))}
         if len(own) > 1:
-            lost = lost_time(own)
-            more |= {"wait_s": lost.seconds / done, "slowest": lost.slowest}
+            lost, slowest = lost_time(own)
+            more |= {"wait_s": lost / done, "slowest": slowest}
         if grad_norm is not None:
             more["grad_norm"] = float(grad_norm)
         if self._step == self._steps:

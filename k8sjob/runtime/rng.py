@@ -44,10 +44,9 @@ def of_rank(seed: int, rank: int) -> int:
 def divide(ranks: DeviceMesh) -> None:
     """Let random operations on a tensor that is divided over these ranks differ by the part.
 
-    The ranks draw the same numbers otherwise, and go on doing so. torch sees to that on GPUs, but
-    would give rank 0's numbers to all ranks of the job when it meets the first such operation; on
-    CPUs each part had the same numbers, and after parts of unequal size ranks had no longer the
-    same ones.
+    The ranks draw the same numbers otherwise. torch does this on GPUs, but would give rank 0's
+    numbers to all ranks of the job when it meets the first such operation; on CPUs each part would
+    have the same numbers, and ranks would draw different ones after parts of unequal size.
     """
     from torch.distributed.tensor import _random
     from torch.distributed.tensor._random import _RNGStateTracker
@@ -75,7 +74,7 @@ class _ByPart:
     def _distribute_region(
         self, spec: Any, generator: torch.Generator | None = None
     ) -> Iterator[None]:
-        """Each part has a generator of its own, whose seed all ranks draw."""
+        """Each part has its own generator, whose seed all ranks draw."""
         where = generator.device if generator else "cpu"
         drawn = int(torch.randint(2**62, (), generator=generator, device=where))
         place = zip(spec.mesh.get_coordinate(), spec.placements, strict=True)
@@ -101,7 +100,7 @@ def capture(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what capture gave; a generator that is not there now is passed over."""
+    """Restore what capture gave; a generator that is not there now is skipped."""
     torch.set_rng_state(state["torch"])
     version, *words, has_gauss, gauss = state["python"].tolist()
     internal = tuple(int(word) for word in words)

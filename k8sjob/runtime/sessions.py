@@ -17,6 +17,7 @@ from k8sjob import compat
 from k8sjob.contract import EventKind, ExitCode
 from k8sjob.runtime import config as settings
 from k8sjob.runtime import keras_model, rng
+from k8sjob.runtime.context import RankContext, mapped_path
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.errors import EnvError, first_line
 from k8sjob.runtime.jax_processes import JaxProcesses
@@ -68,35 +69,35 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     keras = compat.keras_backend(config.strategy, config.options)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
-    job = Job(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
+    context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
     if tensorboard is not None:
-        reporter.record(job.path(tensorboard))
+        reporter.record(mapped_path(tensorboard))
     rng.seed_all(seed)
     calls = jax = None
-    with _sigterm_handler(job), ExitStack() as stack:
+    with _sigterm_handler(context), ExitStack() as stack:
         try:
             jax = JaxProcesses(env, group) if keras == "jax" else None
-            stack.enter_context(_keras_settings(job))
+            stack.enter_context(_keras_settings(context))
             rendezvous_s = time.monotonic() - began
-            _report_start(job, jax, env.restart, import_s, rendezvous_s)
+            _report_start(context, jax, env.restart, import_s, rendezvous_s)
             if serving:
-                calls = _open_calls(job, env, serving)
-                calls.begin(job.stop_coordinator.alert)
-                _leave_if_served(job, env, serving)
-            yield job
+                calls = _open_calls(context, env, serving)
+                calls.begin(context.stop_coordinator.alert)
+                _leave_if_served(context, env, serving)
+            yield Job(context)
         except BaseException as error:
-            if _is_orderly(error, job):
-                _leave(job, calls, jax)
+            if _is_orderly(error, context):
+                _leave(context, calls, jax)
             else:
-                hung = job.fail(error)
+                hung = context.fail(error)
                 if (serving or jax) and env.rank == 0:
                     time.sleep(_READ_S)
                 if hung:
                     raise hung from error
             raise
-        _leave(job, calls, jax)
+        _leave(context, calls, jax)
     seconds = round(time.monotonic() - began, 3)
-    reporter.emit(EventKind.FINISHED, seconds=seconds, **job.reached)
+    reporter.emit(EventKind.FINISHED, seconds=seconds, **context.metrics)
 
 
 def _join(
@@ -132,38 +133,42 @@ def _join(
 
 
 @contextmanager
-def _keras_settings(job: Job) -> Iterator[None]:
-    """Keras's settings for the job, while the session lasts."""
-    if job.config.strategy != "keras_mesh":
-        with keras_model.on(job.device):
+def _keras_settings(context: RankContext) -> Iterator[None]:
+    """Keras's settings for the context, while the session lasts."""
+    if context.config.strategy != "keras_mesh":
+        with keras_model.on(context.device):
             yield
         return
     from k8sjob.runtime.strategies.keras_mesh import distributed
 
-    options = compat.STRATEGIES["keras_mesh"].settings(job.config.options)
-    with keras_model.on(job.device), distributed(job.group, options):
+    options = compat.STRATEGIES["keras_mesh"].settings(context.config.options)
+    with keras_model.on(context.device), distributed(context.group, options):
         yield
 
 
 def _report_start(
-    job: Job, jax: JaxProcesses | None, restart: int, import_s: float, rendezvous_s: float
+    context: RankContext,
+    jax: JaxProcesses | None,
+    restart: int,
+    import_s: float,
+    rendezvous_s: float,
 ) -> None:
-    group = job.group
-    job.reporter.emit(
+    group = context.group
+    context.reporter.emit(
         EventKind.STARTED,
-        world_size=job.world_size,
+        world_size=group.world_size,
         backend="jax" if jax else group.backend,
         device=jax.device if jax else _device_name(group.device),
-        strategy=job.config.strategy,
+        strategy=context.config.strategy,
         restart=restart,
         import_s=round(import_s, 3),
         rendezvous_s=round(rendezvous_s, 3),
     )
     if group.rendezvous and group.rendezvous.remark:
-        job.reporter.warn(group.rendezvous.remark)
+        context.reporter.warn(group.rendezvous.remark)
 
 
-def _open_calls(job: Job, env: DistEnv, serving: int) -> Calls:
+def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
     from torch.distributed import rpc
 
     if not hasattr(rpc, "TensorPipeRpcBackendOptions"):
@@ -173,41 +178,43 @@ def _open_calls(job: Job, env: DistEnv, serving: int) -> Calls:
         )
     from k8sjob.runtime.calls import Calls  # imports half of torch.distributed
 
-    met = job.group.rendezvous
+    met = context.group.rendezvous
     if met is None:
         raise EnvError("one process alone has no servers; start it by `k8sjob run` or in pods")
-    job.training = env.rank < serving or job.training  # a server stops with the others
-    return Calls(env, met, serving=serving, timeout=job.config.collective_timeout)
+    context.training = env.rank < serving or context.training  # a server stops with the others
+    return Calls(env, met, serving=serving, timeout=context.config.collective_timeout)
 
 
-def _leave_if_served(job: Job, env: DistEnv, serving: int) -> None:
+def _leave_if_served(context: RankContext, env: DistEnv, serving: int) -> None:
     """End a process that has served: the block of `with session()` is for the trainers."""
     if env.rank < serving:
-        raise SystemExit(int(ExitCode.STOPPED) if job.stop_coordinator.reason else 0)
+        raise SystemExit(int(ExitCode.STOPPED) if context.stop_coordinator.reason else 0)
 
 
-def _leave(job: Job, calls: Calls | None, jax: JaxProcesses | None) -> None:
-    job.end()
+def _leave(context: RankContext, calls: Calls | None, jax: JaxProcesses | None) -> None:
+    context.end()
     if calls is not None:
         calls.close()
     if jax is not None:
         jax.leave()
-    job.part()
+    context.leave()
     if jax is not None:
         jax.close()
 
 
-def _is_orderly(error: BaseException, job: Job) -> bool:
+def _is_orderly(error: BaseException, context: RankContext) -> bool:
     """Whether all ranks leave by this: a common stop, or sys.exit() without a failure."""
-    return isinstance(error, SystemExit) and (not error.code or bool(job.stop_coordinator.reason))
+    return isinstance(error, SystemExit) and (
+        not error.code or bool(context.stop_coordinator.reason)
+    )
 
 
 @contextmanager
-def _sigterm_handler(job: Job) -> Iterator[None]:
+def _sigterm_handler(context: RankContext) -> Iterator[None]:
     def stop(_number: int, _frame: Any) -> None:
-        if not job.training:
+        if not context.training:
             raise SystemExit(int(ExitCode.STOPPED))  # there is nothing to save yet
-        job.stop_coordinator.request("SIGTERM")
+        context.stop_coordinator.request("SIGTERM")
 
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers

@@ -71,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
         return input * factor.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
 
     def _moments(self, batch: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Mean, biased variance (C each, float64) and number of values per channel, over all ranks.
+        """Mean, biased variance (C each, float64) and values per channel, over all ranks.
 
         Each rank sends its sums about a centre that all share: about zero they would cancel.
         """
@@ -107,13 +107,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
-    """The model with its batch normalisation synchronised, torch's own way where it has one.
-
-    Args:
-        model: its layers are replaced.
-        group: all ranks.
-        ranks: process group of those that share a batch; None: all.
-    """
+    """The model with its batch normalisation synchronised over `ranks`, torch's for nccl."""
     if group.world_size == 1:
         return model
     if group.backend == "nccl":

@@ -1,29 +1,34 @@
-"""A training run: the loop's epochs, batches and steps, and what has to happen between them."""
+"""Training runs: epochs, batches and steps of a loop, with saving and resuming between them."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from k8sjob import compat
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime import keras_model, rng
 from k8sjob.runtime.checkpoint import FROM_SCRATCH
-from k8sjob.runtime.data import check_dataset
+from k8sjob.runtime.data import Feed, check_dataset, move
 from k8sjob.runtime.evaluation import evaluate
-from k8sjob.runtime.feed import Feed, move
 from k8sjob.runtime.progress import Progress
+from k8sjob.runtime.strategies import strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.data import Share, Tail
-    from k8sjob.runtime.job import Job
+    from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import BatchShard, Tail
     from k8sjob.runtime.strategies import Strategy
 
-__all__ = ["Run", "Stopped"]
+__all__ = ["Run", "Stopped", "prepare"]
 
 _KIND: Final = "k8sjob/run/1"
 """Tells a run's checkpoint, of this form, from others."""
@@ -46,12 +51,12 @@ class Run:
         scheduler: the learning rate's schedule; None without one.
         epoch: the epoch that runs, counted from 0.
         steps: optimizer steps done since the very first start.
-        state: a dict of one's own, of plain values and tensors, saved and resumed with the rest.
+        state: the script's own dict of plain values and tensors, saved and resumed too.
     """
 
     def __init__(
         self,
-        job: Job,
+        context: RankContext,
         strategy: Strategy,
         loss: Callable[..., Tensor],
         *,
@@ -60,16 +65,16 @@ class Run:
         schedule_by: Literal["epoch", "step"],
         options: Mapping[str, Any],
     ) -> None:
-        self._job, self._strategy, self._loss = job, strategy, loss
+        self._context, self._strategy, self._loss = context, strategy, loss
         self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
         self._schedule_by = schedule_by
         self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
-        self._progress = Progress(job.group, job.reporter, job.waiting)
+        self._progress = Progress(context.group, context.reporter, context.waiting)
         self._epochs: int | None = None
         self._feed: Feed | None = None
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
-        self._share: Share | None = None
+        self._shard: BatchShard | None = None
         self._begun = False
         self._saved_at: tuple[int, int] | None = None
 
@@ -101,12 +106,12 @@ class Run:
             raise RuntimeError("run.epochs() was called before: a run has one loop")
         if count < 1:
             raise ValueError(f"epochs({count}): there must be at least one")
-        self._job.calls.check("run.epochs", str(count))
+        self._context.calls.check("run.epochs", str(count))
         self._epochs = count
-        self._job.begin()
+        self._context.begin()
         self._resume()
         if self._position["epoch"] >= count:
-            self._job.reporter.warn(
+            self._context.reporter.warn(
                 f"all {count} epochs were done before: nothing is left to train; raise the number, "
                 f"or {FROM_SCRATCH}"
             )
@@ -122,9 +127,9 @@ class Run:
                     "give each batch of run.batches(...) to run.step(...)"
                 )
             self._save()
-            self._job.end()
+            self._context.end()
         finally:
-            self._job.pause()  # a save is not waited for: of a rank that is lost nothing comes
+            self._context.pause()  # a save is not waited for: of a rank that is lost nothing comes
 
     def batches(
         self,
@@ -159,22 +164,22 @@ class Run:
         self._begun = True
         sizes = {"batch_size": batch_size, "global_batch": global_batch}
         options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
-        feed = self._feed_for(dataset, most_ranks=self._job.most_ranks, **sizes, **options)
+        feed = self._feed_for(dataset, max_ranks=self._context.max_ranks, **sizes, **options)
         sampler = feed.sampler
         shown = f"{sampler.samples} samples, {sampler.global_batch} in a batch of all ranks"
-        self._job.calls.check("run.batches", shown)
-        shares = self._begin_epoch(feed)
-        batches = iter(feed.loader(shares))
+        self._context.calls.check("run.batches", shown)
+        shards = self._begin_epoch(feed)
+        batches = iter(feed.loader(shards))
         opening = True
-        for share in shares:
+        for shard in shards:
             if opening:
                 self._between_steps()
-            opening = share.closes
+            opening = shard.closes
             batch = next(batches)
-            self._share = share
-            self._job.beat(self.steps)
-            yield move(batch, self._job.device)
-            if self._share is not None:
+            self._shard = shard
+            self._context.beat(self.steps)
+            yield move(batch, self._context.device)
+            if self._shard is not None:
                 raise RuntimeError(
                     "a batch was not given to run.step(): call it once for each batch, on every "
                     "rank, or the ranks wait for each other for ever"
@@ -190,14 +195,14 @@ class Run:
         Returns:
             This rank's mean loss over the batch, detached, on its device.
         """
-        share = self._share
-        if share is None:
+        shard = self._shard
+        if shard is None:
             raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
-        self._job.calls.note("run.step")
-        loss = self._strategy.backward(inputs, targets, scale=share.scale, sync=share.closes)
-        self._share = None
-        self._progress.add(loss, share.count if self._strategy.counts else 0)
-        if share.closes:
+        self._context.calls.note("run.step")
+        loss = self._strategy.backward(inputs, targets, scale=shard.scale, sync=shard.closes)
+        self._shard = None
+        self._progress.add(loss, shard.count if self._strategy.counts else 0)
+        if shard.closes:
             norm = None
             if self._largest_norm is not None or self._progress.due:
                 norm = self._strategy.clip(self.optimizer, self._largest_norm)
@@ -206,7 +211,7 @@ class Run:
             if self.scheduler is not None and self._schedule_by == "step":
                 self.scheduler.step()
             self.steps += 1
-            self._position["offset"] = share.end
+            self._position["offset"] = shard.end
             self._progress.step(norm)
         return loss
 
@@ -233,7 +238,8 @@ class Run:
             `{prefix}loss` and the metrics, the same numbers on all ranks.
         """
         check_dataset(dataset)
-        self._job.calls.check("run.evaluate", f"{len(dataset)} samples, batch_size={batch_size}")
+        shown = f"{len(dataset)} samples, batch_size={batch_size}"
+        self._context.calls.check("run.evaluate", shown)
         self._strategy.settle()
         found = evaluate(
             self._strategy,
@@ -257,17 +263,17 @@ class Run:
                 rank=self._strategy.mesh.data_rank,
                 world_size=self._strategy.mesh.data_size,
                 accumulate=self._accumulate,
-                seed=self._job.seed,
-                on_gpu=self._job.device.type == "cuda",
+                seed=self._context.seed,
+                on_gpu=self._context.device.type == "cuda",
             )
         return self._feed
 
-    def _begin_epoch(self, feed: Feed) -> list[Share]:
+    def _begin_epoch(self, feed: Feed) -> list[BatchShard]:
         sampler = feed.sampler
         try:
             sampler.load_state_dict({**sampler.state_dict(), **self._position, "epoch": self.epoch})
         except ValueError as error:
-            self._job.reporter.warn(f"{error}; epoch {self.epoch} begins anew")
+            self._context.reporter.warn(f"{error}; epoch {self.epoch} starts again")
             self._position = {"epoch": self.epoch, "offset": 0}
             sampler.load_state_dict({**sampler.state_dict(), **self._position})
         self._position |= {"samples": sampler.samples, "seed": sampler.seed}
@@ -275,7 +281,7 @@ class Run:
         steps = sampler.steps(0)
         done = steps - sampler.steps()
         self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
-        shares = list(sampler.shares())
+        shards = list(sampler.shards())
         if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
             raise ValueError(
                 f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
@@ -283,11 +289,11 @@ class Run:
             )
         if not self.model.training:
             self.model.train()
-        return shares
+        return shards
 
     def _between_steps(self) -> None:
         """Where a run is whole: a step is behind it, and no sample is drawn for the next."""
-        every = self._job.config.checkpoint_every
+        every = self._context.config.checkpoint_every
         if isinstance(every, int) and self.steps and self.steps % every == 0:
             self._save()
         self._point()
@@ -296,16 +302,16 @@ class Run:
         if self.scheduler is not None and self._schedule_by == "epoch":
             self.scheduler.step()
         self._position = {"epoch": self.epoch + 1, "offset": 0}
-        if self._job.config.checkpoint_every == "epoch":
+        if self._context.config.checkpoint_every == "epoch":
             self._save()
 
     def _point(self) -> None:
         """A point that all ranks pass equally often: where they may stop together."""
-        self._job.beat(self.steps)
-        if self._job.stop_coordinator.passes():
+        self._context.beat(self.steps)
+        if self._context.stop_coordinator.passes():
             return
-        reason = self._job.stop_coordinator.reason
-        self._job.reporter.emit(
+        reason = self._context.stop_coordinator.reason
+        self._context.reporter.emit(
             EventKind.STOPPING, signal=reason, epoch=self._position["epoch"], step=self.steps
         )
         self._save()
@@ -316,7 +322,7 @@ class Run:
     def _save(self) -> None:
         """Begin a checkpoint unless this very point is saved; all ranks take part."""
         here = (self.steps, self._position["epoch"])
-        if self._job.saves is None or here == self._saved_at:
+        if self._context.checkpointer is None or here == self._saved_at:
             return
         self._saved_at = here
         self._progress.settle()
@@ -328,18 +334,23 @@ class Run:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "state": self.state,
         }
-        saves, strategy = self._job.saves, self._strategy
-        more = {"stream": strategy.stream, "epoch": position["epoch"]}
-        if strategy.parts and saves.divides(parted=strategy.parted):
-            parts, describes = strategy.parts(self.optimizer), strategy.mesh.data_rank == 0
-            saves.store_parts(_KIND, self.steps, state, parts, describes=describes, **more)
-        else:
-            held = strategy.capture(self.optimizer)
-            saves.store(_KIND, self.steps, state, held=held, **more)
+        strategy = self._strategy
+        self._context.checkpointer.save(
+            _KIND,
+            self.steps,
+            state,
+            whole=partial(strategy.capture, self.optimizer),
+            parts=partial(strategy.parts, self.optimizer) if strategy.parts else None,
+            sharded=strategy.sharded,
+            describes=strategy.mesh.data_rank == 0,
+            rng_stream=strategy.rng_stream,
+            epoch=position["epoch"],
+        )
 
     def _resume(self) -> None:
-        saved = self._job.saves and self._job.saves.newest(_KIND)
-        if not saved:
+        checkpointer = self._context.checkpointer
+        saved = checkpointer.newest(_KIND) if checkpointer else None
+        if checkpointer is None or saved is None:
             return
         state = saved.state
         try:
@@ -353,7 +364,94 @@ class Run:
             ) from error
         self._position, self.steps, self.state = state["position"], saved.step, state["state"]
         self._saved_at = (self.steps, self._position["epoch"])
-        self._job.reporter.emit(
+        self._context.reporter.emit(
             EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
         )
-        saved.restore_random(self._strategy.stream)
+        checkpointer.restore_random(saved, self._strategy.rng_stream)
+
+
+def prepare(
+    context: RankContext,
+    build: Callable[[], nn.Module] | nn.Module,
+    *,
+    loss: Callable[..., Tensor],
+    optimizer: Any,
+    scheduler: Any,
+    schedule_by: Literal["epoch", "step"],
+) -> Run:
+    """See Job.prepare."""
+    config, group = context.config, context.group
+    if config.strategy == "keras_mesh":
+        raise ValueError(
+            "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
+            " job.fit, or take kind: keras, which divides the data alone"
+        )
+    model = build if isinstance(build, torch.nn.Module) else build()
+    _check_model(model)
+    count = sum(1 for _ in model.parameters())
+    context.calls.check("job.prepare", f"{type(model).__name__} of {count} parameters")
+    kind = _kind_for(model, config)
+    row = compat.STRATEGIES[kind]
+    options = row.settings(config.options)
+    if row.warning:
+        context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
+    prepared = strategy(kind, model, loss, group, options)
+    made = keras_model.adopt(optimizer, model) or _made(optimizer, prepared.model.parameters())
+    if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
+        raise ValueError(
+            "scheduler: an optimizer of Keras has its own; give it learning_rate="
+            "keras.optimizers.schedules...., or use one of torch.optim"
+        )
+    if prepared.parts is None and config.checkpoint_format == "sharded":
+        raise ValueError(
+            f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
+            " the state; leave checkpoint.format at auto"
+        )
+    prepared.ready(made)
+    schedule = None if scheduler is None else _made(scheduler, made)
+    # From here on ranks differ: each part of the data has its own dropout masks.
+    rng.seed_all(context.seed, prepared.rng_stream)
+    return Run(
+        context,
+        prepared,
+        loss,
+        optimizer=made,
+        scheduler=schedule,
+        schedule_by=schedule_by,
+        options=options,
+    )
+
+
+def _check_model(model: Any) -> None:
+    if problem := keras_model.refuse(model):
+        raise ValueError(problem)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no parameters to train: check that its layers are "
+            "attributes of the module (lists need nn.ModuleList) and require gradients"
+        )
+
+
+def _kind_for(model: nn.Module, config: RuntimeConfig) -> str:
+    """The job's strategy; a Keras model is trained as one under ddp too."""
+    kind, name = config.strategy, type(model).__name__
+    if not keras_model.is_keras(model):
+        if kind == "keras":
+            raise ValueError(f"strategy.kind: keras, but {name} is no Keras model; use ddp")
+        return kind
+    if kind not in {"ddp", "keras"}:
+        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+    alien = config.options.keys() - compat.STRATEGIES["keras"].options.keys()
+    if alien:
+        raise ValueError(f"strategy.{min(alien)}: not for a Keras model ({name}); leave it out")
+    return "keras"
+
+
+def _made(recipe: Any, subject: Any) -> Any:
+    """What (class, arguments) or a function makes of a subject."""
+    if isinstance(recipe, tuple):
+        maker, arguments = recipe
+        return maker(subject, **arguments)
+    return recipe(subject)

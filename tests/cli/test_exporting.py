@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
-from k8sjob.runtime import digests, shards
+from k8sjob.runtime import checkpoint_format, digests
 from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.checkpoint_writer import Checkpointer
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.export import export
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.report import Reporter
-from k8sjob.runtime.saves import Saves
 
 
 def tied():
@@ -33,15 +33,12 @@ def folder(request, tmp_path):
     folder, model = tmp_path / "saved", tied()
     group = Group(dist_env({}), "gloo", torch.device("cpu"))
     reporter = Reporter(active=False, events=False)
-    saves = Saves(Checkpoints(folder), group, reporter, form=request.param)
+    saves = Checkpointer(Checkpoints(folder), group, reporter, form=request.param)
     for step in (1, 2):
         with torch.no_grad():
             model[1].bias.fill_(step)
         parts = {"model": model.state_dict(), "optimizer": {"state": {}, "param_groups": []}}
-        if request.param == "sharded":
-            saves.store_parts("run", step, {"epoch": step}, parts, describes=True)
-        else:
-            saves.store("run", step, {"epoch": step, **parts})
+        saves.save("run", step, {"epoch": step}, whole=lambda: parts, parts=lambda: parts)  # noqa: B023 - called at once
         saves.settle()
     return folder
 
@@ -123,7 +120,7 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     file.write_bytes(file.read_bytes()[:-5])
     told, [warning] = take(folder, tmp_path / "out.pt")
     assert told["step"] == 1
-    assert f"{path} is passed over: it is torn" in warning
+    assert f"{path} is skipped: it is torn" in warning
     with pytest.raises(ValueError, match=r"it is torn: .*take another checkpoint"):
         take(path, tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
@@ -174,7 +171,7 @@ def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
 
 def change_metadata(path, change):
     """Write a checkpoint's description anew, with digests that agree."""
-    file = path / shards.METADATA
+    file = path / checkpoint_format.METADATA
     metadata = pickle.loads(file.read_bytes())
     change(metadata)
     file.write_bytes(pickle.dumps(metadata))
@@ -245,4 +242,4 @@ def test_a_tensor_that_its_chunks_do_not_make_up_is_refused(folder, tmp_path, ch
 def test_chunks_that_make_up_a_tensor_are_taken_however_they_lie(folder, tmp_path):
     ragged = [((0, 0), (4, 1)), ((0, 1), (1, 2)), ((1, 1), (3, 1)), ((1, 2), (3, 1))]
     change_metadata(newest(folder), chunks_of(*ragged, ragged[0], ((2, 2), (0, 1))))
-    shards.read(newest(folder))
+    checkpoint_format.read(newest(folder))

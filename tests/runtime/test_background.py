@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from k8sjob.runtime.background import Background
+from k8sjob.runtime.checkpoint_writer import Background
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.rendezvous import Rendezvous

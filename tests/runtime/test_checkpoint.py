@@ -6,7 +6,9 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from k8sjob.runtime.checkpoint import Checkpoints, load
+from k8sjob.runtime import checkpoint_reader
+from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.checkpoint_reader import load
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def names(checkpoints):
 def newest(checkpoints):
     """(state, warnings)"""
     warnings = []
-    found = checkpoints.newest(warnings.append)
+    found = checkpoint_reader.newest(checkpoints, warnings.append)
     return found and load(found), warnings
 
 

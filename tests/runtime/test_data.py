@@ -6,8 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from k8sjob.runtime.data import ShardSampler, strided
-from k8sjob.runtime.feed import Feed, move
+from k8sjob.runtime.data import Feed, ShardSampler, move, strided
 
 
 def samplers(count, world, **options):
@@ -19,7 +18,7 @@ def epoch(shards, epoch_number=0, steps=None):
     batches = []
     for sampler in shards:
         sampler.set_epoch(epoch_number)
-    for number, group in enumerate(zip(*(list(s.shares()) for s in shards), strict=True)):
+    for number, group in enumerate(zip(*(list(s.shards()) for s in shards), strict=True)):
         if number == steps:
             break
         assert len({(share.start, share.end, share.closes) for share in group}) == 1
@@ -106,7 +105,7 @@ def test_the_samples_of_a_step_do_not_depend_on_the_number_of_ranks(count, batch
 def test_scales_weigh_every_sample_of_a_window_alike(count, global_batch, world, accumulate, tail):
     shards = samplers(count, world, global_batch=global_batch, accumulate=accumulate, tail=tail)
     window, windows = [], 0
-    for group in zip(*(s.shares() for s in shards), strict=True):
+    for group in zip(*(s.shards() for s in shards), strict=True):
         window += group
         if group[0].closes:
             weights = [share.scale / share.count / world for share in window if share.count]
@@ -119,7 +118,7 @@ def test_scales_weigh_every_sample_of_a_window_alike(count, global_batch, world,
 
 def test_a_rank_without_samples_stands_in_with_no_weight():
     idle = samplers(5, 4, batch_size=1, tail="short")[3]
-    *_, last = idle.shares()
+    *_, last = idle.shards()
     assert (last.count, last.scale) == (0, 0.0)
     assert len(idle.indices(last)) == 1
     assert idle.leaves_out()
@@ -198,7 +197,7 @@ def test_mid_epoch_state_of_other_data_is_refused():
         ({}, "exactly one of the two"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"global_batch": 2}, "below the number of ranks, 3"),
-        ({"global_batch": 3, "most_ranks": 4}, "below the 4 ranks that this elastic job may"),
+        ({"global_batch": 3, "max_ranks": 4}, "below the 4 ranks that this elastic job may"),
         ({"batch_size": 4, "tail": "wrap"}, "tail='wrap'"),
         ({"batch_size": 4, "accumulate": 0}, "accumulate=0"),
         ({"batch_size": 4, "tail": "drop"}, "leaves no batch: .* 10 samples, .* together take 12"),
@@ -238,7 +237,7 @@ def feed(workers=0, **settings):
 
 def test_the_loader_gives_what_the_sampler_says_and_leaves_the_random_numbers_alone():
     one, data, settings = feed()
-    shares = list(one.sampler.shares())
+    shares = list(one.sampler.shards())
     before = torch.get_rng_state()
     batches = [batch[0].tolist() for batch in one.loader(shares)]
     assert batches == [one.sampler.indices(share) for share in shares]

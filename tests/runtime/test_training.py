@@ -222,7 +222,7 @@ def test_a_disk_that_fails_later_does_not_end_the_training(settings, told, tmp_p
                 folder.rmdir()
                 folder.write_text("a file")
     assert run.steps == 8
-    assert "training goes on" in told("warning")[0]["message"]
+    assert "training continues" in told("warning")[0]["message"]
 
 
 def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path):
@@ -234,7 +234,7 @@ def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path
         for _ in run.epochs(1):
             for batch in run.batches(data(80), batch_size=10):
                 run.step(*batch)
-    assert "epoch 0 begins anew" in told("warning")[0]["message"]
+    assert "epoch 0 starts again" in told("warning")[0]["message"]
     assert run.steps == 2 + 8
 
 
@@ -363,7 +363,7 @@ def test_a_model_that_cannot_be_trained_is_refused(settings, options, error, mes
 
 
 def test_batch_norm_needs_a_sample_on_every_rank(settings):
-    from k8sjob.runtime.feed import Feed
+    from k8sjob.runtime.data import Feed
 
     settings()
     with runtime.session() as job:
@@ -399,7 +399,7 @@ def test_a_loop_of_ones_own_saves_and_loads(monkeypatch, told, tmp_path):
     with runtime.session() as job:
         state = job.load()
         assert state["epoch"] == 1
-        job.stop_coordinator.request("SIGTERM")
+        job._context.stop_coordinator.request("SIGTERM")
         assert job.should_stop()
     with pytest.raises(ValueError, match="holds 'k8sjob/own/1', not 'k8sjob/run/1'"):
         train(1)
@@ -415,7 +415,7 @@ def test_what_is_saved_is_what_the_loop_had_then(monkeypatch, told, tmp_path):
         job.save(1, {"model": model.state_dict(), "scheduler": scheduler.state_dict()})
         with torch.no_grad():
             model.weight.fill_(7)
-        job.saves.settle()
+        job._context.checkpointer.settle()
         state = job.load()
     assert torch.equal(state["model"]["weight"], before)
     assert state["scheduler"]["milestones"] == Counter([2, 5])
@@ -435,7 +435,7 @@ def test_a_loop_that_lost_a_rank_waits_for_no_save_of_its(monkeypatch, told, tmp
             run = job.prepare(lambda: nn.Linear(2, 1), loss=functional.mse_loss, optimizer=SGD)
             for _ in run.epochs(1):
                 settle = lambda patience=None: waited.append(patience)  # noqa: E731
-                monkeypatch.setattr(job.saves, "settle", settle)
+                monkeypatch.setattr(job._context.checkpointer, "settle", settle)
                 monkeypatch.setattr(run, "_save", lose)
 
     with pytest.raises(PeerLost):

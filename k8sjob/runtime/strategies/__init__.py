@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.compat import STRATEGIES
-from k8sjob.runtime import full_state, gradients
+from k8sjob.runtime import model_state
 from k8sjob.runtime.mesh import equalise_buffers
-from k8sjob.runtime.step import forward
+from k8sjob.runtime.step import Backward, clip_gradients, forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,26 +25,14 @@ if TYPE_CHECKING:
     from k8sjob.runtime.mesh import Mesh
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["Backward", "Strategy", "assemble", "clipping", "strategy"]
+__all__ = ["Strategy", "assemble", "clipping", "strategy"]
 
 
-class Backward(Protocol):
-    """Forward and backward for one batch; adds to the parameters' gradients."""
-
-    def __call__(
-        self, inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool
-    ) -> Tensor:
-        """Train on a batch.
-
-        Args:
-            inputs: what the model takes: a tensor, a tuple of arguments or a dict of them.
-            targets: what the loss takes after the output.
-            scale: factor for the loss (see data.Share).
-            sync: average the gradients over the ranks after this batch.
-
-        Returns:
-            The mean loss over this rank's batch, not scaled, detached; on the model's device.
-        """
+_HOME: Final = {
+    "data_parallel": ("ddp", "prepare_data_parallel"),
+    "model_split": ("pipeline", "prepare_model_split"),
+}
+"""(module, function) of a strategy; for all others the module of its name, and `prepare`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +53,11 @@ class Strategy:
             take part.
         parts: optimizer -> what this rank has of that, under the same keys; None where some of it
             is on no rank.
-        parted: whether ranks have different parts.
-        restore: (optimizer, state) takes up what capture gave, under this strategy or another.
-        ready: told of the optimizer once it is made.
+        sharded: whether ranks have different parts.
+        restore: (optimizer, state) restores what capture gave, under this strategy or another.
+        ready: called with the optimizer once it is made.
         counts: whether this rank has outputs whose losses and metrics count.
-        stream: ranks with the same number draw the same random numbers.
+        rng_stream: ranks with the same number draw the same random numbers.
     """
 
     model: nn.Module
@@ -81,42 +69,42 @@ class Strategy:
     clip: Callable[[Optimizer, float | None], Tensor | None]
     capture: Callable[[Optimizer], dict[str, Any]]
     parts: Callable[[Optimizer], dict[str, Any]] | None
-    parted: bool
+    sharded: bool
     restore: Callable[[Optimizer, dict[str, Any]], None]
     ready: Callable[[Optimizer], None]
     counts: bool
-    stream: int
+    rng_stream: int
 
 
 def assemble(
     model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
 ) -> Strategy:
-    """A strategy from what is its own; the rest is that of a model that each rank has whole."""
+    """A strategy; what is not given is that of a model that each rank has whole."""
     keep = mesh.group.rank == 0
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
         "settle": partial(equalise_buffers, model, mesh.group),
         "clip": clipping(),
-        "capture": partial(full_state.capture, model, keep=keep),
-        "parts": partial(full_state.parts, model),
-        "parted": False,
-        "restore": partial(full_state.restore, model),
+        "capture": partial(model_state.capture, model, keep=keep),
+        "parts": partial(model_state.parts, model),
+        "sharded": False,
+        "restore": partial(model_state.restore, model),
         "ready": lambda _: None,
         "counts": mesh.has_data,
-        "stream": mesh.data_rank,
+        "rng_stream": mesh.data_rank,
     }
     return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
 
 
 def clipping(
-    ranks: Any = None, *, parted: bool = False
+    ranks: Any = None, *, sharded: bool = False
 ) -> Callable[[Optimizer, float | None], Tensor]:
-    """Strategy.clip where these ranks have the parts of a model: see gradients.clip."""
+    """Strategy.clip for a model whose parts these ranks have: see step.clip_gradients."""
 
     def clip(optimizer: Optimizer, largest: float | None) -> Tensor:
         parameters = [item for group in optimizer.param_groups for item in group["params"]]
-        return gradients.clip(parameters, largest, ranks=ranks, parted=parted)
+        return clip_gradients(parameters, largest, ranks=ranks, sharded=sharded)
 
     return clip
 
@@ -131,8 +119,7 @@ def strategy(
     """A model under a strategy.
 
     Args:
-        kind: a key of compat.STRATEGIES, with a module of its name here; the caller has checked it
-            and its options.
+        kind: a key of compat.STRATEGIES; the caller has checked it and its options.
         model: the same on all ranks.
         loss: loss(output, *targets) -> the mean over the batch's samples, a scalar.
         group: the ranks.
@@ -141,7 +128,8 @@ def strategy(
     Raises:
         ValueError: the settings do not fit the model.
     """
-    prepare = import_module(f"k8sjob.runtime.strategies.{kind}").prepare
+    module, function = _HOME.get(kind, (kind, "prepare"))
+    prepare = getattr(import_module(f"k8sjob.runtime.strategies.{module}"), function)
     if not STRATEGIES[kind].places:
         model.to(group.device)
     prepared: Strategy = prepare(model, loss, group, options)

@@ -1,23 +1,27 @@
-"""Data parallel: every rank has the whole model and a share of each batch."""
+"""Data parallel strategies: every rank, or every GPU of one process, has the whole model."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from k8sjob.runtime import sync_batchnorm
 from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.mesh import Mesh
-from k8sjob.runtime.replicas import replicate
+from k8sjob.runtime.step import forward_backward, replicate
 from k8sjob.runtime.strategies import Strategy, assemble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "prepare_data_parallel"]
 
 
 def prepare(
@@ -28,4 +32,21 @@ def prepare(
         model = sync_batchnorm.convert_for(model, group)
     prepare_layers(model, options, as_one=True)
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
+    return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
+
+
+def prepare_data_parallel(
+    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+) -> Strategy:
+    """nn.DataParallel: one process copies the model in every step to the GPUs that it sees.
+
+    On a CPU, or on one GPU, there is nothing to divide.
+    """
+    several = group.device.type == "cuda" and torch.cuda.device_count() > 1
+    wrapped = nn.DataParallel(model) if several else model
+    step = partial(forward_backward, wrapped, loss, bf16=options["bf16"])
+
+    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:  # noqa: ARG001 - one process alone
+        return step(inputs, targets, scale=scale)
+
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)

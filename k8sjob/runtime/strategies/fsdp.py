@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from k8sjob.runtime import full_state, sync_batchnorm
+from k8sjob.runtime import model_state, sync_batchnorm
 from k8sjob.runtime.blocks import prepare_layers
 from k8sjob.runtime.mesh import Mesh, equalise
 from k8sjob.runtime.step import forward_backward
@@ -51,11 +51,11 @@ def prepare(
 
     def capture(optimizer: Optimizer) -> dict[str, Any]:
         _gather_nothing(model.modules())
-        return full_state.capture(model, optimizer, keep=group.rank == 0)
+        return model_state.capture(model, optimizer, keep=group.rank == 0)
 
     def parts(optimizer: Optimizer) -> dict[str, Any]:
         _gather_nothing(model.modules())
-        return full_state.parts(model, optimizer)
+        return model_state.parts(model, optimizer)
 
     return assemble(
         model,
@@ -65,7 +65,7 @@ def prepare(
         clip=clipping(mesh.process_group("data")),
         capture=capture,
         parts=parts,
-        parted=group.world_size > 1,
+        sharded=group.world_size > 1,
     )
 
 

@@ -1,26 +1,39 @@
-"""A Keras model on torch: data parallel, with what Keras keeps beside the parameters held equal."""
+"""Keras models on torch: every rank has the whole model and a part of each batch.
+
+Keras on torch knows of no other process. What it computes from a rank's own samples is made the
+same on all ranks before Keras uses it: gradients before the optimizer sees them, statistics after
+the step, metrics before a log is made of them.
+"""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from k8sjob.runtime import full_state
-from k8sjob.runtime.keras_model import AsTorch, Moved, Seeds, penalised
-from k8sjob.runtime.keras_optimizer import KerasOptimizer
+import torch
+from torch.nn.utils import get_total_norm
+from torch.utils.data import DataLoader
+
+from k8sjob.runtime import keras_model, model_state, rng
+from k8sjob.runtime.data import strided
+from k8sjob.runtime.keras_model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds, penalised
 from k8sjob.runtime.mesh import Mesh
-from k8sjob.runtime.replicas import replicate
-from k8sjob.runtime.step import forward
+from k8sjob.runtime.step import forward, replicate
 from k8sjob.runtime.strategies import Strategy, assemble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from k8sjob.runtime.checkpoint_format import Stored
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import BatchShard
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["prepare"]
+__all__ = ["ReplicatedModel", "prepare"]
 
 
 def prepare(
@@ -43,7 +56,7 @@ def prepare(
         return forward(view, inputs, bf16=bf16)
 
     def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-        full_state.restore(model, optimizer, state)
+        model_state.restore(model, optimizer, state)
         seeds.part(mesh.data_rank)
         moved.begin()
 
@@ -65,3 +78,121 @@ def prepare(
         restore=restore,
         ready=check,
     )
+
+
+class ReplicatedModel:
+    """See keras_callback.Placement."""
+
+    sharded = False
+    feeding: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, context: RankContext, model: Any) -> None:
+        self.mesh = Mesh(context.group)
+        self.norm: Tensor | None = None
+        self._context, self._model = context, model
+        self._shard: BatchShard | None = None
+        self._due: Callable[[], bool] = lambda: False
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """Keras's own, over this rank's shard: each sample once over all ranks."""
+        if len(data) < self.mesh.data_size:
+            raise ValueError(
+                f"{len(data)} samples to validate with, and {self.mesh.data_size} ranks: give each"
+                " one"
+            )
+        batches = strided(data, self.mesh.data_rank, self.mesh.data_size, TEST_BATCH)
+        mine = [batch for batch in batches if batch]
+        return [], DataLoader(data, batch_sampler=mine, **options)
+
+    @contextmanager
+    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:
+        """Average all gradients that the optimizer gets meanwhile."""
+        optimizer, self._due = self._model.optimizer, due
+        apply = optimizer.apply
+
+        def apply_averaged(gradients: Iterable[Any], variables: Any = None) -> None:
+            self._average(list(gradients))
+            apply(gradients, variables)
+            self._moved.average()
+
+        # On the instance: a subclass would be what a saved model names as its optimizer.
+        optimizer.apply = apply_averaged
+        try:
+            with keras_model.on(self._context.device):
+                self._model.to(self._context.device)
+                yield
+        finally:
+            del optimizer.apply
+
+    def begin(self, resume: Callable[[], None]) -> None:
+        """Rank 0's weights for all; each rank's own sequences of random numbers."""
+        seeds, optimizer = Seeds(self._model), self._model.optimizer
+        resume()
+        for variable in [*self._model.variables, *optimizer.variables]:
+            variable.assign(self._context.group.broadcast(variable.value))
+        seeds.part(self._context.rank)
+        self._moved = Moved(self._model, self._context.group)
+        rng.seed_all(self._context.seed, self._context.rank)
+
+    def expect(self, shard: BatchShard | None) -> None:
+        """The weight of this rank's gradients."""
+        self._shard = shard
+
+    def _average(self, gradients: list[Tensor | None]) -> None:
+        if self._shard is None:
+            raise RuntimeError("the optimizer was called outside of a step of job.fit()")
+        present = [gradient for gradient in gradients if gradient is not None]
+        with self._context.group.waiting(), torch.no_grad():
+            for gradient in present:
+                gradient.mul_(self._shard.scale)
+            self.mesh.average(present)
+            self.norm = get_total_norm(present) if self._due() else None
+
+    def reduce_metrics(self) -> None:
+        """Over all ranks, as the `aggregation` of each variable says, else sums; in float64."""
+        variables = self._model.metrics_variables
+        flat = [self._addend(variable).flatten() for variable in variables]
+        if not flat:
+            return
+        total = self._context.group.all_reduce(torch.cat(flat))
+        for variable, part in zip(
+            variables, torch.split(total, [part.numel() for part in flat]), strict=True
+        ):
+            variable.assign(part.view(variable.shape))
+
+    def _addend(self, variable: Any) -> Tensor:
+        """What this rank adds to the sum over the ranks."""
+        value: Tensor = variable.value.detach().double()
+        if variable.aggregation == "mean":
+            return value / self._context.group.world_size
+        if variable.aggregation == "only_first_replica" and self._context.rank:
+            return torch.zeros_like(value)
+        return value
+
+    def check(self) -> None:
+        """Weights that differ; machines of several kinds may round in their own ways."""
+        group, weights = self._context.group, self._model.weights
+        sums = [variable.value.detach().double().sum() for variable in weights]
+        ranks = group.gather(torch.stack(sums).cpu())
+        apart = torch.stack(
+            [~torch.isclose(one, ranks[0], rtol=0, atol=0, equal_nan=True) for one in ranks]
+        )
+        for place in apart.any(dim=0).nonzero().flatten().tolist():
+            mine = weights[place].value.detach()
+            close = torch.isclose(mine, group.broadcast(mine), rtol=1e-3, atol=1e-5, equal_nan=True)
+            if int(group.all_reduce((~close.all()).int(), "max")):
+                raise RuntimeError(
+                    f"{weights[place].path} differs between the ranks: something beside"
+                    " model.optimizer changes it, as a second optimizer or a callback; use"
+                    " job.prepare, or a loop of your own"
+                )
+
+    def read(self, variable: Any) -> Tensor:
+        """The whole of it."""
+        value: Tensor = variable.value.detach()
+        return value
+
+    def write(self, variable: Any, value: Tensor | Stored) -> None:
+        """The whole of it."""
+        whole = value if isinstance(value, torch.Tensor) else value.whole()
+        variable.assign(whole.to(variable.value.device))

@@ -1,41 +1,47 @@
-"""A Keras model over the axes data and model: keras.distribution, from the job's settings.
+"""Keras models over the axes data and model: keras.distribution, set from the job's settings.
 
 Keras divides the variables as they are made, and computes with the whole batch and the whole model
-as if they were in one place; what each device does of it the compiler works out (JAX), or DTensor
-(torch, from Keras 3.16 on). A step is Keras's own: so the loop is job.fit, and there is no prepare
-here.
+as if they were in one place, so losses and metrics are those of all samples. The compiler (JAX) or
+DTensor (torch, from Keras 3.16 on) works out what each device does. A step is Keras's own: so the
+loop is job.fit, and there is no prepare here.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import keras
+import torch
 from keras import distribution
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.data import DataLoader
+from torch.utils.dlpack import from_dlpack
 
-from k8sjob.runtime import layout
+from k8sjob.runtime import layout, model_state, rng
 from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.keras_model import TEST_BATCH
 from k8sjob.runtime.mesh import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torch import Tensor
+
+    from k8sjob.runtime.checkpoint_format import Stored
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import BatchShard
     from k8sjob.runtime.layout import Axes
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["Divided", "distributed"]
+__all__ = ["Evaluation", "JobDistribution", "ShardedModel", "distributed", "undivided"]
 
 
 class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no types
-    """The job's layout map, which remembers what Keras asked it for.
-
-    Attributes:
-        axes: by key, as the job has them.
-        asked: paths of variables and outputs.
-        used: keys that one of them has.
-    """
+    """The job's layout map: `asked` paths of variables and outputs, and keys `used` by them."""
 
     def __init__(self, mesh: Any, axes: Mapping[str, Axes]) -> None:
         super().__init__(mesh)
@@ -46,11 +52,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
             self[key] = tuple(each)
 
     def __getitem__(self, path: str) -> Any:
-        """The layout of a variable or an output; None where it has none.
-
-        Raises:
-            ValueError: several keys match.
-        """
+        """The layout of a variable or an output; None where it has none."""
         self.asked[path] = None
         key = layout.key_for(path, self.axes)
         if key is None:
@@ -59,8 +61,8 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
         return self._layout_map[key]
 
 
-class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no types
-    """What Keras asks where a tensor belongs.
+class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # keras has no types
+    """Where Keras puts each variable and batch.
 
     Attributes:
         ranks: by the axes.
@@ -83,11 +85,7 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
         return super().get_data_layout(data_shape)
 
     def get_variable_layout(self, variable: Any) -> Any:
-        """That of the job, else the same on all ranks.
-
-        Raises:
-            ValueError: it does not fit the variable.
-        """
+        """That of the job, else the same on all ranks."""
         self._asked_for.add(id(variable))
         found = super().get_variable_layout(variable)
         layout.check_axes(variable.path, found.axes, len(variable.shape))
@@ -102,14 +100,7 @@ class Divided(distribution.ModelParallel):  # type: ignore[misc]  # keras has no
         return self._asked_for.issuperset(map(id, variables))
 
     def check_used(self, variables: Sequence[Any]) -> None:
-        """Refuse a key of the layout that fits nothing.
-
-        Args:
-            variables: of the model, which is built by now.
-
-        Raises:
-            ValueError: there is such a key.
-        """
+        """Refuse a key of the layout that fits no variable or output of a built model."""
         outputs = [path for path in self._layouts.asked if path.endswith("/output")]
         known = [*(variable.path for variable in variables), *outputs]
         layout.check_used(self._layouts.axes, self._layouts.used, known)
@@ -133,11 +124,7 @@ def _too_old() -> str:
 
 @contextmanager
 def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
-    """Models that are made meanwhile are divided.
-
-    Raises:
-        EnvError: Keras computes with something else, or cannot distribute with it.
-    """
+    """Models that are made meanwhile are divided; EnvError if Keras cannot."""
     wanted, found = options["keras_backend"], keras.backend.backend()
     if found != wanted:
         raise EnvError(
@@ -146,8 +133,236 @@ def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
             f" {os.environ.get('KERAS_BACKEND')!r}"
         )
     before = distribution.distribution()
-    distribution.set_distribution(Divided(group, options))
+    distribution.set_distribution(JobDistribution(group, options))
     try:
         yield
     finally:
         distribution.set_distribution(before)
+
+
+_UNSIGNED: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Types that torch stores and hardly computes with, and what a checkpoint has instead."""
+_IN_NUMPY: Final = {torch.bfloat16: torch.float32}
+"""Types that numpy has not, and what Keras is given instead."""
+
+
+class ShardedModel:
+    """See keras_callback.Placement."""
+
+    norm: Tensor | None = None
+
+    def __init__(self, context: RankContext, model: Any) -> None:
+        found = distribution.distribution()
+        if found is None:
+            raise ValueError(
+                "keras.distribution is unset, as keras.utils.clear_session() leaves it; take that"
+                " out of the session"
+            )
+        if not isinstance(found, JobDistribution):
+            raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
+                "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
+                " from the job.yaml; take set_distribution() out"
+            )
+        self._distribution, self.mesh = found, found.ranks
+        self._context, self._model = context, model
+        self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether some variable is divided along an axis."""
+        return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
+
+    @property
+    def feeding(self) -> Mapping[str, Any]:
+        """The same samples in the same rows of a batch, whatever the mesh: masks go by rows."""
+        return {"in_blocks": True, "on_phase": self._tell}
+
+    def _tell(self, phase: str) -> None:
+        self._context.group.on_phase(phase)  # which is set once training begins
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """One of our own."""
+        return [Evaluation(self._context, data, options)], None
+
+    @contextmanager
+    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:  # noqa: ARG002 - see Placement
+        """Nothing is to be done: Keras's step has all of them in it."""
+        yield
+
+    def begin(self, resume: Callable[[], None]) -> None:
+        """All ranks made the model with the same random numbers; refuse one made elsewhere."""
+        self._distribution.check_used(self._model.weights)
+        if not self._distribution.made(self._model.weights):
+            raise ValueError(
+                f"{type(self._model).__name__} was made before `with runtime.session()`, which is"
+                " what divides it; make it inside"
+            )
+        resume()
+        # Keras takes its seeds from Python's numbers, and all ranks must compute with the same
+        # ones; torch's are for the samples.
+        rng.seed_all(self._context.seed)
+        torch.manual_seed(rng.of_rank(self._context.seed, self.mesh.data_rank))
+
+    def expect(self, shard: BatchShard | None) -> None:
+        """A step is over; see keras_fit for its beginning, which is when its batch is there."""
+        if shard is None:
+            self._context.group.on_phase("compute")
+
+    def reduce_metrics(self) -> None:
+        """They are those of all samples."""
+
+    def check(self) -> None:
+        """They cannot differ: each is in one place, or kept equal by the step."""
+
+    # --- the pieces of a variable -----------------------------------------------------------------
+
+    def read(self, variable: Any) -> Tensor:
+        """This rank's piece, a DTensor; plain where all ranks have the same."""
+        local, divided = self._divisions(variable.value)
+        local = local.to(_UNSIGNED.get(local.dtype, local.dtype))
+        sizes = {"data": self.mesh.data_size, "model": self.mesh.model_size}
+        along = {axis: dim for axis, dim in divided.items() if sizes[axis] > 1}
+        if not along:
+            return local
+        axes = [axis for axis, size in sizes.items() if size > 1]
+        shape = torch.Size(variable.shape)
+        return DTensor.from_local(
+            local,
+            self.mesh.devices,
+            [Shard(along[axis]) if axis in along else Replicate() for axis in axes],
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def write(self, variable: Any, value: Tensor | Stored) -> None:
+        """The piece that belongs here."""
+        piece = model_state.part(value, self.read(variable))
+        local = piece.to_local() if isinstance(piece, DTensor) else piece
+        if self._divisions is _of_torch:
+            own, _ = _of_torch(variable.value)
+            own.copy_(local)
+        else:
+            variable.assign(_jax_array(local, like=variable.value))
+
+
+def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The part of a tensor that is here, and along which axis which dimension is divided."""
+    tensor = value.data  # of a parameter, which is no DTensor by itself
+    if not isinstance(tensor, DTensor):  # all ranks have the same
+        return tensor, {}
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    divided = {
+        axis: placement.dim
+        for axis, placement in zip(axes, tensor.placements, strict=True)
+        if isinstance(placement, Shard)
+    }
+    return tensor.to_local(), divided
+
+
+def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The same for JAX's, in host memory."""
+    jax = sys.modules["jax"]
+    host = jax.local_devices(backend="cpu")[0]
+    local = from_dlpack(jax.device_put(value.addressable_data(0), host))
+    spec = getattr(value.sharding, "spec", ())
+    return local, {axis: dim for dim, axis in enumerate(spec) if axis is not None}
+
+
+def _jax_array(local: Tensor, *, like: Any) -> Any:
+    """An array of all ranks, of which this one has `local`."""
+    jax = sys.modules["jax"]
+    raw, _ = _of_jax(like)
+    (device,) = like.addressable_data(0).devices()
+    # A copy: the array takes the tensor's memory over.
+    here = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
+    arrays = [jax.device_put(here, device)]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
+
+
+class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """The first of the callbacks: adds the numbers of the held-out samples to an epoch's.
+
+    Keras's own evaluation divides each batch by the axis data; the last samples, fewer than its
+    ranks, are computed by all of them.
+    """
+
+    def __init__(self, context: RankContext, dataset: Any, options: Mapping[str, Any]) -> None:
+        """Divide the data over the ranks."""
+        super().__init__()
+        self._context, self._distribution = context, distribution.distribution()
+        mesh = self._distribution.ranks
+        rest = len(dataset) % mesh.data_size
+        together = len(dataset) - rest
+        mine = range(mesh.data_rank, together, mesh.data_size)
+        batches = [list(mine[at : at + TEST_BATCH]) for at in range(0, len(mine), TEST_BATCH)]
+        self._divided = len(batches)
+        if rest:
+            batches.append(list(range(together, len(dataset))))
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Evaluate, each sample once."""
+        model = self.model
+        model.reset_metrics()
+        # test_on_batch would do so each time, and this is one evaluation.
+        object.__setattr__(model, "reset_metrics", lambda: None)
+        try:
+            for number, batch in enumerate(self._loader):
+                with self._context.group.waiting():
+                    self._distribution.whole_batches = number >= self._divided
+                    model.test_on_batch(*_arrays(batch))
+        finally:
+            object.__delattr__(model, "reset_metrics")
+            self._distribution.whole_batches = False
+        found = model.get_metrics_result()
+        logs |= {f"val_{name}": float(value) for name, value in found.items()}
+
+
+def _arrays(batch: Any) -> tuple[Any, ...]:
+    """(inputs, targets) or (inputs, targets, weights) of a loader, as Keras takes them."""
+
+    def array(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: array(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(array(item) for item in value)
+        return value.numpy() if isinstance(value, torch.Tensor) else value
+
+    return tuple(array(part) for part in batch)
+
+
+@contextmanager
+def undivided(context: RankContext, model: Any) -> Iterator[Any]:
+    """A plain copy of a divided model on rank 0, as its own config makes it; None elsewhere.
+
+    All ranks call it. Nothing is divided meanwhile: rank 0 alone would wait for the others.
+    """
+    pieces = ShardedModel(context, model)
+    weights: Sequence[Tensor] = [
+        model_state.whole(pieces.read(variable), keep=context.is_main) for variable in model.weights
+    ]
+    found, random = distribution.distribution(), rng.capture(context.device)
+    distribution.set_distribution(None)
+    try:
+        yield _copy(model, weights, context.reporter.warn) if context.is_main else None
+    finally:
+        distribution.set_distribution(found)
+        rng.restore(random, context.device)  # a copy's layers draw seeds, which the others do not
+
+
+def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
+    # What the script has defined need not be registered with Keras: it is here.
+    own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
+    own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
+    named = {one.__name__: one for one in own if hasattr(one, "__name__")}
+    with keras.saving.custom_object_scope(named):
+        copy = type(model).from_config(model.get_config())
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+        copy.set_weights([weight.to(_IN_NUMPY.get(weight.dtype)).numpy() for weight in weights])
+        try:
+            copy.compile_from_config(model.get_compile_config() if model.compiled else {})
+        except (TypeError, ValueError) as error:  # after all the training: the weights are there
+            warn(f"the model is saved without what compile() gave it: {error}")
+    return copy

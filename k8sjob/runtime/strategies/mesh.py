@@ -1,7 +1,7 @@
 """Tensor parallel: a layout says which parameters are divided over the axis model of the mesh.
 
 A layer with such parameters takes its input whole and computes with torch's DTensor; its output is
-put together again, unless the layout leaves it divided for the layers behind it. Everything else
+gathered again, unless the layout leaves it divided for the layers behind it. Everything else
 computes with plain tensors, the same on all ranks along the axis model.
 """
 
@@ -18,11 +18,10 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime import full_state, layout, rng, sync_batchnorm
+from k8sjob.runtime import layout, model_state, rng, sync_batchnorm
 from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.gradients import MixedError, synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.step import forward, forward_backward
+from k8sjob.runtime.step import MixedError, forward, forward_backward, synchronise
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def prepare(
             return _whole(forward(model, inputs, bf16=bf16))
 
     def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-        full_state.restore(model, optimizer, state)
+        model_state.restore(model, optimizer, state)
         _one_by_one(optimizer)
 
     return assemble(
@@ -80,7 +79,7 @@ def prepare(
         backward,
         forward=evaluated,
         clip=clipping(mesh.process_group("model")),
-        parted=bool(divided) and ranks is not None,
+        sharded=bool(divided) and ranks is not None,
         restore=restore,
         ready=_one_by_one,
     )

@@ -1,4 +1,4 @@
-"""Parameter server: trainers have the model but for its tables, whose columns lie on servers.
+"""Parameter server: trainers have the model without its tables, whose columns are on servers.
 
 What the trainers have is trained as data parallel: torch averages its gradients while it computes
 them, or, where those of several batches are added up, all of them once before the step. Gradients
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.autograd as dist_autograd
 from torch.nn.parallel import DistributedDataParallel
 
-from k8sjob.runtime import full_state, stage_state
-from k8sjob.runtime.gradients import synchronise
+from k8sjob.runtime import model_state, tables
+from k8sjob.runtime.checkpoint_format import gathered
 from k8sjob.runtime.mesh import Mesh, equalise_buffers
-from k8sjob.runtime.remote_tables import RemoteTables, choose
-from k8sjob.runtime.shards import gathered
-from k8sjob.runtime.step import autocast, call, mean_loss
+from k8sjob.runtime.model_state import StageState
+from k8sjob.runtime.step import autocast, call, mean_loss, synchronise
 from k8sjob.runtime.strategies import Strategy, assemble
+from k8sjob.runtime.tables import RemoteTables, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ def prepare(
 ) -> Strategy:
     """The row of the table: DistributedDataParallel here, RemoteModules on the servers."""
     names = choose(model, options["tables"], options["servers"])
-    whole = stage_state.names(model)
+    whole = StageState(model)
     remote = RemoteTables(model, names, options["servers"], group)
     model.to(group.device)
     on_gpu = [group.device] if group.device.type == "cuda" else None
@@ -82,10 +82,9 @@ def prepare(
 
 
 class _Steps:
-    """What becomes of gradients: those of tables on the servers, the others here.
+    """Gradients of a step: those of tables go to the servers, the others stay here.
 
-    The servers step while the trainer's own optimizer does; what they need is in the context of the
-    batch, which is open until both are done.
+    Servers step while the trainer's optimizer does; a batch's context is open until both are done.
     """
 
     def __init__(self, model: nn.Module, remote: RemoteTables, group: Group) -> None:
@@ -119,7 +118,7 @@ class _Steps:
         optimizer.register_step_post_hook(self._finish)
         if self._group.rank == 0:
             pickled = {"defaults": optimizer.defaults, "param_groups": [self._rates]}
-            self._remote.make_optimizer(type(optimizer), pickled)
+            self._remote.call(tables.make_optimizer, type(optimizer), pickled)
         self._group.barrier()
 
     def take(self, context: int) -> None:
@@ -133,13 +132,13 @@ class _Steps:
     def send(self, context: int, *, closes: bool) -> None:
         """Let the servers keep a batch's gradients, or begin their step at a window's end."""
         if not closes:
-            self._remote.accumulate(self._group.rank, context)
+            self._remote.call(tables.accumulate, self._group.rank, context)
             return
         rates = _rates(self._optimizer)
         if self._group.rank == 0 and rates != self._rates:
-            self._remote.set_rates(rates)
+            self._remote.call(tables.set_rates, rates)
         self._rates = rates
-        self._begun = self._remote.begin_step(self._group.rank, context)
+        self._begun = self._remote.begin(tables.step, self._group.rank, context)
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class _State:
     """The state of a model and its tables, as one process would have it."""
 
     def __init__(
-        self, model: nn.Module, remote: RemoteTables, whole: stage_state.Names, group: Group
+        self, model: nn.Module, remote: RemoteTables, whole: StageState, group: Group
     ) -> None:
         self._model, self._remote, self._whole, self._group = model, remote, whole, group
 
@@ -166,7 +165,7 @@ class _State:
     def restore(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """See Strategy.restore; rank 0 gives the servers their parts."""
         state = {key: gathered(state[key]) for key in ("model", "optimizer")}
-        stage_state.restore(self._model, self._whole, optimizer, state)
+        self._whole.restore(optimizer, state)
         if self._group.rank == 0:
             found = state["optimizer"]["state"]
             keys = {name: f"{name}.weight" for name in self._remote.names}
@@ -175,13 +174,13 @@ class _State:
                 name: (state["model"][key], found.get(numbers[name], {}))
                 for name, key in keys.items()
             }
-            self._remote.set_rates(_rates(optimizer))
+            self._remote.call(tables.set_rates, _rates(optimizer))
             self._remote.take_state(of_tables)
         self._group.barrier()
 
     def _joined(self, optimizer: Optimizer) -> dict[str, Any]:
         of_tables = {f"{name}.weight": own for name, own in self._remote.state().items()}
-        dense = full_state.capture(self._model, optimizer, keep=True)
+        dense = model_state.capture(self._model, optimizer, keep=True)
         weights = dense["model"] | {key: weight for key, (weight, _) in of_tables.items()}
         names = [name for name, _ in self._model.named_parameters()]
         state = {names[at]: found for at, found in dense["optimizer"]["state"].items()}
@@ -189,7 +188,7 @@ class _State:
         order = list(enumerate(self._whole.parameters))
         group = {**_rates(optimizer), "params": [at for at, _ in order]}
         return {
-            "model": {name: weights[name] for name in self._whole.state},
+            "model": {name: weights[name] for name in self._whole.keys},
             "optimizer": {
                 "state": {at: state[name] for at, name in order if state.get(name)},
                 "param_groups": [group],

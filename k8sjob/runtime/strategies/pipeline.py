@@ -1,32 +1,43 @@
-"""Pipeline: the model is cut into stages, one a rank, and each batch into micro-batches.
+"""Strategies that cut a model into stages: pipeline (one a rank), model_split (one a GPU).
 
-While one stage works on a micro-batch, the others work on those before and behind it. Activations
-go forward and gradients back between neighbours; a shorter last batch needs nothing of its own.
+In a pipeline each batch is cut into micro-batches: while one stage works on one, the others work on
+those before and behind it. Activations go forward and gradients back between adjacent stages.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
-from k8sjob.runtime import chain, stage_state
 from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.gradients import synchronise
 from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.neighbours import Neighbours
-from k8sjob.runtime.step import autocast, call, forward, mean_loss
+from k8sjob.runtime.model_state import StageState
+from k8sjob.runtime.stages import cut, keep_stage
+from k8sjob.runtime.step import autocast, call, forward, mean_loss, replicate, synchronise
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from k8sjob.runtime.process_group import Group
 
-__all__ = ["gpipe", "one_f_one_b", "prepare"]
+__all__ = [
+    "StageLinks",
+    "devices",
+    "gpipe",
+    "one_f_one_b",
+    "prepare",
+    "prepare_model_split",
+]
+
 
 _EVALUATION: Final = -1
 """Instead of a micro-batch's number."""
@@ -36,33 +47,33 @@ def prepare(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
 ) -> Strategy:
     """The row of the table: stages along model, averaged gradients along data."""
-    stages = chain.stages(model, options["splits"])
+    stages = cut(model, options["splits"])
     mesh, bf16 = Mesh(group, len(stages)), options["bf16"]
     stage, last = mesh.model_rank, mesh.model_rank == len(stages) - 1
     equalise(model, group)
-    whole = stage_state.names(model)
+    whole = StageState(model)
     prepare_layers(model, options)
-    chain.keep_stage(model, stages[stage])
-    neighbours = Neighbours(mesh)
+    keep_stage(model, stages[stage])
+    links = StageLinks(mesh)
     schedule = gpipe if options["schedule"] == "gpipe" else one_f_one_b
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting():
             batch = _Batch(inputs, targets, options["micro_batches"])
             order = list(schedule(stage, len(stages), len(batch.sizes)))
-            run = partial(_forward, model, loss, neighbours, bf16=bf16)
-            value = _run(order, run, neighbours, batch, scale=scale)
+            run = partial(_forward, model, loss, links, bf16=bf16)
+            value = _run(order, run, links, batch, scale=scale)
             if sync:
                 synchronise(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:
-        if not neighbours.first:
-            inputs = neighbours.take_input(_EVALUATION)
+        if not links.first:
+            inputs = links.take_input(_EVALUATION)
         output = forward(model, inputs, bf16=bf16)
         if not last:
-            neighbours.give_output(output, _EVALUATION)
-            neighbours.settle()
+            links.give_output(output, _EVALUATION)
+            links.settle()
         return output if last else None
 
     return assemble(
@@ -70,26 +81,43 @@ def prepare(
         mesh,
         backward,
         forward=evaluated,
-        settle=partial(stage_state.equalise_buffers, model, mesh),
-        clip=clipping(mesh.process_group("model"), parted=True),
-        capture=partial(stage_state.capture, model, whole, mesh),
-        parts=partial(stage_state.parts, model, whole),
-        parted=len(stages) > 1,
-        restore=partial(stage_state.restore, model, whole),
-        ready=stage_state.check,
+        settle=partial(_equalise_buffers, model, mesh),
+        clip=clipping(mesh.process_group("model"), sharded=True),
+        capture=partial(whole.capture, mesh),
+        parts=whole.parts,
+        sharded=len(stages) > 1,
+        restore=whole.restore,
+        ready=_check_groups,
         counts=last,
-        stream=group.rank,
+        rng_stream=group.rank,
     )
 
 
+def _equalise_buffers(model: nn.Module, mesh: Mesh) -> None:
+    """The buffers of the first copy of this stage, for all of them."""
+    ranks = mesh.process_group("data")
+    if ranks is not None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=mesh.model_rank, group=ranks)
+
+
+def _check_groups(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose state could not be put together."""
+    if len(optimizer.param_groups) > 1:
+        raise ValueError(
+            f"the optimizer has {len(optimizer.param_groups)} groups of parameters, and the stages"
+            " of a pipeline can have one; give optimizer=(class, arguments)"
+        )
+
+
 def gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """All forward passes, then all backward passes: ("forward" or "backward", micro-batch)."""
+    """All forward, then all backward passes: ("forward" or "backward", micro-batch)."""
     yield from (("forward", number) for number in range(micro_batches))
     yield from (("backward", number) for number in range(micro_batches))
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """As soon as there is a gradient it is used, so that a stage keeps at most `stages` batches."""
+    """Each gradient is used as soon as it is there: a stage keeps at most `stages` batches."""
     ahead = min(stages - stage - 1, micro_batches)
     yield from (("forward", number) for number in range(ahead))
     for number in range(ahead, micro_batches):
@@ -122,7 +150,7 @@ class _Batch:
 def _run(
     order: Sequence[tuple[str, int]],
     forth: Callable[[Any, tuple[Tensor, ...]], Tensor],
-    neighbours: Neighbours,
+    links: StageLinks,
     batch: _Batch,
     *,
     scale: float,
@@ -134,42 +162,197 @@ def _run(
     for action, number in order:
         part = batch.sizes[number] / sum(batch.sizes)
         if action == "forward":
-            inputs = batch.inputs(number) if neighbours.first else neighbours.take_input(number)
+            inputs = batch.inputs(number) if links.first else links.take_input(number)
             output = forth(inputs, batch.targets(number))
-            if neighbours.last:
-                losses.append(output.detach().to(neighbours.device, torch.float64) * part)
+            if links.last:
+                losses.append(output.detach().to(links.device, torch.float64) * part)
                 output = output * (part * scale)
             else:
-                neighbours.give_output(output, number)
+                links.give_output(output, number)
             kept[number] = inputs, output
         else:
             inputs, output = kept.pop(number)
             closes, gradient = (action, number) == order[-1], None
-            if not neighbours.last:
-                gradient, loss = neighbours.take_gradient(output, last=closes)
+            if not links.last:
+                gradient, loss = links.take_gradient(output, last=closes)
             elif closes:
                 loss = torch.stack(losses).sum()
             torch.autograd.backward(output, gradient)
-            if not neighbours.first:
-                neighbours.give_gradient(inputs.grad, loss)
-    neighbours.settle()
+            if not links.first:
+                links.give_gradient(inputs.grad, loss)
+    links.settle()
     return cast("Tensor", loss)
 
 
 def _forward(
     model: nn.Module,
     loss: Callable[..., Tensor],
-    neighbours: Neighbours,
+    links: StageLinks,
     inputs: Any,
     targets: tuple[Tensor, ...],
     *,
     bf16: bool,
 ) -> Tensor:
     """What this stage gives: the loss on the last one, else what the next one takes."""
-    with autocast(neighbours.device, bf16=bf16):
+    with autocast(links.device, bf16=bf16):
         output = call(model, inputs)
-        return mean_loss(loss, output, targets) if neighbours.last else cast("Tensor", output)
+        return mean_loss(loss, output, targets) if links.last else cast("Tensor", output)
 
 
 def _tuple(inputs: Any) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+_DIMS: Final = 8
+_LOSS_BYTES: Final = 8
+_NOTHING: Final = [0, 1, *[0] * _DIMS]
+"""The head of an activation: its type by number, its dimensions, and their sizes."""
+_KINDS: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class StageLinks:
+    """Messages to and from the stages before and behind this one.
+
+    Each direction has a separate group: nccl handles the messages between two ranks in one order,
+    and if both of them send first, both wait for ever. An activation is one message, since both
+    sides expect the type and shape of the last one in its place. A byte behind it says whether
+    they hold; otherwise the right ones follow.
+
+    Attributes:
+        first: whether no stage comes before.
+        last: whether no stage comes behind.
+        device: where this stage computes.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        """All ranks of the job call it."""
+        rank = mesh.group.rank
+        self.first, self.last = mesh.model_rank == 0, mesh.model_rank == mesh.model_size - 1
+        self.device = mesh.group.device
+        self._before, self._behind = rank - 1, rank + 1
+        self._forth, self._back = mesh.new_groups("model"), mesh.new_groups("model")
+        self._wire = mesh.group.device if mesh.group.backend == "nccl" else torch.device("cpu")
+        self._sent: list[tuple[Any, Tensor]] = []
+        self._taken: dict[int, list[int]] = {}
+        self._given: dict[int, list[int]] = {}
+
+    def take_input(self, place: int) -> Tensor:
+        """The output of the stage before, as a leaf; those of a `place` mostly have one shape."""
+        body, mark = self._take_bytes(self._taken.get(place, _NOTHING), marked=True)
+        if mark:
+            head = torch.empty(len(_NOTHING), dtype=torch.int64, device=self._wire)
+            dist.recv(head, self._before, group=self._forth)
+            self._taken[place] = head.tolist()
+            body, _ = self._take_bytes(self._taken[place], marked=False)
+        return body.to(self.device).requires_grad_(torch.is_grad_enabled())
+
+    def _take_bytes(self, head: list[int], *, marked: bool) -> tuple[Tensor, bool]:
+        """A tensor of this type and shape from the stage before, and its mark."""
+        kind, shape, size = _read(head)
+        wire = torch.empty(size + marked, dtype=torch.uint8, device=self._wire)
+        dist.recv(wire, self._before, group=self._forth)
+        return wire[:size].view(kind).view(shape), bool(marked and wire[size])
+
+    def give_output(self, output: Any, place: int) -> None:
+        """Send an output to the next stage; `place` as in take_input."""
+        if not isinstance(output, torch.Tensor) or output.dtype not in _KINDS:
+            found = getattr(output, "dtype", type(output).__name__)
+            raise ValueError(
+                f"strategy.splits: a stage gives {found}, and only one tensor of floating numbers"
+                " can go to the next one; split elsewhere"
+            )
+        dims = [*output.shape, *[0] * (_DIMS - output.ndim)]
+        head = [_KINDS.index(output.dtype), output.ndim, *dims]
+        body, expected = _bytes(output.detach()), self._given.get(place, _NOTHING)
+        if head == expected:
+            mark = torch.zeros(1, dtype=torch.uint8, device=body.device)
+            self._send(torch.cat([body, mark]), self._behind, self._forth)
+            return
+        self._given[place] = head
+        *_, size = _read(expected)
+        self._send(torch.ones(size + 1, dtype=torch.uint8), self._behind, self._forth)
+        self._send(torch.tensor(head), self._behind, self._forth)
+        self._send(body, self._behind, self._forth)
+
+    def take_gradient(self, output: Tensor, *, last: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradient of an output that was given; with the last of a step, the loss too."""
+        size = output.numel() * output.element_size()
+        wire = torch.empty(size + last * _LOSS_BYTES, dtype=torch.uint8, device=self._wire)
+        dist.recv(wire, self._behind, group=self._back)
+        body = wire[:size].view(output.dtype).view(output.shape)
+        loss = wire[size:].clone().view(torch.float64)[0].to(self.device) if last else None
+        return body.to(output.device), loss
+
+    def give_gradient(self, gradient: Tensor, loss: Tensor | None) -> None:
+        """Send the gradient of an input to the stage before.
+
+        The step's last one carries the loss: a message of its own would make the stages wait.
+        """
+        wire = _bytes(gradient)
+        if loss is not None:
+            wire = torch.cat([wire, _bytes(loss.to(wire.device, torch.float64))])
+        self._send(wire, self._before, self._back)
+
+    def settle(self) -> None:
+        """Wait until all that was sent has been received."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _send(self, tensor: Tensor, to: int, group: Any) -> None:
+        tensor = tensor.to(self._wire).contiguous()
+        self._sent.append((dist.isend(tensor, to, group=group), tensor))
+
+
+def _read(head: list[int]) -> tuple[torch.dtype, list[int], int]:
+    """(type, shape, bytes) of an activation."""
+    number, ndim, *dims = head
+    kind, shape = _KINDS[number], dims[:ndim]
+    return kind, shape, math.prod(shape) * kind.itemsize
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def prepare_model_split(
+    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
+) -> Strategy:
+    """Stages on the GPUs of this process, which is alone; only one of them computes at a time.
+
+    The plain way to train a model that no single GPU can hold. On a CPU all layers stay there.
+    """
+    stages = cut(model, options["splits"])
+    prepare_layers(model, options)
+    places = devices(group.device, len(stages), torch.cuda.device_count())
+    for layers, place in zip(stages, places, strict=True):
+        for name in layers:
+            model.get_submodule(name).to(place)
+        model.get_submodule(layers[0]).register_forward_pre_hook(partial(_enter, place))
+    # The output goes back to where targets are, and where it is measured.
+    model.register_forward_hook(partial(_leave, group.device))
+    wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
+    return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
+
+
+def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
+    """The device of each stage; where there are fewer GPUs, adjacent stages share one."""
+    if first.type != "cuda":
+        return [first] * stages
+    used = min(stages, gpus)
+    return [torch.device("cuda", stage * used // stages) for stage in range(stages)]
+
+
+def _moved(value: Any, place: torch.device) -> Any:
+    def move(item: Any) -> Any:
+        return item.to(place, non_blocking=True) if isinstance(item, torch.Tensor) else item
+
+    return pytree.tree_map(move, value)
+
+
+def _enter(place: torch.device, _: nn.Module, inputs: Any) -> Any:
+    return _moved(inputs, place)
+
+
+def _leave(place: torch.device, _: nn.Module, __: Any, output: Any) -> Any:
+    return _moved(output, place)

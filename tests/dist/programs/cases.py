@@ -51,7 +51,7 @@ def curve(job, run, data, case, given=lambda inputs: inputs):
     losses = []
     for _ in run.epochs(case["epochs"]):
         for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
-            count = run._share.count * run._strategy.counts  # 0 where a sample stands in
+            count = run._shard.count * run._strategy.counts  # 0 where a sample stands in
             loss = float(run.step(given(inputs), targets))
             losses.append(job.reduce(loss=(loss * count, count))["loss"])
             if run.steps == case["steps"]:

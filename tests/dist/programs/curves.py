@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from k8sjob.runtime.gradients import local
+from k8sjob.runtime.step import local
 
 OPTIONS = {
     "kind": "ddp",
@@ -162,7 +162,9 @@ def graphs():
 
 
 def train(job, case):
-    job.config = replace(job.config, strategy=case["kind"], options=case["options"])
+    job._context.config = replace(
+        job._context.config, strategy=case["kind"], options=case["options"]
+    )
     data, build = task(case)
     if case["samples"]:
         data = torch.utils.data.Subset(data, range(case["samples"]))

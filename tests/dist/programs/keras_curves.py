@@ -66,7 +66,9 @@ def by_name(images):
 
 
 def train(job, case):
-    job.config = replace(job.config, strategy=case["kind"], options=case["options"])
+    job._context.config = replace(
+        job._context.config, strategy=case["kind"], options=case["options"]
+    )
     data = samples(case)
     if case["samples"]:
         data = Subset(data, range(case["samples"]))

@@ -136,7 +136,9 @@ def build(case):
 
 
 def train(job, case):
-    job.config = replace(job.config, strategy=case["kind"], options=case["options"])
+    job._context.config = replace(
+        job._context.config, strategy=case["kind"], options=case["options"]
+    )
     found = load_digits()
     images, labels = found.images[..., None].astype("float32") / 16, found.target
     keras.utils.set_random_seed(3)

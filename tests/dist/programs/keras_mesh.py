@@ -13,8 +13,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from k8sjob import compat
-from k8sjob.runtime.keras_pieces import Pieces
-from k8sjob.runtime.strategies.keras_mesh import distributed
+from k8sjob.runtime.strategies.keras_mesh import ShardedModel, distributed
 
 OPTIONS = {
     "options": {},
@@ -112,14 +111,16 @@ def samples(case):
 
 
 def train(job, case):
-    job.config = replace(job.config, strategy=case["kind"], options=case["options"])
+    job._context.config = replace(
+        job._context.config, strategy=case["kind"], options=case["options"]
+    )
     options = compat.STRATEGIES["keras_mesh"].settings(case["options"])
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
     keras.utils.set_random_seed(3)
     early = build(case) if case["early"] else None
     keras.distribution.set_distribution(before)
-    with distributed(job.group, options):
+    with distributed(job._context.group, options):
         if not case["ours"]:
             mesh = keras.distribution.DeviceMesh((job.world_size,), ["batch"])
             keras.distribution.set_distribution(keras.distribution.DataParallel(mesh))
@@ -148,7 +149,7 @@ def fit(job, case, model):
         callbacks=[Turn(turns), *(named[name]() for name in case["callbacks"])],
         tail=case["tail"],
     ).history
-    pieces = Pieces(job, model)
+    pieces = ShardedModel(job._context, model)
     found = [pieces.read(variable) for variable in model.weights]
     local = [getattr(value, "to_local", lambda value=value: value)() for value in found]
     if case["save"]:

@@ -119,7 +119,9 @@ def main():
         found = run.evaluate(data, batch_size=7)
         state = run._strategy.capture(run.optimizer).get("model", {})  # rank 0's
         weights = torch.cat([torch.zeros(0), *(value.flatten() for value in state.values())])
-        everywhere = job.gather(weights.sum() if job.config.strategy == "ddp" else torch.zeros(()))
+        everywhere = job.gather(
+            weights.sum() if job._context.config.strategy == "ddp" else torch.zeros(())
+        )
         if job.is_main:
             result = {
                 "losses": losses,

@@ -1,4 +1,4 @@
-"""A model that is a chain of layers, cut into stages.
+"""Stages of a model that is a chain of layers.
 
 The chain is an nn.Sequential, nested ones included. A stage is the same model with the layers of
 other stages gone: what is left keeps its name, and so do checkpoints.
@@ -17,10 +17,10 @@ from k8sjob.runtime.blocks import tied
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["keep_stage", "stages"]
+__all__ = ["cut", "keep_stage"]
 
 
-def stages(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
+def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     """The names of the layers of each stage.
 
     Args:
@@ -29,7 +29,7 @@ def stages(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
 
     Raises:
         ValueError: the model is no chain, a split is no layer of it or out of order, or a
-            parameter would lie in two stages.
+            parameter would be in two stages.
     """
     if not isinstance(model, nn.Sequential):
         raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
@@ -49,13 +49,13 @@ def stages(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
                 f"strategy.splits: {', '.join(splits)} leave a stage without layers; name them in"
                 f" the chain's order, which is {', '.join(links)}, without the first and twice none"
             )
-    cut = [links[before:after] for before, after in pairwise(begins)]
-    _check(model, cut)
-    return cut
+    stages = [links[before:after] for before, after in pairwise(begins)]
+    _check(model, stages)
+    return stages
 
 
 def keep_stage(model: nn.Module, layers: Sequence[str]) -> None:
-    """Take all layers but these out of a chain; what is left passes its input on."""
+    """Replace all layers of a chain but these by nn.Identity."""
     for name in list(_links(model)):
         if name not in layers:
             owner, _, last = name.rpartition(".")

@@ -1,24 +1,26 @@
-"""A checkpoint of which each rank wrote a part, read piece by piece as it is needed.
+"""Format of a checkpoint folder: each rank's part of the tensors, and one file of the rest.
 
-The tensors are in the form of torch.distributed.checkpoint, whose own tools can read them; torch
-describes them in a pickle, of which nothing but plain descriptions is taken here. What is no tensor
-is in one more file.
+The tensors have the form of torch.distributed.checkpoint, whose own tools can read them; torch
+describes them in a pickle, from which only plain descriptions are accepted here. Tensors are read
+piece by piece as they are needed.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections import Counter
 from copy import copy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
-from k8sjob.runtime import chunks, digests
+from k8sjob.runtime import digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["METADATA", "OTHERS", "Stored", "gathered", "mark", "on_host", "read", "read_others"]
 
+
 METADATA: Final = ".metadata"
 """Torch's description of the tensors: which part of which is where."""
 OTHERS: Final = "others.pt"
-"""What is no tensor of the model's or the optimizer's, and where each of these belongs."""
+"""Everything but the tensors of model and optimizer, and where each of those belongs."""
 _MARK: Final = "k8sjob/tensor"
 
 _DESCRIPTIONS: Final = {
@@ -52,12 +55,7 @@ _DESCRIPTIONS: Final = {
 
 
 class Stored:
-    """A tensor in a checkpoint, read when its content is asked for.
-
-    Attributes:
-        shape: of the whole tensor.
-        dtype: its type.
-    """
+    """A tensor of some shape and dtype in a checkpoint, read when its content is asked for."""
 
     def __init__(self, name: str, folder: _Folder) -> None:
         about = cast("TensorStorageMetadata", folder.metadata.state_dict_metadata[name])
@@ -66,11 +64,7 @@ class Stored:
         self._name, self._folder = name, folder
 
     def whole(self) -> Tensor:
-        """The whole tensor, on the CPU.
-
-        Raises:
-            ValueError: it cannot be read, or there is not enough memory for it.
-        """
+        """The whole tensor, on the CPU; ValueError if it cannot be read, or without memory."""
         try:
             target = torch.empty(self.shape, dtype=self.dtype)
         except RuntimeError as error:
@@ -80,23 +74,19 @@ class Stored:
         return target
 
     def divided_as(self, like: Tensor) -> Tensor:
-        """This rank's part of it, divided and placed as a DTensor is; the rest is not read.
-
-        Args:
-            like: a DTensor of the same shape.
-        """
+        """This rank's part of it, divided and placed as a DTensor of the same shape."""
         target = torch.empty_like(like, dtype=self.dtype)
         self._folder.fill(self._name, target)
         return target
 
 
 def gathered(nest: Any) -> Any:
-    """The same nest of containers with whole tensors in place of stored ones."""
+    """A nest of containers with whole tensors in place of stored ones."""
     return _replace(nest, lambda value: value.whole() if isinstance(value, Stored) else value)
 
 
 def on_host(nest: Any) -> Any:
-    """The same nest with tensors of its own in host memory in place of whatever tensors it has."""
+    """A nest of containers with copies of its tensors in host memory."""
 
     def copy(value: Any) -> Any:
         tensor = isinstance(value, torch.Tensor)
@@ -110,9 +100,6 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     Returns:
         (the nest with a mark in the place of each tensor, the tensors by the names in the marks).
-
-    Raises:
-        ValueError: two tensors would have the same name.
     """
     if isinstance(nest, torch.Tensor):
         return {_MARK: name}, {name: nest}
@@ -133,11 +120,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def read_others(content: bytes) -> dict[str, Any]:
-    """What a file of plain values and tensors holds, its tensors on the CPU.
-
-    Raises:
-        ValueError: it is torn, or holds anything else.
-    """
+    """The content of a file of plain values and tensors; ValueError if it is torn or holds more."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -151,11 +134,7 @@ def read_others(content: bytes) -> dict[str, Any]:
 def read(folder: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, with a Stored for each tensor of model and optimizer.
 
-    Its digests are the caller's business.
-
-    Raises:
-        ValueError: it is torn, or holds anything but tensors and plain values.
-        OSError: it cannot be read.
+    Digests are not checked. ValueError: it is torn, or holds more than tensors and plain values.
     """
     files = digests.read(folder)
     try:
@@ -190,11 +169,7 @@ class _Folder:
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
 
     def fill(self, name: str, target: Tensor) -> None:
-        """Read what a tensor has of a stored one.
-
-        Raises:
-            ValueError: the file holds something else than its description says.
-        """
+        """Read this rank's part of a stored tensor; ValueError if the file does not match."""
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -203,8 +178,8 @@ class _Folder:
             self._reader.read_data(planner.create_local_plan(), planner).wait()
         except Exception as error:
             # Of a file that another program made, torch raises whatever it meets.
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{self.path}: {name} cannot be loaded: {said}") from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{self.path}: {name} cannot be loaded: {reason}") from error
 
 
 _InPython: Any = pickle._Unpickler  # noqa: SLF001 - its parts can be replaced
@@ -233,11 +208,7 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
 
 def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
-    """Torch's description, where all of it is of whole tensors in this folder's files.
-
-    Raises:
-        ValueError: it is torn or describes anything else.
-    """
+    """Torch's description; ValueError unless it is of whole tensors in these files."""
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
     try:
@@ -265,7 +236,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
         raise ValueError(f"{METADATA} describes something that is no plain tensor")
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd)}, of which there is no digest")
-    if wrong := chunks.problem(found, {name: digest.size for name, digest in files.items()}):
+    if wrong := _problem(found, {name: digest.size for name, digest in files.items()}):
         raise ValueError(f"{METADATA}: {wrong}")
     return found
 
@@ -280,3 +251,83 @@ def _replace(nest: Any, change: Callable[[Any], Any]) -> Any:
     if type(nest) in {list, tuple}:
         return type(nest)(_replace(value, change) for value in nest)
     return Counter(nest) if isinstance(nest, Counter) else nest
+
+
+_Box = tuple[tuple[int, int], ...]
+"""(start, stop) in each dimension."""
+
+
+def _problem(metadata: Metadata, sizes: Mapping[str, int]) -> str | None:
+    """The first tensor that the chunks of a description do not make up exactly; None: none.
+
+    Torch's reader trusts the description: what no chunk covers stays uninitialised memory.
+    `sizes` are the bytes of the checkpoint's files, by name.
+    """
+    for name, about in metadata.state_dict_metadata.items():
+        try:
+            wrong = _wrong(name, cast("TensorStorageMetadata", about), metadata.storage_data, sizes)
+        except (AttributeError, TypeError, ValueError) as error:
+            wrong = f"is not described as torch does it: {error}"
+        if wrong:
+            return f"the tensor {name} {wrong}"
+    return None
+
+
+def _wrong(
+    name: str, about: TensorStorageMetadata, places: Mapping[Any, Any], sizes: Mapping[str, int]
+) -> str:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    shape: Any = about.size  # of a pickle, so of whatever type
+    dtype = about.properties.dtype
+    if not isinstance(shape, torch.Size) or min(shape, default=0) < 0:
+        return f"has the shape {shape!r}"
+    if not isinstance(dtype, torch.dtype):
+        return f"has the type {dtype!r}"
+    boxes: set[_Box] = set()
+    for chunk in about.chunks:
+        pairs = zip(chunk.offsets, chunk.sizes, strict=True)
+        box = tuple((start, start + size) for start, size in pairs)
+        if not all(0 <= a <= b <= end for (a, b), end in zip(box, shape, strict=True)):
+            return f"has the shape {tuple(shape)}, and a chunk at {_region(box)} outside of it"
+        if not (elements := math.prod(chunk.sizes)):
+            continue
+        boxes.add(box)
+        place = places.get(MetadataIndex(name, chunk.offsets))
+        if place is None:
+            return f"has a chunk at {_region(box)} that is in no file"
+        needed, file = elements * dtype.itemsize, place.relative_path
+        there = min(place.length, sizes[file] - place.offset)
+        if place.offset < 0 or there < needed:
+            held = f"of which {file} has {max(0, there):,}"
+            return f"has a chunk at {_region(box)} of {needed:,} bytes, {held}"
+    fault = _uncovered(tuple(shape), boxes) if math.prod(shape) else ""
+    return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
+
+
+def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box], at: _Box = ()) -> str:
+    """Where boxes within a shape leave a gap or overlap; empty where they cover it exactly.
+
+    Goes through one dimension after the other, slab by slab between the boxes' edges.
+    """
+    dimension = len(at)
+    if not boxes:
+        return f"no chunk holds {_region(at, shape)}"
+    if dimension == len(shape):
+        return f"{len(boxes)} chunks hold {_region(at)}" if len(boxes) > 1 else ""
+    upcoming = sorted(boxes, key=lambda box: box[dimension], reverse=True)
+    edges = {0, shape[dimension], *(edge for box in boxes for edge in box[dimension])}
+    here: list[_Box] = []
+    for start, stop in pairwise(sorted(edges)):
+        here = [box for box in here if box[dimension][1] > start]
+        while upcoming and upcoming[-1][dimension][0] <= start:
+            here.append(upcoming.pop())
+        if fault := _uncovered(shape, here, (*at, (start, stop))):
+            return fault
+    return ""
+
+
+def _region(box: _Box, shape: tuple[int, ...] = ()) -> str:
+    """A box as a Python index; the other dimensions of a shape are whole."""
+    shown = [f"{start}:{stop}" for start, stop in box] + [f"0:{n}" for n in shape[len(box) :]]
+    return f"[{', '.join(shown)}]"

@@ -1,4 +1,4 @@
-"""The whole state of a model of which each rank has a part, as one process would have it.
+"""State of a model and its optimizer of which each rank has a part, as one process would have it.
 
 So a checkpoint has the same form whatever wrote it: plain tensors under the model's own names, the
 optimizer's state under the numbers of the parameters. One strategy may resume what another saved.
@@ -11,15 +11,28 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from k8sjob.runtime.shards import Stored, gathered
+from k8sjob.runtime.checkpoint_format import Stored, gathered, on_host
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["capture", "divided_alone", "is_divided", "part", "parts", "placed", "restore", "whole"]
+    from k8sjob.runtime.mesh import Mesh
+
+__all__ = [
+    "StageState",
+    "capture",
+    "divided_alone",
+    "is_divided",
+    "part",
+    "parts",
+    "placed",
+    "restore",
+    "whole",
+]
 
 
 def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -28,23 +41,18 @@ def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def capture(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
-    """A copy of the states of both, whole and in host memory.
+    """A copy of the states of both, whole and in host memory, where `keep` is set.
 
     All ranks call it, since the parts are gathered one by one.
-
-    Args:
-        model: with parameters that may be distributed.
-        optimizer: of these parameters.
-        keep: whether this rank needs the result; the others only take part.
     """
     found: dict[str, Any] = whole(parts(model, optimizer), keep=keep)
     return found
 
 
 def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Put back what capture gave; all ranks have the whole state, and take their parts of it.
+    """Restore what capture gave; all ranks have the whole state, and take their parts of it.
 
-    Of a tensor that lies in a checkpoint still, no more than the part is read.
+    Of a tensor that is still in a checkpoint, only the part is read.
 
     Raises:
         RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
@@ -63,17 +71,17 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
 
 
 def whole(value: Any, *, keep: bool) -> Any:
-    """A nest of containers with plain tensors of its own in host memory; all ranks call it.
+    """A nest of containers with whole copies of its tensors in host memory; all ranks call it.
 
     Args:
         value: with tensors that may be distributed.
-        keep: whether this rank needs the result.
+        keep: whether this rank needs the result; the others only take part.
     """
     if isinstance(value, DTensor):
         full = value.full_tensor().detach()
         if not keep:
             return full.new_empty(0)
-        # Of a tensor that every rank has whole it is the very memory that the optimizer changes.
+        # A replicated tensor shares its memory with the parameter, which the optimizer changes.
         own = full.untyped_storage().data_ptr() != value.to_local().untyped_storage().data_ptr()
         return full.cpu() if own else full.to("cpu", copy=True)
     if isinstance(value, torch.Tensor):
@@ -95,7 +103,7 @@ def is_divided(value: Any) -> bool:
 
 
 def divided_alone(value: Any) -> Any:
-    """A nest of containers with its distributed tensors, and None in the place of any other."""
+    """A nest of containers with its distributed tensors, and None in place of all else."""
     if isinstance(value, DTensor):
         return value
     if isinstance(value, dict):
@@ -108,7 +116,7 @@ def divided_alone(value: Any) -> Any:
 def placed(value: Any, like: Any) -> Any:
     """A nest of containers with each tensor divided as the one in the same place of another nest.
 
-    All ranks call it. What has no counterpart there is whole, and on the CPU.
+    All ranks call it. A tensor without a counterpart is whole, and on the CPU.
     """
     if isinstance(value, dict) and not isinstance(value, Counter):
         others = like if isinstance(like, dict) else {}
@@ -141,3 +149,73 @@ def part(value: Any, like: Tensor | None) -> Any:
     everywhere = [Replicate()] * mesh.ndim
     have = DTensor.from_local(value.to(like.device), mesh, everywhere, run_check=False)
     return have.redistribute(placements=like.placements)
+
+
+class StageState:
+    """State of a model of which this rank keeps some of the layers; made before it is cut.
+
+    Layers keep their names when others are taken out, and the optimizer's state goes by the numbers
+    that the parameters have in the whole model.
+
+    Attributes:
+        parameters: names of the whole model's parameters, in order.
+        keys: of the whole model's state.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.parameters = [name for name, _ in model.named_parameters()]
+        self.keys = list(model.state_dict())
+
+    def parts(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The states of this stage, under the names and numbers of the whole model."""
+        own, numbers = optimizer.state_dict(), self._numbers()
+        group = {**own["param_groups"][0], "params": list(range(len(self.parameters)))}
+        state = {numbers[number]: value for number, value in own["state"].items()}
+        optimizer_state = {"state": state, "param_groups": [group]}
+        return {"model": self._model.state_dict(), "optimizer": optimizer_state}
+
+    def capture(self, mesh: Mesh, optimizer: Optimizer) -> dict[str, Any]:
+        """A copy of all stages' states in rank 0's host memory; all ranks call it."""
+        if mesh.data_rank > 0:
+            return {}
+        mine = on_host(self.parts(optimizer))
+        stages: list[Any] = [None] * mesh.model_size
+        if mesh.model_size == 1:
+            stages = [mine]
+        else:
+            first = mesh.model_rank == 0
+            ranks = mesh.process_group("model")
+            dist.gather_object(mine, stages if first else None, group=ranks)
+            if not first:
+                return {}
+        weights = {name: value for stage in stages for name, value in stage["model"].items()}
+        states = [stage["optimizer"]["state"] for stage in stages]
+        state = {number: value for found in states for number, value in found.items()}
+        return {
+            "model": {name: weights[name] for name in self.keys},
+            "optimizer": {"state": state, "param_groups": stages[0]["optimizer"]["param_groups"]},
+        }
+
+    def restore(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Take this stage's part of a whole state.
+
+        Raises:
+            RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
+        """
+        weights = state["model"]
+        if odd := weights.keys() ^ set(self.keys):
+            raise ValueError(f"{', '.join(sorted(odd)[:6])}: in one of them and not in the other")
+        own = {name: gathered(weights[name]) for name in self._model.state_dict()}
+        self._model.load_state_dict(own)
+        (group,) = state["optimizer"]["param_groups"]
+        found, numbers = state["optimizer"]["state"], self._numbers()
+        values = {
+            at: gathered(found[number]) for at, number in enumerate(numbers) if number in found
+        }
+        groups = [{**group, "params": list(range(len(numbers)))}]
+        optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+    def _numbers(self) -> list[int]:
+        """The number in the whole model of each parameter of this stage."""
+        return [self.parameters.index(name) for name, _ in self._model.named_parameters()]

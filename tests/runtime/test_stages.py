@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from k8sjob.runtime.chain import keep_stage, stages
+from k8sjob.runtime.stages import cut, keep_stage
 from k8sjob.runtime.strategies.pipeline import gpipe, one_f_one_b
 
 
@@ -15,12 +15,12 @@ def chain():
 
 
 def test_nested_chains_are_one():
-    assert stages(chain(), ["1.0", "2"]) == [["0"], ["1.0", "1.1"], ["2"]]
+    assert cut(chain(), ["1.0", "2"]) == [["0"], ["1.0", "1.1"], ["2"]]
 
 
 def test_stages_one_after_the_other_are_the_model():
     x, expected, names = torch.ones(2, 3), None, []
-    for layers in (["0", "1.0", "1.1", "2"], *stages(chain(), ["1.0", "2"])):
+    for layers in (["0", "1.0", "1.1", "2"], *cut(chain(), ["1.0", "2"])):
         torch.manual_seed(0)
         model = chain()
         keep_stage(model, layers)
@@ -42,9 +42,9 @@ def test_a_layer_without_state_may_be_in_several_stages():
     torch.manual_seed(0)
     model, x = used_again(nn.Tanh()), torch.rand(2, 4)
     expected = model(x)
-    cut = stages(model, ["2"])
-    assert cut == [["0", "1"], ["2", "3", "4"]]
-    for layers in cut:
+    parts = cut(model, ["2"])
+    assert parts == [["0", "1"], ["2", "3", "4"]]
+    for layers in parts:
         part = copy.deepcopy(model)
         keep_stage(part, layers)
         x = part(x)
@@ -61,8 +61,8 @@ def test_a_layer_without_state_may_be_in_several_stages():
 )
 def test_a_layer_with_state_is_in_one_stage(layer, said):
     with pytest.raises(ValueError, match=said):
-        stages(used_again(layer), ["2"])
-    assert stages(used_again(layer), ["4"])[1] == ["4"]
+        cut(used_again(layer), ["2"])
+    assert cut(used_again(layer), ["4"])[1] == ["4"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_layer_with_state_is_in_one_stage(layer, said):
 )
 def test_splits_that_cannot_be(model, splits, said):
     with pytest.raises(ValueError, match=said):
-        stages(model, splits)
+        cut(model, splits)
 
 
 @pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])

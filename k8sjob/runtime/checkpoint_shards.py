@@ -1,8 +1,8 @@
 """A checkpoint that all ranks write together, each the part that it has.
 
-Who writes what is planned by torch.distributed.checkpoint, on the main thread, where the ranks may
-talk to each other; the plan holds until the state has other tensors. What a rank writes is copied
-to host memory at once, so that training goes on while it is written, without any collective: the
+torch.distributed.checkpoint plans who writes what, on the main thread, where the ranks may
+communicate; the plan holds until the state has other tensors. What a rank writes is copied
+to host memory at once, so that training continues while it is written, without any collective: the
 ranks tell rank 0 through the store what they have written, and rank 0 makes it a checkpoint.
 """
 
@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan
 
 from k8sjob.runtime import digests
-from k8sjob.runtime.checkpoint import told_as_oserror
-from k8sjob.runtime.shards import METADATA, OTHERS, mark
+from k8sjob.runtime.checkpoint import as_oserror
+from k8sjob.runtime.checkpoint_format import METADATA, OTHERS, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ __all__ = ["Part", "Plans"]
 
 
 class Plans:
-    """Who writes what, for the saves of one run."""
+    """What each rank writes, for the saves of one run."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -51,9 +51,10 @@ class Plans:
         """Copy to host memory what this rank is to write; all ranks call it.
 
         Args:
-            parts: what this rank has of the state: dicts, lists and tuples with tensors, which may
-                be distributed. Equal names are parts of one tensor, or the same tensor.
-            describes: whether what is no tensor counts, too; ranks of one copy of the model do.
+            parts: this rank's part of the state: dicts, lists and tuples with tensors, which may be
+                distributed. Equal names are parts of one tensor, or the same tensor.
+            describes: whether its values that are no tensors count too; they do on the ranks of one
+                copy of the model.
 
         Raises:
             ValueError: the ranks' parts do not make up whole tensors.
@@ -64,10 +65,10 @@ class Plans:
         planner.set_up_planner(tensors, is_coordinator=self._group.rank == 0)
         local = planner.create_local_plan()
         changed = torch.tensor(int(local != self._local))
-        anew = bool(self._group.all_reduce(changed, "max"))
-        told = (marked if describes else None, local if anew else None)
-        everyone = self._gather(told)
-        if anew:
+        changed_anywhere = bool(self._group.all_reduce(changed, "max"))
+        mine = (marked if describes else None, local if changed_anywhere else None)
+        everyone = self._gather(mine)
+        if changed_anywhere:
             self._mine = self._divide(planner, [plan for _, plan in everyone])
             self._local = local
         whole: dict[str, Any] = {}
@@ -98,20 +99,20 @@ class Plans:
         plan: SavePlan = planner.finish_plan(mine[0])
         return plan
 
-    def _gather(self, told: Any) -> list[Any]:
-        """What the ranks say, on rank 0."""
+    def _gather(self, mine: Any) -> list[Any]:
+        """The ranks' objects, on rank 0."""
         if self._group.world_size == 1:
-            return [told]
+            return [mine]
         first = self._group.rank == 0
         found: list[Any] = [None] * self._group.world_size
         with self._group.waiting():
-            dist.gather_object(told, found if first else None, dst=0)
+            dist.gather_object(mine, found if first else None, dst=0)
         return found if first else []
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank is to write, in host memory; rank 0 has the description of all, too.
+    """What one rank is to write, in host memory.
 
     Attributes:
         marked: on rank 0: the whole nest, with marks in the places of tensors.
@@ -123,20 +124,10 @@ class Part:
     _metadata: Metadata | None
 
     def write(self, draft: Path) -> str:
-        """Write this rank's files, to last beyond a power cut.
-
-        Args:
-            draft: the folder.
-
-        Returns:
-            What rank 0 must know of it, as JSON.
-
-        Raises:
-            OSError: they could not be written.
-        """
+        """Write this rank's files to the disk; returns what rank 0 must know, as JSON."""
         if not self._plan.items:
             return json.dumps({"files": {}, "places": []})
-        with told_as_oserror(draft):
+        with as_oserror(draft):
             results = FileSystemWriter(draft).write_data(self._plan, _Staged(self._staged)).wait()
         places = [
             [
@@ -152,20 +143,11 @@ class Part:
         files = {name: digests.measure(draft / name) for name in names}
         return json.dumps({"files": files, "places": places})
 
-    def finish(self, draft: Path, others: dict[str, Any], told: list[str]) -> None:
-        """On rank 0: describe what all have written; then the draft is whole.
-
-        Args:
-            draft: the folder.
-            others: the rest of the state.
-            told: what write() gave on each rank.
-
-        Raises:
-            OSError: it could not be written.
-        """
+    def finish(self, draft: Path, others: dict[str, Any], written: list[str]) -> None:
+        """On rank 0: describe what all ranks wrote, by write()'s results."""
         if self._metadata is None:
             raise RuntimeError("rank 0 alone has the description of all")
-        found = [json.loads(text) for text in told]
+        found = [json.loads(text) for text in written]
         places = {
             MetadataIndex(name, torch.Size(offset)): _StorageInfo(file, start, length)
             for one in found
@@ -184,7 +166,7 @@ class Part:
 
 
 class _Staged(DefaultSavePlanner):
-    """Gives torch's writer what was copied; the plan is made."""
+    """Gives torch's writer the copies; the plan is made."""
 
     def __init__(self, staged: dict[MetadataIndex, Tensor]) -> None:
         super().__init__()
@@ -196,7 +178,7 @@ class _Staged(DefaultSavePlanner):
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add what is not there yet; the first one counts where there are two."""
+    """Add what is not there yet; the first of two values counts."""
     for key, value in part.items():
         there = whole.setdefault(key, value)
         if isinstance(there, dict) and isinstance(value, dict) and there is not value:
@@ -204,7 +186,7 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory; from a GPU it may still be under way."""
+    """A copy in host memory; a copy from a GPU may still be running."""
     if tensor.device.type != "cuda":
         return tensor.detach().to("cpu", copy=True)
     # Pinned, so that the copies follow each other without the host; torch keeps such memory.
@@ -219,8 +201,8 @@ def _await_copies(staged: dict[MetadataIndex, Tensor]) -> None:
 
 @contextmanager
 def _lasting(file: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is on the disk afterwards."""
-    with told_as_oserror(file), file.open("wb") as stream:
+    """A file to write, which is synced to the disk afterwards."""
+    with as_oserror(file), file.open("wb") as stream:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())

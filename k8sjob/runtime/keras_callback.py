@@ -1,8 +1,4 @@
-"""What keeps the ranks of `model.fit` together: the callback that comes last.
-
-It reports, saves, and lets all ranks stop at the same step. How the ranks hold one model is not its
-business: each has all of it (keras_replicas), or its pieces (keras_mesh).
-"""
+"""Callback of `model.fit` that keeps the ranks together: it reports, saves, and stops them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import keras
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime import full_state
+from k8sjob.runtime import model_state
 from k8sjob.runtime.checkpoint import FROM_SCRATCH
 from k8sjob.runtime.progress import Progress
 from k8sjob.runtime.training import Stopped
@@ -24,99 +20,80 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from k8sjob.runtime.data import Share
-    from k8sjob.runtime.feed import Feed
-    from k8sjob.runtime.job import Job
+    from k8sjob.runtime.checkpoint_writer import Saved
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import BatchShard, Feed
     from k8sjob.runtime.mesh import Mesh
-    from k8sjob.runtime.saves import Saved
 
-__all__ = ["KIND", "TEST_BATCH", "Callbacks", "Holding", "Together"]
+__all__ = ["KIND", "Callbacks", "JobCallback", "Placement"]
 
 KIND: Final = "k8sjob/fit/2"
 """Tells the checkpoint of a fit, of this form, from others."""
-TEST_BATCH: Final = 256
-"""Samples of one rank in one batch of an evaluation."""
 
 
-class Holding(Protocol):
-    """How the ranks hold one Keras model."""
+class Placement(Protocol):
+    """How the ranks hold one Keras model: each has all of it, or a part.
 
-    @property
-    def mesh(self) -> Mesh:
-        """The ranks, and which of them divide the data."""
-
-    @property
-    def parted(self) -> bool:
-        """Whether ranks have different parts."""
+    Attributes:
+        mesh: the ranks, and which of them divide the data.
+        sharded: whether ranks have different parts.
+        feeding: how the ranks divide the samples; settings of Feed.
+        norm: of the last step's gradients, where it was measured.
+    """
 
     @property
-    def feeding(self) -> Mapping[str, Any]:
-        """How the ranks share the samples; settings of Feed."""
-
+    def mesh(self) -> Mesh: ...  # noqa: D102 - see above
     @property
-    def norm(self) -> Tensor | None:
-        """That of the last step's gradients, where it was measured."""
+    def sharded(self) -> bool: ...  # noqa: D102
+    @property
+    def feeding(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def norm(self) -> Tensor | None: ...  # noqa: D102
 
     def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        """How the ranks evaluate after an epoch.
-
-        Args:
-            data: a map-style data set.
-            options: for DataLoader.
-
-        Returns:
-            (callbacks that come first, what Keras is to evaluate with by itself, or None).
-        """
+        """(callbacks that come first, data for Keras's own evaluation, or None)."""
 
     def fitting(self, due: Callable[[], bool]) -> AbstractContextManager[None]:
-        """While Keras fits.
-
-        Args:
-            due: whether the gradients' norm of the next step is to be measured.
-        """
+        """While Keras fits; due() says whether the norm of the next step is to be measured."""
 
     def begin(self, resume: Callable[[], None]) -> None:
-        """Before the first step, the model is built: the same weights for all, and random numbers.
+        """Before the first step: equal weights, and random numbers; resume() loads a checkpoint."""
 
-        Args:
-            resume: puts a checkpoint's values, if there is one, into the variables.
-        """
-
-    def expect(self, share: Share | None) -> None:
+    def expect(self, shard: BatchShard | None) -> None:
         """What this rank's next batch weighs; None: no step is under way."""
 
     def reduce_metrics(self) -> None:
-        """Put those of all ranks where Keras reads its metrics from."""
+        """Put the metrics of all ranks where Keras reads them."""
 
     def check(self) -> None:
-        """Find what was trained apart."""
+        """Refuse weights that were trained apart."""
 
     def read(self, variable: Any) -> Tensor:
-        """What this rank has of a variable; a DTensor where that is a piece."""
+        """What this rank has of a variable; a DTensor where that is a part."""
 
     def write(self, variable: Any, value: Any) -> None:
-        """Put a tensor of a checkpoint, or a shards.Stored, into a variable."""
+        """Put a tensor of a checkpoint, or a Stored one, into a variable."""
 
 
 class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # keras has no types
-    """The user's callbacks and Together, which does not make a step wait for its loss.
+    """The user's callbacks and JobCallback, which does not make a step wait for its loss.
 
     Keras would turn the numbers of every step into Python's, before it calls the first of them.
     """
 
-    def __init__(self, callbacks: Sequence[Any], together: Together, **params: Any) -> None:
-        super().__init__([*callbacks, together], add_history=True, **params)
-        self._together = together
+    def __init__(self, callbacks: Sequence[Any], callback: JobCallback, **params: Any) -> None:
+        super().__init__([*callbacks, callback], add_history=True, **params)
+        self._callback = callback
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """To those that look at batches."""
-        if self._together.asks:
+        if self._callback.asks:
             super().on_train_batch_end(batch, logs)
         else:
-            self._together.on_train_batch_end(batch, logs)
+            self._callback.on_train_batch_end(batch, logs)
 
 
-class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """The last of the callbacks of a fit on each rank.
 
     Attributes:
@@ -125,34 +102,34 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 
     def __init__(
         self,
-        job: Job,
+        context: RankContext,
         feed: Feed,
-        holding: Holding,
+        placement: Placement,
         *,
         epochs: int,
         test_batches: int,
         saved: Saved | None,
         others: Iterable[Any],
     ) -> None:
-        """Wire up a rank.
+        """Callback of one rank.
 
         Args:
-            job: the rank's view of its job.
+            context: of this rank.
             feed: the training data.
-            holding: how it holds the model.
+            placement: how the ranks hold the model.
             epochs: in all, for the progress.
             test_batches: of this rank in an evaluation of Keras's own; 0 without one.
-            saved: what to go on from.
+            saved: the checkpoint to resume from.
             others: the user's callbacks, the same on all ranks; those that look at batches may
                 stop in mid-epoch.
         """
         super().__init__()
-        self._job, self._feed, self._epochs, self._saved = job, feed, epochs, saved
-        self._holding, self._test_batches = holding, test_batches
-        self._progress = Progress(job.group, job.reporter, job.waiting)
+        self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved
+        self._placement, self._test_batches = placement, test_batches
+        self._progress = Progress(context.group, context.reporter, context.waiting)
         self.asks = any(_looks_at_batches(other) for other in others)
         self._steps = saved.step if saved else 0
-        self._shares: list[Share] = []
+        self._shards: list[BatchShard] = []
         self._seen, self._told, self._sum = 0, 0, 0.0
 
     def due(self) -> bool:
@@ -163,60 +140,61 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """All ranks begin with one model's weights, or those of a checkpoint."""
-        self._holding.begin(self._resume)
-        if self._saved is not None:
-            self._saved.restore_random(self._holding.mesh.data_rank)
+        self._placement.begin(self._resume)
+        if self._saved is not None and self._context.checkpointer is not None:
+            stream = self._placement.mesh.data_rank
+            self._context.checkpointer.restore_random(self._saved, stream)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
         """A new order of the samples."""
         self._feed.sampler.set_epoch(epoch)
-        self._shares = list(self._feed.sampler.shares())
-        self._feed.loader(self._shares)
+        self._shards = list(self._feed.sampler.shards())
+        self._feed.loader(self._shards)
         self._seen, self._told, self._sum = 0, 0, 0.0
-        self._progress.begin(epoch, self._epochs, len(self._shares), 0)
+        self._progress.begin(epoch, self._epochs, len(self._shards), 0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
         """What this rank's batch weighs."""
-        self._job.beat(self._steps)
-        self._holding.expect(self._shares[batch])
+        self._context.beat(self._steps)
+        self._placement.expect(self._shards[batch])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report; agree to stop, by a callback or by a signal."""
-        self._report(self._shares[batch].count, (logs or {}).get("loss", math.nan))  # so far
-        self._holding.expect(None)
+        self._report(self._shards[batch].count, (logs or {}).get("loss", math.nan))  # so far
+        self._placement.expect(None)
         self._steps += 1
         if self.asks:
             self._agree()
-        if self.model.stop_training or batch + 1 == len(self._shares):
-            self._holding.reduce_metrics()
-        if not self._job.stop_coordinator.passes():
-            reason = self._job.stop_coordinator.reason
+        if self.model.stop_training or batch + 1 == len(self._shards):
+            self._placement.reduce_metrics()
+        if not self._context.stop_coordinator.passes():
+            reason = self._context.stop_coordinator.reason
             at = {"epoch": self._feed.sampler.epoch, "step": self._steps}
-            self._job.reporter.emit(EventKind.STOPPING, signal=reason, **at)
+            self._context.reporter.emit(EventKind.STOPPING, signal=reason, **at)
             raise Stopped(reason)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree to stop, make sure of equal ranks, report, save."""
         self._agree()
-        self._holding.check()
+        self._placement.check()
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
-        self._job.log(epoch=epoch + 1, **numbers)
+        self._context.log(epoch=epoch + 1, **numbers)
         self._save(epoch + 1)
 
     # --- evaluation -----------------------------------------------------------------------------
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
-        """The metrics of all ranks, once this one has seen its share."""
-        self._job.beat(self._steps)
+        """The metrics of all ranks, once this one has seen its shard."""
+        self._context.beat(self._steps)
         if batch + 1 == self._test_batches:
-            self._holding.reduce_metrics()
+            self._placement.reduce_metrics()
 
     # --- the ranks ------------------------------------------------------------------------------
 
     def _agree(self) -> None:
         """What one rank's callbacks decided, all ranks do."""
         asked = torch.tensor(int(self.model.stop_training))
-        self.model.stop_training = bool(self._job.group.all_reduce(asked, "max"))
+        self.model.stop_training = bool(self._context.group.all_reduce(asked, "max"))
 
     def _report(self, count: int, mean: Any) -> None:
         """The loss since the last report, from the mean over the epoch so far that Keras tells.
@@ -224,12 +202,12 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         Between reports that is not looked at: a device may still compute it.
         """
         self._seen += count
-        if self._progress.due and self._holding.mesh.has_data:
+        if self._progress.due and self._placement.mesh.has_data:
             total, samples = float(mean) * self._seen, self._seen - self._told
             recent = (total - self._sum) / max(samples, 1)
             self._progress.add(torch.tensor(recent), samples)
             self._told, self._sum = self._seen, total
-        self._progress.step(self._holding.norm)
+        self._progress.step(self._placement.norm)
 
     # --- saving and resuming --------------------------------------------------------------------
 
@@ -240,22 +218,24 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         return {"model": own, "optimizer": self.model.optimizer.variables}
 
     def _save(self, epoch: int) -> None:
-        saves, mesh = self._job.saves, self._holding.mesh
-        if saves is None:
+        checkpointer, mesh = self._context.checkpointer, self._placement.mesh
+        if checkpointer is None:
             return
         parts = {
-            kind: dict(zip(_names(variables), map(self._holding.read, variables), strict=True))
+            kind: dict(zip(_names(variables), map(self._placement.read, variables), strict=True))
             for kind, variables in self._variables().items()
         }
-        state, stream = {"epoch": epoch}, mesh.data_rank
-        if saves.divides(parted=self._holding.parted):
-            describes = mesh.data_rank == 0
-            saves.store_parts(
-                KIND, self._steps, state, parts, describes=describes, stream=stream, epoch=epoch
-            )
-        else:
-            held = full_state.whole(parts, keep=self._job.is_main)
-            saves.store(KIND, self._steps, state, held=held, stream=stream, epoch=epoch)
+        checkpointer.save(
+            KIND,
+            self._steps,
+            {"epoch": epoch},
+            whole=lambda: model_state.whole(parts, keep=self._context.is_main),
+            parts=lambda: parts,
+            sharded=self._placement.sharded,
+            describes=mesh.data_rank == 0,
+            rng_stream=mesh.data_rank,
+            epoch=epoch,
+        )
 
     def _resume(self) -> None:
         if self._saved is None:
@@ -271,7 +251,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
                     f" {FROM_SCRATCH}"
                 )
             for variable, value in zip(variables, found, strict=True):
-                self._holding.write(variable, value)
+                self._placement.write(variable, value)
 
 
 def _names(variables: Sequence[Any]) -> list[str]:

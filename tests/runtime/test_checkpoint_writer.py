@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from k8sjob.runtime import digests, shards
+from k8sjob.runtime import checkpoint_format, digests
 from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.checkpoint_writer import Checkpointer
 from k8sjob.runtime.env import dist_env
 from k8sjob.runtime.observer import Observer
 from k8sjob.runtime.process_group import Group
 from k8sjob.runtime.report import Reporter
-from k8sjob.runtime.saves import Saves
 
 
 class Desk:
@@ -32,7 +32,7 @@ class Desk:
     def saves(self):
         group = Group(dist_env({}), "gloo", torch.device("cpu"))
         reporter = Reporter(active=True, events=False, out=self.said)
-        return Saves(Checkpoints(self.folder, self._keep), group, reporter, form="sharded")
+        return Checkpointer(Checkpoints(self.folder, self._keep), group, reporter, form="sharded")
 
     def save(self, *steps):
         saves = self.saves
@@ -42,7 +42,7 @@ class Desk:
 
     def newest(self):
         saved = self.saves.newest("test")
-        return saved and shards.gathered(saved.state)
+        return saved and checkpoint_format.gathered(saved.state)
 
     @property
     def names(self):
@@ -57,9 +57,7 @@ def state(step):
 
 
 def begin(saves, step, parts=None):
-    saves.store_parts(
-        "test", step, {"epoch": step}, parts or state(step), describes=True, epoch=step
-    )
+    saves.save("test", step, {"epoch": step}, parts=lambda: parts or state(step), epoch=step)
 
 
 @pytest.fixture
@@ -129,8 +127,8 @@ def test_a_damaged_file_is_told_and_the_one_before_taken(desk, name, damage):
         content[len(content) // 2] ^= 0x80
         file.write_bytes(content[:-9] if damage == "cut" else content)
     assert desk.newest()["epoch"] == 1
-    [told] = [line for line in desk.said.getvalue().splitlines() if "passed over" in line]
-    assert told.startswith(f"warning: checkpoint {desk.folder}/step-00000002 is passed over: ")
+    [told] = [line for line in desk.said.getvalue().splitlines() if "skipped" in line]
+    assert told.startswith(f"warning: checkpoint {desk.folder}/step-00000002 is skipped: ")
     assert name in told
 
 
@@ -161,7 +159,7 @@ def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
     desk.save(1, 2)
     forge(desk.folder / "step-00000002", name, wrap({"model": Evil(tmp_path / "ran")}))
     assert desk.newest()["epoch"] == 1
-    assert f"step-00000002 is passed over: {name}" in desk.said.getvalue()
+    assert f"step-00000002 is skipped: {name}" in desk.said.getvalue()
     assert not (tmp_path / "ran").exists()
 
 
@@ -216,7 +214,7 @@ import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import torch
-from test_saves import Desk, begin, state
+from test_checkpoint_writer import Desk, begin, state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 desk = Desk(Path(sys.argv[2]))
 saves = desk.saves
@@ -237,7 +235,7 @@ def test_a_full_disk_leaves_the_older_ones_and_is_told(desk):
     argv = [sys.executable, "-c", FULL_DISK, str(Path(__file__).parent), str(desk.folder)]
     seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert "warning: no checkpoint at step 2: " in seen
-    assert "training goes on and the older ones are whole" in seen
+    assert "training continues, and older ones are whole" in seen
     assert "['step-00000001', 'step-00000003']" in seen
     assert desk.newest()["epoch"] == 3
 
@@ -245,14 +243,14 @@ def test_a_full_disk_leaves_the_older_ones_and_is_told(desk):
 def test_a_failed_write_is_told_at_the_next_step(desk):
     saves = desk.saves
     (desk.folder / "step-00000002.pt" / "in the way").mkdir(parents=True)
-    saves.store("test", 2, {"model": torch.zeros(3)})
+    saves.save("test", 2, {"model": torch.zeros(3)})
     until = time.monotonic() + 60
     while not desk.said.getvalue():
         saves.poll()
         assert time.monotonic() < until
         time.sleep(0.01)
     assert desk.said.getvalue().startswith("warning: no checkpoint at step 2: ")
-    saves.store("test", 3, {"model": torch.zeros(3)})
+    saves.save("test", 3, {"model": torch.zeros(3)})
     saves.settle()
     assert desk.newest()["step"] == 3
     assert not list(desk.folder.glob(".step-*"))
@@ -261,7 +259,7 @@ def test_a_failed_write_is_told_at_the_next_step(desk):
 def test_a_file_and_a_folder_count_alike(desk):
     desk.save(1)
     saves = desk.saves
-    saves.store("test", 2, {"epoch": 2})
+    saves.save("test", 2, {"epoch": 2})
     saves.settle()
     assert desk.newest()["epoch"] == 2
     desk.save(3)
