@@ -28,7 +28,7 @@ def recorded():
 
 
 @pytest.mark.parametrize(("cause", "said", "lines"), list(recorded()))
-def test_what_the_output_tells(snapshot, make_pod, lines, cause, said):
+def test_output_has_its_cause(snapshot, make_pod, lines, cause, said):
     end = ended(1)
     pods = [make_pod("master-0", "Succeeded"), make_pod("worker-0", "Failed", terminated=end)]
     noise = ["epoch 1", "pod:88:88 [0] NCCL INFO NET/IB : No device found."]
@@ -38,7 +38,7 @@ def test_what_the_output_tells(snapshot, make_pod, lines, cause, said):
     assert finding.next_step
 
 
-def test_ranks_that_did_not_come_to_a_collective_are_named(snapshot, make_pod):
+def test_ranks_that_did_not_reach_a_collective_are_named(snapshot, make_pod):
     names = ["master-0", "worker-0", "worker-1"]
     pods = [make_pod(name, "Failed", terminated=ended(134)) for name in names]
     logs = {"master-0": [WATCHDOG.format(0)], "worker-0": [WATCHDOG.format(1)], "worker-1": []}
@@ -79,7 +79,7 @@ def test_of_torchruns_output_the_ranks_own_error_counts(snapshot, make_pod):
     assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
 
 
-def test_trouble_of_ranks_that_run_on_is_told(snapshot, make_pod):
+def test_problems_of_running_ranks_are_reported(snapshot, make_pod):
     names = ["master-0", "worker-0", "worker-1"]
     pods = [make_pod(name, running={}) for name in names]
     logs = {name: [WATCHDOG.format(0)] for name in names}
@@ -101,7 +101,7 @@ def test_trouble_of_ranks_that_run_on_is_told(snapshot, make_pod):
         ["requests: Temporary failure in name resolution, cached copy used"],
     ],
 )
-def test_a_rank_that_writes_on_is_in_no_trouble(snapshot, make_pod, lines):
+def test_a_rank_that_continues_to_write_has_no_problem(snapshot, make_pod, lines):
     pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
     assert diagnose(snapshot("Running", pods=pods), {"master-0": lines}) == []
 
@@ -184,7 +184,7 @@ def test_the_output_is_evidence_for_a_report_that_says_little(snapshot, make_pod
         ("RuntimeError", "[pair.cc:534] Connection closed by peer [10.0.0.1]:5", "connection"),
     ],
 )
-def test_a_report_is_told_apart_by_its_own_text(snapshot, make_pod, kind, said, cause):
+def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, said, cause):
     end = ended(1, Reason(1, 1, kind, said, "train.py:3").encode())
     assert why(snapshot, make_pod, end, ["step 3 loss 0.5"]).cause == cause
 

@@ -192,7 +192,7 @@ def test_a_setting_that_does_not_fit_is_a_field_of_the_job(snapshot, make_pod, k
     assert "correct the script" not in finding.next_step
 
 
-def test_what_a_lost_supervisor_took_along_is_not_a_cause_of_its_own(snapshot, make_pod):
+def test_replicas_that_ended_with_their_supervisor_are_no_cause(snapshot, make_pod):
     killed = make_pod("worker-0", "Failed", **ended(137, reason="ContainerStatusUnknown"))
     state = snapshot("Failed:PyTorchJobSupervisorGone:lost", pods=[killed])
     assert [finding.cause for finding in diagnose(state, {})] == ["supervisor-gone"]
@@ -213,7 +213,7 @@ def test_the_first_cause_is_not_its_consequences(snapshot, make_pod):
     assert "the cause" in finding.message
 
 
-def test_who_left_while_others_waited_is_named(snapshot, make_pod):
+def test_a_rank_that_ended_early_is_named(snapshot, make_pod):
     master = make_pod("master-0", "Failed", terminated=ended(1))
     tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
     left, runs = ({"terminated": {"exitCode": 0}}, {"running": {}})
@@ -225,7 +225,7 @@ def test_who_left_while_others_waited_is_named(snapshot, make_pod):
         assert said in finding.message
 
 
-def test_who_was_done_when_the_others_were_lost_does_not_come_again(snapshot, make_pod):
+def test_a_finished_rank_does_not_join_a_new_rendezvous(snapshot, make_pod):
     reason = Reason(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)).encode()
     master = make_pod("master-0", "Failed", terminated=ended(138, reason))
     done = make_pod("worker-0", "Succeeded", terminated={"exitCode": 0})
@@ -235,7 +235,7 @@ def test_who_was_done_when_the_others_were_lost_does_not_come_again(snapshot, ma
     assert finding.next_step.startswith("submit the job again")
 
 
-def test_a_deleted_pod_is_still_explained_by_the_events_about_it(snapshot, make_pod):
+def test_a_deleted_pod_is_explained_by_its_events(snapshot, make_pod):
     reason = Reason(1, 2, "ValueError", "long " * 300).encode()
     text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {reason}"
     for message in (text, text[:1024]):  # the apiserver keeps so much
@@ -256,7 +256,7 @@ def test_a_report_may_be_cut_anywhere(snapshot, make_pod, size):
 
 
 @pytest.mark.parametrize("numbers", ['9999, "rank": 1', '1, "rank": 99999999'])
-def test_a_report_that_is_cut_and_no_container_can_have_made(snapshot, numbers):
+def test_a_cut_report_that_no_container_can_have_written(snapshot, numbers):
     said = f'{{"exit_code": {numbers}, "type": "ValueError", "message": "forged'
     text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {said}"
     event = {"message": text, "reason": "Error", "lastTimestamp": "2026-01-01T00:05:00Z"}
@@ -272,7 +272,7 @@ def test_a_newer_end_of_a_replica_counts(snapshot, make_pod):
     assert finding.cause == "killed"
 
 
-def test_a_job_that_runs_again_still_says_why_it_was_restarted(snapshot, make_pod):
+def test_a_running_job_names_the_cause_of_its_restart(snapshot, make_pod):
     pods = [
         make_pod("master-0", running={}),
         make_pod("worker-0", restarts=1, running={}, last=ended(137)),
@@ -282,7 +282,7 @@ def test_a_job_that_runs_again_still_says_why_it_was_restarted(snapshot, make_po
     assert finding.cause == "killed"
 
 
-def test_runtime_events_are_not_taken_for_words(snapshot, make_pod):
+def test_runtime_events_are_not_output(snapshot, make_pod):
     pod = make_pod("worker-0", "Failed", terminated=ended(1))
     tail = ["RuntimeError: it", Event("progress", {"x": "ValueError"}).encode()]
     (finding,) = diagnose(snapshot("Failed", pods=[pod]), {"worker-0": tail})
@@ -295,7 +295,7 @@ def test_runtime_events_are_not_taken_for_words(snapshot, make_pod):
     why=st.sampled_from(["Error", "OOMKilled", "StartError", ""]),
     tail=st.lists(st.text(), max_size=3),
 )
-def test_whatever_a_job_wrote_there_is_one_finding(code, message, why, tail):
+def test_any_output_gives_one_finding(code, message, why, tail):
     pod = {
         "metadata": {"name": "job-worker-0", "labels": {}},
         "status": {
@@ -360,7 +360,7 @@ SHORT = (
 )
 
 
-def test_equal_trouble_of_many_replicas_is_one_finding(snapshot, make_pod):
+def test_the_same_problem_of_many_replicas_is_one_finding(snapshot, make_pod):
     replicas = {"Master": 1, "Worker": 1200}
     state = {"waiting": {"reason": "ErrImagePull", "message": "x: not found"}}
     names = ["master-0", *(f"worker-{n}" for n in range(1200))]
@@ -373,7 +373,7 @@ def test_equal_trouble_of_many_replicas_is_one_finding(snapshot, make_pod):
     assert finding.as_dict()["replicas"][-1] == "worker-1199"
 
 
-def test_what_differs_by_pod_alone_does_not_keep_trouble_apart(snapshot, make_pod):
+def test_pod_identifiers_do_not_split_a_finding(snapshot, make_pod):
     pods = []
     for name in ("master-0", "worker-0", "worker-1"):
         said = f'container has runAsNonRoot (pod: "job-{name}_ns({uuid.uuid4()})", container: x)'
@@ -420,7 +420,7 @@ def node(name, labels=None, **allocatable):
         ),
     ],
 )
-def test_nobody_waits_for_what_no_node_can_ever_have(snapshot, make_pod, asked, said, step):
+def test_a_request_larger_than_any_node(snapshot, make_pod, asked, said, step):
     (what,) = asked
     message = f"0/1 nodes are available: 1 Insufficient {what}. preemption: 0/1 nodes"
     pod = pending(make_pod, "master-0", "Unschedulable", message)
@@ -437,7 +437,7 @@ def test_nobody_waits_for_what_no_node_can_ever_have(snapshot, make_pod, asked, 
     assert "wait until others have ended" in unknown.next_step
 
 
-def test_gpus_that_others_have_are_not_free(snapshot, make_pod):
+def test_gpus_in_use_are_not_free(snapshot, make_pod):
     waiting = pending(make_pod, "worker-1", "Unschedulable", SHORT)
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
     waiting["spec"]["containers"] = [{"name": "pytorch", **gpus}]
@@ -510,7 +510,7 @@ def test_a_silent_operator(snapshot, make_pod):
     assert diagnose(lost, {}, now=created + timedelta(minutes=9, seconds=20)) == []
 
 
-def test_a_refusal_that_is_over_is_not_told(snapshot, make_pod):
+def test_a_past_refusal_is_not_reported(snapshot, make_pod):
     quota = 'Error creating: pods "job-worker-1" is forbidden: exceeded quota: q, requested: '
     quota += "requests.nvidia.com/gpu=2, used: requests.nvidia.com/gpu=7, limited: "
     quota += "requests.nvidia.com/gpu=8"
@@ -552,7 +552,7 @@ def test_refusals(snapshot, said, cause, words):
     assert words in finding.message
 
 
-def test_of_what_was_said_of_a_pod_the_newest_counts(snapshot):
+def test_the_newest_refusal_of_a_pod_counts(snapshot):
     taken = 'Error creating: pods "job-master-0" already exists'
     going = 'Error creating: object is being deleted: pods "job-master-0" already exists'
     events = [
@@ -584,7 +584,7 @@ def test_the_cause_of_a_deadline_comes_first(snapshot, make_pod):
     assert [f.cause for f in diagnose(ended_by_it, {}, now=NOW)] == ["deadline"]
 
 
-def test_an_old_kubelet_tells_the_pull_error_in_an_event_alone(snapshot, make_pod):
+def test_the_pull_error_of_an_old_kubelet_is_in_an_event_alone(snapshot, make_pod):
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
     pod = make_pod("worker-0", "Pending", waiting=waiting)
     pod["metadata"]["uid"] = "p"
@@ -603,7 +603,7 @@ def test_an_old_kubelet_tells_the_pull_error_in_an_event_alone(snapshot, make_po
     assert diagnose(sick, {}, now=NOW)[0].cause == "image"
 
 
-def test_a_pod_that_is_recreated_without_end_says_so(snapshot, make_pod):
+def test_endless_recreation_of_a_pod_is_reported(snapshot, make_pod):
     job = snapshot("Running", pods=[make_pod("worker-0", running={})], replicas={"Worker": 1})
     job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
     said = "Pod: ns.job-worker-0 exited with code 137"
@@ -635,7 +635,7 @@ KILLED = {
         ([KILLING, KILLED], "pod-deleted", "its pod was deleted while it ran"),
     ],
 )
-def test_what_made_a_pod_leave_is_told_with_its_age(snapshot, make_pod, events, cause, what):
+def test_why_a_pod_left_its_node_is_reported_with_its_age(snapshot, make_pod, events, cause, what):
     pods = [make_pod("worker-0", running={})]
     for pod in (make_pod("worker-0", "Pending", waiting={"reason": "ContainerCreating"}), *pods):
         pod["metadata"] |= {"creationTimestamp": KILLED["lastTimestamp"], "uid": "new"}
@@ -657,7 +657,7 @@ def test_the_end_of_an_earlier_jobs_pod_is_not_this_jobs(snapshot):
     assert "pod-deleted" in [one.cause for one in diagnose(job, {}, now=NOW)]
 
 
-def test_what_a_replica_got_over_hides_nothing_newer(snapshot, make_pod):
+def test_a_past_problem_hides_no_newer_one(snapshot, make_pod):
     crash = ended(1, Reason(1, 0, "ValueError", "no").encode(), at="2026-01-01T00:08:00Z")
     pod = make_pod("worker-0", "Failed", terminated=crash)
     pod["metadata"] |= {"creationTimestamp": "2026-01-01T00:05:40Z", "uid": "new"}
@@ -671,7 +671,7 @@ def test_what_a_replica_got_over_hides_nothing_newer(snapshot, make_pod):
     assert [one.cause for one in diagnose(job, {}, now=NOW)] == ["image-missing", "evicted"]
 
 
-def test_of_what_made_replicas_leave_the_newest_comes_first(snapshot, make_pod):
+def test_the_newest_displacement_comes_first(snapshot, make_pod):
     late = gone(
         "worker-1", "Evicted", "The node was low on resource: memory", KILLED["lastTimestamp"]
     )
@@ -680,7 +680,7 @@ def test_of_what_made_replicas_leave_the_newest_comes_first(snapshot, make_pod):
     assert [one.replica for one in diagnose(job, {}, now=NOW)] == ["worker-1", "worker-0"]
 
 
-def test_pods_that_the_operator_deletes_are_no_trouble(snapshot, make_pod):
+def test_pods_that_the_operator_deletes_are_no_problem(snapshot, make_pod):
     pods = [make_pod("worker-0", running={})]
     events = [KILLING, KILLED]
     suspended = snapshot("Suspended", events=events, replicas={"Worker": 1})
@@ -691,7 +691,7 @@ def test_pods_that_the_operator_deletes_are_no_trouble(snapshot, make_pod):
     assert diagnose(job, {}, now=NOW) == []
 
 
-def test_how_a_pod_ended_that_is_being_deleted_is_not_its_own_fault(snapshot, make_pod):
+def test_a_deleted_pods_exit_code_is_no_failure(snapshot, make_pod):
     pod = make_pod("worker-0", dying=True, terminated=ended(137))
     job = snapshot("Running", pods=[pod], replicas={"Worker": 1})
     (finding,) = diagnose(job, {}, now=NOW)
@@ -730,7 +730,7 @@ def awaiting(make_pod):
     return make
 
 
-def test_who_waits_for_a_master_in_trouble_is_left_out(snapshot, make_pod, awaiting):
+def test_workers_that_wait_for_a_failing_master_are_left_out(snapshot, make_pod, awaiting):
     workers = awaiting("worker-0", "worker-1")
     for master in (
         pending(make_pod, "master-0", "Unschedulable", SHORT),
@@ -742,7 +742,7 @@ def test_who_waits_for_a_master_in_trouble_is_left_out(snapshot, make_pod, await
         assert finding.cause in {"unschedulable", "image", "crash"}
 
 
-def test_a_master_without_trouble_of_its_own_is_waited_for(snapshot, make_pod, awaiting):
+def test_workers_wait_for_a_master_that_is_not_ready(snapshot, make_pod, awaiting):
     master = make_pod("master-0", running={})
     master["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     pods = [master, *awaiting("worker-0", "worker-1")]
@@ -754,7 +754,7 @@ def test_a_master_without_trouble_of_its_own_is_waited_for(snapshot, make_pod, a
     )
 
 
-def test_a_name_that_is_not_there_is_told_though_the_master_had_crashed(
+def test_an_unresolved_name_is_reported_although_the_master_had_crashed(
     snapshot, make_pod, awaiting
 ):
     """It runs again: its crash does not explain that its name cannot be found now."""
@@ -768,7 +768,7 @@ def test_a_name_that_is_not_there_is_told_though_the_master_had_crashed(
     assert found[1].message == "master-0: exit code 1: no, 5 min ago; it is running again"
 
 
-def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):
+def test_what_a_slow_job_waits_for(snapshot, make_pod):
     pulling = make_pod("master-0", "Pending", waiting={"reason": "ContainerCreating"})
     pulling["metadata"]["uid"] = "m"
     event = about("Pod", "job-master-0", "Pulling", 'Pulling image "r/x:1"', uid="m")
@@ -780,7 +780,7 @@ def test_a_job_that_is_slow_says_what_it_waits_for(snapshot, make_pod):
     assert found[1].message == "worker-0: its pod is being ended, for 10 min"
 
 
-def test_a_lost_node_and_what_it_took_along(snapshot, make_pod):
+def test_a_lost_node_and_its_pods(snapshot, make_pod):
     pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
     pods[2]["spec"]["nodeName"] = "node-2"
     gone = {"kind": "Status", "details": {"kind": "nodes", "name": "node-2"}, "reason": "NotFound"}
@@ -794,7 +794,7 @@ def test_a_lost_node_and_what_it_took_along(snapshot, make_pod):
     assert (finding.cause, finding.replica) == ("evicted", "worker-1")
 
 
-def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
+def test_of_a_recreated_pod_only_the_exit_code_is_known(snapshot, make_pod):
     pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
     events = [
         about("PyTorchJob", "job", "ExitedWithCode", f"Pod: ns.job-worker-1 exited with code {n}")
@@ -807,7 +807,7 @@ def test_a_pod_made_anew_leaves_its_exit_code_alone(snapshot, make_pod):
     assert diagnose(snapshot("Running", pods=pods, events=events), {}, now=NOW) == []
 
 
-def test_what_an_init_container_wrote_is_read_at_a_replica_that_is_there(snapshot, make_pod):
+def test_the_log_of_an_init_container_is_that_of_an_existing_replica(snapshot, make_pod):
     pods = [make_pod(name, "Pending") for name in ("master-0", "worker-0")]
     for pod in pods:
         pod["spec"]["initContainers"] = [{"name": "mine"}]
@@ -831,7 +831,7 @@ def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     assert diagnose(state, {}, now=just_now) == []
 
 
-def test_a_pod_that_its_node_turned_away(snapshot, make_pod):
+def test_a_pod_that_its_node_rejected(snapshot, make_pod):
     pod = make_pod("worker-0", "Failed")
     pod["status"] = {
         "phase": "Failed",
@@ -874,7 +874,7 @@ def doomed(job, *finalizers):
     return job
 
 
-def test_nobody_is_blamed_for_a_job_that_is_being_deleted(snapshot, make_pod):
+def test_the_operator_is_not_silent_about_a_job_that_is_being_deleted(snapshot, make_pod):
     """The operator leaves such a job alone: that is not its silence."""
     (finding,) = diagnose(doomed(snapshot("Running"), "example.com/keep"), {}, now=NOW)
     assert finding.cause == "deleting"
@@ -893,7 +893,7 @@ def test_pods_of_a_job_that_is_being_deleted_are_what_it_waits_for(snapshot, mak
     assert pod.message == "master-0: its pod is being ended, for 10 min"
 
 
-def test_a_failed_job_that_a_finalizer_keeps_says_both(snapshot, make_pod):
+def test_a_failed_job_kept_by_a_finalizer_has_both_causes(snapshot, make_pod):
     pods = [make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no"))]
     found = diagnose(doomed(snapshot("Failed", pods=pods), "example.com/keep"), {}, now=NOW)
     assert [one.cause for one in found] == ["crash", "deleting"]
@@ -907,7 +907,7 @@ def left(rank, *culprits, step=9):
     return Reason(138, rank, "Left", "they had ended", "t.py:3", culprits=culprits, step=step)
 
 
-def test_a_replica_that_failed_unseen_is_told_though_the_job_succeeded(snapshot, make_pod):
+def test_a_failed_replica_of_a_job_that_succeeded(snapshot, make_pod):
     master = make_pod("master-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:08:50Z"))
     lost = Reason(138, 1, "PeerLost", "rank 0 is gone", time=1767226131.0).encode()  # 00:08:51
     for told, words in (
@@ -931,7 +931,7 @@ def test_a_replica_that_failed_unseen_is_told_though_the_job_succeeded(snapshot,
             assert "same number of steps" in finding.next_step
 
 
-def test_what_a_job_got_over_before_it_succeeded_is_not_told(snapshot, make_pod):
+def test_failures_before_a_success_are_not_reported(snapshot, make_pod):
     old = "Error pod job-worker-0 container pytorch exitCode: 1 terminated message: no"
     events = [{"message": old, "lastTimestamp": "2026-01-01T00:05:00Z"}, TAINT, KILLING]
     master = make_pod("master-0", "Succeeded", terminated=ended(0))
@@ -943,7 +943,7 @@ def test_what_a_job_got_over_before_it_succeeded_is_not_told(snapshot, make_pod)
 
 
 @pytest.mark.parametrize("nproc", ["1", "2"])
-def test_a_rank_that_left_is_named_while_the_others_wait(snapshot, make_pod, nproc):
+def test_a_rank_that_ended_early_while_others_wait(snapshot, make_pod, nproc):
     done = make_pod("worker-0", "Succeeded", terminated=ended(0))
     pods = [make_pod("master-0", running={}), done]
     job = snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 1}, nproc=nproc)
@@ -958,7 +958,7 @@ def test_a_rank_that_left_is_named_while_the_others_wait(snapshot, make_pod, npr
     assert diagnose(job, {}, now=datetime(2026, 1, 1, 0, 5, 20, tzinfo=UTC)) == []
 
 
-def test_ranks_that_left_are_one_finding(snapshot, make_pod):
+def test_ranks_that_ended_early_are_one_finding(snapshot, make_pod):
     done = [make_pod(f"worker-{n}", "Succeeded", terminated=ended(0)) for n in range(5)]
     pods = [make_pod("master-0", running={}), *done]
     job = snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 5})
@@ -968,7 +968,7 @@ def test_ranks_that_left_are_one_finding(snapshot, make_pod):
     assert len(finding.replicas) == 5
 
 
-def test_all_who_ended_alike_are_concerned(snapshot, make_pod):
+def test_all_replicas_that_ended_alike_are_concerned(snapshot, make_pod):
     """Also where the Master's agent tells of another replica's rank."""
     said = Reason(1, 2, "KeyError", "'x'").encode()
     pods = [make_pod("master-0", "Failed", terminated=ended(1, said))]
@@ -1004,7 +1004,7 @@ def test_all_who_ended_alike_are_concerned(snapshot, make_pod):
         ),
     ],
 )
-def test_who_left_explains_every_wait_in_vain(snapshot, make_pod, end, tail):
+def test_an_early_end_explains_the_wait_of_other_ranks(snapshot, make_pod, end, tail):
     done = make_pod("worker-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:04:00Z"))
     pods = [make_pod("master-0", "Failed", terminated=end), done]
     job = snapshot("Failed:x:y", pods=pods, replicas={"Master": 1, "Worker": 1})
@@ -1050,7 +1050,9 @@ def claim(phase="Pending", **annotations):
     }
 
 
-def test_a_volume_that_nobody_makes_is_told_though_the_scheduler_is_silent(snapshot, make_pod):
+def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_silent(
+    snapshot, make_pod
+):
     pod = make_pod("master-0", "Pending")
     del pod["spec"]["nodeName"]
     pod["spec"]["volumes"] = [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -1103,7 +1105,7 @@ def test_a_queue_that_never_admits_a_job(snapshot, related, said):
         assert diagnose(job, {}, related, now=just_now)[0].cause == "queued"
 
 
-def test_of_ends_that_were_got_over_the_newest_failure_is_told(snapshot, make_pod):
+def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):
     def again(name, code, message, at):
         reason = Reason(code, 0, "ValueError", message).encode()
         return make_pod(name, restarts=1, running={}, last=ended(code, reason, at=at))
@@ -1120,7 +1122,7 @@ def test_of_ends_that_were_got_over_the_newest_failure_is_told(snapshot, make_po
     )
 
 
-def test_who_was_lost_by_others_is_the_cause_though_it_runs_again(snapshot, make_pod):
+def test_a_lost_rank_is_the_cause_although_it_is_running_again(snapshot, make_pod):
     crash = Reason(1, 1, "ValueError", "the cause").encode()
     lost = Reason(138, 0, "PeerLost", "rank 1 is gone").encode()
     worker = make_pod("worker-0", restarts=1, running={}, last=ended(1, crash))
@@ -1140,9 +1142,7 @@ def test_lines_of_any_length_are_read_in_linear_time(part):
 
 
 @pytest.mark.parametrize(("nproc", "replica"), [("1", "worker-0"), ("auto", "master-0")])
-def test_a_failure_that_the_master_passes_on_is_that_of_its_rank(
-    snapshot, make_pod, nproc, replica
-):
+def test_a_failure_reported_by_the_master_is_that_of_its_rank(snapshot, make_pod, nproc, replica):
     """Where the number of processes is not known, nor are the ranks of a replica."""
     crash = Reason(1, 1, "ValueError", "the cause").encode()
     master = make_pod("master-0", "Failed", terminated=ended(1, crash))

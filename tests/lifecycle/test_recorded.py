@@ -113,7 +113,7 @@ IMAGES = {
 @pytest.mark.parametrize("host", ["127.0.0.1:35401", "10.40.3.1:5403", "404.forbidden.example"])
 @pytest.mark.parametrize("path", ["train:401", "not-found/a:403", "unauthorized:404", "EOF:429"])
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_words_of_an_image_s_name_are_not_its_error(name, host, path):
+def test_the_name_of_an_image_is_not_its_error(name, host, path):
     before, image = IMAGES[name].split("/", 1)
     said = (FOLDER / f"{name}.json").read_text()
     here = said.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
@@ -124,7 +124,7 @@ def test_the_words_of_an_image_s_name_are_not_its_error(name, host, path):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_cannot_be_read_is_not_needed_to_name_the_cause(name):
+def test_the_cause_is_found_without_logs_and_nodes(name):
     """Output, nodes and claims are forbidden to some users."""
     found = why(name, logs=False, related=False)
     if name in {"interface", "meeting"}:  # it had not ended when it was looked at
