@@ -170,7 +170,6 @@ class InMemory:
         *,
         query=None,
         body=None,
-        content_type="application/json",
         metadata_only=False,
         timeout=30.0,
     ):

@@ -103,7 +103,6 @@ class HealthyCluster:
         *,
         query=None,
         body=None,
-        content_type="application/json",
         metadata_only=False,
         timeout=30.0,
     ):

@@ -1,8 +1,8 @@
-"""What a back end is: the few verbs that the rest of k8sjob needs, on a laptop and on a cluster.
+"""The Protocol of a back end: what the rest of k8sjob needs of a laptop and of a cluster.
 
-Every back end speaks of jobs in Kubernetes' own shapes: a PyTorchJob with its status, Pods,
-Events, as an apiserver would return them. So status, watch, logs and why are written once, as
-functions over these objects, and know no back end.
+Every back end describes jobs by Kubernetes objects: a PyTorchJob with its status, Pods, Events, as
+an apiserver would return them. So status, watch, logs and why are functions over these objects,
+written once for all back ends.
 """
 
 from __future__ import annotations
@@ -11,29 +11,40 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
     from threading import Event
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["LOCAL", "Backend", "JobRef", "Json", "LogLine", "Plan", "Snapshot"]
+__all__ = [
+    "LOCAL",
+    "MAX_LINE",
+    "Backend",
+    "JobRef",
+    "Json",
+    "Line",
+    "LogLine",
+    "Plan",
+    "Snapshot",
+    "lines",
+]
 
 LOCAL: Final = "local"
-"""The namespace that stands for this machine."""
+"""The namespace of jobs on this machine."""
 Json = dict[str, Any]
 """A Kubernetes object, as parsed from JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """One job, where it lives.
+    """A reference to a job.
 
     Attributes:
         name: the job's name.
         namespace: its namespace; LOCAL on this machine.
-        uid: distinguishes a job from one of the same name made anew; empty where not known.
+        uid: distinguishes it from other jobs of the same name; empty where it is not known.
     """
 
     name: str
@@ -52,7 +63,7 @@ class JobRef:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is about to happen, before anything does: what a dry run shows.
+    """A job before it is created: what a dry run shows.
 
     Attributes:
         spec: the validated spec.
@@ -97,9 +108,9 @@ class LogLine:
         attempt: the container's restart count when it wrote the line, over all its pods.
         timestamp: RFC 3339 in UTC with nanoseconds, as the kubelet writes it.
         text: the line, without its newline; bytes that are not UTF-8 are replaced.
-        gap: whether the container did not write it: it says what is missing in its place.
-        raw: the bytes of the line where `text` and a newline are not all of it: some are not UTF-8,
-            or the output ended without a newline. Empty elsewhere.
+        gap: whether it is not of the container: it says what is missing in its place.
+        raw: the bytes of the line where they differ from `text` and a newline: some are not UTF-8,
+            or the output ended without a newline. Else empty.
     """
 
     replica: str
@@ -132,7 +143,7 @@ class Backend(Protocol):
     """"local" or "kubernetes"."""
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job; JobExists if one of that name is there and has not ended."""
+        """Start a job; JobExists if one of that name has not ended."""
 
     def find(self, name: str) -> JobRef:
         """The job of that name; JobNotFound if there is none."""
@@ -159,39 +170,80 @@ class Backend(Protocol):
     ) -> Iterator[LogLine]:
         """A replica's output from its beginning, over all attempts; with follow until the job ends.
 
-        `tail` and `since` spare the reading of what is not wanted; more than they say may come.
+        `tail` and `since` only save reading: more may come.
 
         Args:
             ref: the job.
             replica: "master-0", "worker-2".
             follow: wait for more, also for a replica that has not started yet.
-            previous: the attempt before the last one alone.
-            tail: so many of the last lines are wanted; not together with `follow`.
+            previous: only the attempt before the last one.
+            tail: how many of the last lines are wanted; not together with `follow`.
             since: what was written from this moment on is wanted (with a time zone).
             stop: set from another thread to end the iteration within a second.
         """
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:
-        """Objects beside a job's own that tell why it does not run; for `why` alone.
+        """Objects beside a job's own that show why it does not run; only for `why`.
 
         Nodes, claims with their Events, quotas, the Namespace, the operator's Deployment and Pods,
-        a queue's Workload: what there is, each with its kind; of Secrets and ConfigMaps the
-        metadata alone. For an object that the pods name and that is not there a Status with the
-        reason NotFound and details {kind: "secrets", name: ...}. What the user may not read is
-        left out; on this machine there are none.
+        a queue's Workload: those that exist, each with its kind; of Secrets and ConfigMaps only the
+        metadata. For an object that the pods name and that does not exist a Status with the reason
+        NotFound and details {kind: "secrets", name: ...}. What the user may not read is left out;
+        on this machine there are none.
         """
 
     def suspend(
         self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
     ) -> None:
-        """Suspend the job (its replicas are stopped, the job stays) or let it go on.
+        """Suspend the job (its replicas are stopped, the job stays) or resume it.
 
         Args:
             ref: the job.
             value: whether it is to be suspended.
             waiting: called once where something has to end first, with the seconds that it may
-                take at most.
+                take.
         """
 
     def delete(self, ref: JobRef) -> None:
         """Stop the job and remove it with all that belongs to it."""
+
+
+MAX_LINE: Final = 16 * 2**20
+"""Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
+a progress bar that never ends its line is."""
+
+
+class Line:
+    """A line that comes in pieces; only its first MAX_LINE bytes are kept."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._left_out = 0
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece without a newline."""
+        room = MAX_LINE - len(self._kept)
+        self._kept += piece[:room]
+        self._left_out += max(len(piece) - room, 0)
+
+    def take(self) -> bytes:
+        """The line so far, with a note if part of it was left out; starts the next line."""
+        if self._left_out:
+            self._kept += b" [k8sjob: %d more bytes of this line are left out]" % self._left_out
+        taken = bytes(self._kept)
+        self._kept.clear()
+        self._left_out = 0
+        return taken
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
+    line = Line()
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        line.add(first)
+        for other in others:
+            yield line.take() + b"\n"
+            line.add(other)
+    if rest := line.take():
+        yield rest

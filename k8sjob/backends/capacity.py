@@ -1,4 +1,4 @@
-"""What nodes have, what Pods take of it, what is left, and for whom. Pure.
+"""Capacity: what nodes offer, what Pods request of it, what is free, and for whom. Pure.
 
 A Pod counts with its requests, as the scheduler counts: the sum of its containers or its largest
 init container, whichever is more, and its overhead. A Pod that has ended takes nothing.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.backends.objects import Object, Pod, is_true
 from k8sjob.spec.quantity import parse
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 Amounts = dict[str, Decimal]
-"""By resource: cores, bytes, pieces."""
+"""By resource: cores, bytes, counts."""
 
 _PRODUCTS: Final = (
     "nvidia.com/gpu.product",
@@ -40,14 +41,14 @@ _PRODUCTS: Final = (
     "cloud.google.com/gke-accelerator",
     "accelerator",
 )
-"""Labels of a node that name its accelerators."""
+"""Labels of a node that name the model of its GPUs."""
 _GPU_CARDS: Final = ("feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present")
-"""Labels that a node with a card of NVIDIA's may carry, whether a device plugin runs or not."""
+"""Labels of a node with a GPU of NVIDIA's, whether a device plugin runs or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, and what its Pods take.
+    """A node, and what its Pods request.
 
     Attributes:
         name: its name.
@@ -66,7 +67,7 @@ class Node:
     used: Mapping[str, Decimal] = field(default_factory=dict)
 
     def free(self, resource: str) -> Decimal:
-        """What a Pod could still ask for; nothing where the node takes no Pods."""
+        """What a Pod could still request; nothing where the node accepts no Pods."""
         if self.trouble:
             return Decimal()
         left = self.offers.get(resource, Decimal()) - self.used.get(resource, Decimal())
@@ -74,12 +75,12 @@ class Node:
 
     @property
     def product(self) -> str:
-        """The model of its GPUs, where a label tells it."""
+        """The model of its GPUs, where a label has it."""
         return next((self.labels[key] for key in _PRODUCTS if self.labels.get(key)), "")
 
     @property
     def lacks_plugin(self) -> bool:
-        """Whether it seems to have GPUs that it does not offer."""
+        """Whether labels show GPUs that it does not offer."""
         card = any(self.labels.get(key) == "true" for key in _GPU_CARDS)
         return card and not any(name.startswith("nvidia.com/") for name in self.offers)
 
@@ -91,38 +92,27 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
         items: Node objects.
         usage: what is requested on each, by name.
     """
-    return [_node(item, usage) for item in items]
-
-
-def _node(item: Json, usage: Mapping[str, Amounts]) -> Node:
-    meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
-    ready = any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in status.get("conditions") or ()
-    )
-    trouble = "cordoned" if spec.get("unschedulable") else "" if ready else "not ready"
-    return Node(
-        name=meta.get("name", ""),
-        labels=meta.get("labels") or {},
-        taints=tuple(spec.get("taints") or ()),
-        trouble=trouble,
-        offers=amounts(status.get("allocatable")),
-        used=usage.get(meta.get("name", ""), {}),
-    )
+    found = []
+    for node in map(Object, items):
+        ready = is_true(node.status, "Ready")
+        trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
+        taints = tuple(node.spec.get("taints") or ())
+        offers, used = amounts(node.status.get("allocatable")), usage.get(node.name, {})
+        found.append(Node(node.name, node.labels, taints, trouble, offers, used))
+    return found
 
 
 def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
     """What Pods request, by the name of their node; those without a node are left out."""
     usage: dict[str, Amounts] = {}
-    for pod in pods:
-        node = (pod.get("spec") or {}).get("nodeName")
-        if node and (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}:
-            add(usage.setdefault(node, {}), pod_requests(pod.get("spec") or {}))
+    for pod in map(Pod, pods):
+        if pod.node and pod.live:
+            add(usage.setdefault(pod.node, {}), pod_requests(pod.spec))
     return usage
 
 
 def pod_requests(spec: Json, group: str = "requests") -> Amounts:
-    """What the scheduler sets aside for a Pod of that spec, itself included as `pods: 1`.
+    """What the scheduler reserves for a Pod of that spec, itself included as `pods: 1`.
 
     Args:
         spec: a Pod's spec.
@@ -132,7 +122,7 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
         asked = _asked(container, group)
-        if container.get("restartPolicy") == "Always":  # a sidecar: it stays
+        if container.get("restartPolicy") == "Always":  # a sidecar
             add(always, asked)
             asked = dict(always)
         else:
@@ -184,7 +174,7 @@ def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
 
 
 def amounts(quantities: Any) -> Amounts:
-    """Quantities as numbers; what is none is left out."""
+    """Quantities as numbers; what is not a quantity is left out."""
     found: Amounts = {}
     for resource, text in (quantities or {}).items():
         try:
@@ -195,7 +185,7 @@ def amounts(quantities: Any) -> Amounts:
 
 
 def told(resource: str, amount: Decimal) -> str:
-    """An amount as people read it: bytes as 31.2Gi, cores as 3.5, pieces as they are."""
+    """An amount for people: bytes as 31.2Gi, cores as 3.5, others as they are."""
     if resource.rpartition(".")[2] in {"memory", "storage", "ephemeral-storage"}:
         for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
             if abs(amount) >= 2**power:

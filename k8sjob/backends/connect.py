@@ -1,4 +1,4 @@
-"""Which cluster is meant, and by which client it is spoken to."""
+"""The connection to a cluster: the kubeconfig's, by the Python client or kubectl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "configured", "connect", "contexts"]
 
 Client = Literal["python", "kubectl"]
-"""Who speaks to the apiserver: the `kubernetes` package, or the program kubectl."""
+"""The client that makes the requests: the `kubernetes` package, or the program kubectl."""
 
 
 def connect(
@@ -46,8 +46,8 @@ def connect(
     """
     from k8sjob.backends.cluster import ClusterBackend  # noqa: PLC0415 - `configured` starts light
 
-    way = access(context, kubeconfig, namespace)
-    return ClusterBackend(_transport(way, client or _client()))
+    found = access(context, kubeconfig, namespace)
+    return ClusterBackend(_transport(found, client or _client()))
 
 
 def _client() -> Client:
@@ -60,11 +60,11 @@ def _client() -> Client:
     )
 
 
-def _transport(way: Access, client: Client) -> Transport:
+def _transport(found: Access, client: Client) -> Transport:
     if client == "python":
-        from k8sjob.backends.kubernetes import PythonTransport  # noqa: PLC0415 - the one or other
+        from k8sjob.backends.kubernetes import PythonTransport  # noqa: PLC0415 - only one of them
 
-        return PythonTransport(way)
-    from k8sjob.backends.kubectl import KubectlTransport  # noqa: PLC0415 - the one or the other
+        return PythonTransport(found)
+    from k8sjob.backends.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 
-    return KubectlTransport(way)
+    return KubectlTransport(found)

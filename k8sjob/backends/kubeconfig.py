@@ -1,8 +1,8 @@
-"""Which cluster, as which user: what the kubeconfig files say, and what can be wrong with them.
+"""Kubeconfig files: which cluster, as which user, and what can be wrong with them.
 
-Both transports let their client read the files by itself; what is read here is what messages and
-requests need besides. Where KUBECONFIG is a list the first word counts, as with kubectl (the Python
-client takes the last current-context), so the context is always handed on by its name.
+Both transports let their client read the files; what is read here is what messages and requests
+need besides. Where KUBECONFIG is a list the first value counts, as with kubectl (the Python client
+takes the last current-context), so the context is always passed on by its name.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import difflib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, redacted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["IN_CLUSTER", "Access", "access", "configured", "contexts"]
 
@@ -31,16 +28,16 @@ _Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One user's way to one cluster.
+    """A cluster and the user's access to it.
 
     Attributes:
         context: the kubeconfig's context, or IN_CLUSTER.
         server: the apiserver's URL.
         namespace: the context's, "default" where it names none.
-        files: the kubeconfig files that are there, in their order; none inside a pod.
+        files: the kubeconfig files that exist, in their order; none inside a pod.
         plugin: the program that gets the user's credentials; empty where none is needed.
-        hint: how to install it, as the kubeconfig says it.
-        headers: those by which the user acts as somebody else.
+        hint: how to install it, from the kubeconfig.
+        headers: those of impersonation.
     """
 
     context: str
@@ -58,13 +55,13 @@ class Access:
 
     @property
     def where(self) -> str:
-        """Where its settings stand."""
+        """Where its settings are."""
         return self.kubeconfig or "the pod's service account"
 
     def unreachable(self, why: str) -> ApiError:
         """There was no answer, or the connection broke."""
         return ApiError(
-            f"{self.server} (context {self.context}) cannot be reached: {redacted(why)}; see that"
+            f"{self.server} (context {self.context}) cannot be reached: {redacted(why)}; check that"
             " the cluster and the network are up, or name another with --context",
             said=redacted(why),
         )
@@ -72,14 +69,14 @@ class Access:
     def untrusted(self, why: str) -> ApiError:
         """The server's certificate is not one that the kubeconfig trusts."""
         return ApiError(
-            f"{self.server} (context {self.context}) shows a certificate that is not trusted:"
+            f"{self.server} (context {self.context}) has a certificate that is not trusted:"
             f" {redacted(why)}; correct certificate-authority of this cluster in {self.where}",
             reason="Untrusted",
             said=redacted(why),
         )
 
     def unusable(self, why: str) -> ApiError:
-        """The client cannot work with what the kubeconfig says."""
+        """The client cannot use what is in the kubeconfig."""
         return ApiError(
             f"{self.where}: context {self.context} cannot be used: {redacted(why)}; correct it",
             reason="Unusable",
@@ -87,7 +84,7 @@ class Access:
         )
 
     def without_credentials(self, why: str) -> ApiError:
-        """The program that gets the credentials does not give any."""
+        """The program that gets the credentials returns none."""
         hint = f" ({' '.join(self.hint.split())})" if self.hint else ""
         return ApiError(
             f"the credentials of context {self.context} come from {self.plugin!r}, which gives"
@@ -98,7 +95,7 @@ class Access:
         )
 
     def rejected(self) -> ApiError:
-        """The server does not take the credentials."""
+        """The server refuses the credentials."""
         by = f" with {self.plugin!r}" if self.plugin else ""
         return ApiError(
             f"{self.server} does not accept the credentials of context {self.context}: they have"
@@ -112,7 +109,7 @@ class Access:
 def configured(
     kubeconfig: str | Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
 ) -> bool:
-    """Whether there is a kubeconfig or a service account at all; reads no file."""
+    """Whether there is a kubeconfig or a service account; reads no file."""
     return any(path.is_file() for path in _paths(kubeconfig)) or _in_pod(service_account)
 
 
@@ -135,7 +132,7 @@ def access(
     *,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> Access:
-    """The way to the cluster that is meant.
+    """The access to the cluster that is meant.
 
     Args:
         context: None: the current context; in a pod without a kubeconfig its service account.
@@ -144,7 +141,7 @@ def access(
         service_account: where a pod has its own.
 
     Raises:
-        BackendError: there is no cluster to speak to, no such context, or a file is not valid.
+        BackendError: no cluster is configured, there is no such context, or a file is invalid.
     """
     files, config = _read(kubeconfig)
     if not files and not context and not kubeconfig and _in_pod(service_account):
@@ -152,21 +149,22 @@ def access(
     if not files:
         looked = _paths(kubeconfig)
         empty = [path for path in looked if path.exists()]
-        what = "nothing stands in" if empty else "there is no kubeconfig at"
+        what = "there is nothing in" if empty else "there is no kubeconfig at"
         raise BackendError(
             f"no cluster is configured: {what} {', '.join(map(str, empty or looked))}; set"
             " KUBECONFIG, or name a file with --kubeconfig"
         )
-    known = _named(config, "contexts")
-    where = os.pathsep.join(map(str, files))
+    known = sorted(_named(config, "contexts"))
+    where, there = os.pathsep.join(map(str, files)), ", ".join(known) or "none"
     name = context or str(config.get("current-context") or "")
     if not name:
-        names = ", ".join(sorted(known)) or "none"
         raise BackendError(
-            f"{where}: no current-context; name one with --context (there are: {names})"
+            f"{where}: no current-context; name one with --context (there are: {there})"
         )
     if name not in known:
-        raise BackendError(f"{where}: no context {name!r}{_meant(name, known)}")
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {there}"
+        raise BackendError(f"{where}: no context {name!r}; {hint}")
     return _of_context(name, config, files, namespace)
 
 
@@ -178,7 +176,7 @@ def _of_context(
     for part, names in (("cluster", "clusters"), ("user", "users")):
         if meant.get(part) and meant[part] not in _named(config, names):
             raise BackendError(
-                f"{where}: context {name!r} speaks of the {part} {meant[part]!r}, which is not"
+                f"{where}: context {name!r} names the {part} {meant[part]!r}, which is not"
                 f" under {names}; add it, or correct the context"
             )
     server = _part(config, "clusters", meant.get("cluster", ""), "cluster").get("server")
@@ -193,16 +191,16 @@ def _of_context(
         files=files,
         plugin=str(plugin.get("command", "")),
         hint=str(plugin.get("installHint") or ""),
-        headers=tuple(_impersonation(user)),
+        headers=_impersonation(user),
     )
 
 
-def _impersonation(user: _Config) -> Iterable[tuple[str, str]]:
-    """The Python client passes over the user's `as`, and would act with all of its rights."""
-    if user.get("as"):
-        yield "Impersonate-User", str(user["as"])
-        for group in user.get("as-groups") or ():
-            yield "Impersonate-Group", str(group)
+def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
+    """The headers of the user's `as`: the Python client ignores it, and would act without it."""
+    if not user.get("as"):
+        return ()
+    groups = (("Impersonate-Group", str(group)) for group in user.get("as-groups") or ())
+    return (("Impersonate-User", str(user["as"])), *groups)
 
 
 def _of_pod(service_account: Path, namespace: str | None) -> Access:
@@ -226,14 +224,14 @@ def _paths(kubeconfig: str | Path | None) -> list[Path]:
 
 
 def _read(kubeconfig: str | Path | None) -> tuple[tuple[Path, ...], _Config]:
-    """The files that say something, and what they say together; the first word counts."""
+    """The files that are not empty, and their merged content; the first value counts."""
     files, merged = [], dict[str, Any]()
     for path in _paths(kubeconfig):
-        said = _file(path)
-        if not said:
+        content = _file(path)
+        if not content:
             continue
         files.append(path)
-        for key, value in said.items():
+        for key, value in content.items():
             if isinstance(value, list):
                 merged.setdefault(key, []).extend(value)
             elif value:
@@ -245,7 +243,7 @@ def _file(path: Path) -> _Config:
     import yaml  # noqa: PLC0415 - `configured` alone reads nothing
 
     try:
-        said = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+        content = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -255,9 +253,9 @@ def _file(path: Path) -> _Config:
         at = f", line {place.line + 1}" if place else ""
         why = getattr(error, "problem", None) or "not a YAML document"
         raise BackendError(f"kubeconfig {path}{at}: {why}; correct the file") from None
-    if said is not None and not isinstance(said, dict):
+    if content is not None and not isinstance(content, dict):
         raise BackendError(f"kubeconfig {path}: a mapping is expected; correct the file")
-    return said or {}
+    return content or {}
 
 
 def _named(config: _Config, key: str) -> list[str]:
@@ -275,10 +273,3 @@ def _part(config: _Config, key: str, name: str, inner: str) -> _Config:
             part = item.get(inner)
             return part if isinstance(part, dict) else {}
     return {}
-
-
-def _meant(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(sorted(known)) or 'none'}"

@@ -1,8 +1,8 @@
-"""kubectl as a transport: `get --raw` and its kin, one process a request.
+"""The transport by kubectl: `get --raw` and its like, one process a request.
 
 For machines where the Python client is not installed, or must not be: every way to log in that
-kubectl knows works. kubectl prints an answer or, in words meant for people, an error; those are
-read back here into what the server had said.
+kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
+what the server had said.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
-from k8sjob.backends.lines import lines
-from k8sjob.backends.paths import Target, with_query
+from k8sjob.backends.api import lines
+from k8sjob.backends.resources import Target, with_query
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, redacted
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KubectlTransport"]
 
-_RAW: Final = {"GET": "get", "POST": "create", "PUT": "replace", "DELETE": "delete"}
+_RAW: Final = {"GET": "get", "POST": "create", "DELETE": "delete"}
 _CODES: Final = {
     "AlreadyExists": 409,
     "BadRequest": 400,
@@ -57,11 +57,6 @@ _CODES: Final = {
     "UnsupportedMediaType": 415,
 }
 """What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
-_PATCHES: Final = {
-    "application/merge-patch+json": "merge",
-    "application/json-patch+json": "json",
-    "application/strategic-merge-patch+json": "strategic",
-}
 _OF_SERVER: Final = re.compile(
     r"Error from server(?: \((?P<reason>\w+)\))?: (?P<said>.*)", re.DOTALL
 )
@@ -82,19 +77,19 @@ _NETWORK: Final = re.compile(
     r"|unreachable|no route|handshake|broken pipe|http2?: |stream error|GOAWAY",
     re.IGNORECASE,
 )
-"""How failures on the way sound; others are kubectl's own."""
+"""Failures of the connection; others are kubectl's own."""
 _POLL_SECONDS: Final = 0.2
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
 _TIED: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):  # else it is too late to be told
+if os.getppid() == int(sys.argv[1]):  # else it is too late for the signal
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Becomes kubectl, which the kernel then ends with the thread that reads it, whatever ends that.
+"""Becomes kubectl, which the kernel then ends together with the thread that reads it.
 
-A process of its own: a fork of a program with threads may run no Python before its exec.
+A separate process: a fork of a program with threads may run no Python before its exec.
 """
 
 
@@ -125,7 +120,6 @@ class KubectlTransport:
         *,
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
-        content_type: str = "application/json",
         metadata_only: bool = False,
         timeout: float = 30.0,
     ) -> Json:
@@ -133,7 +127,8 @@ class KubectlTransport:
         if metadata_only:
             return self._existence(path, timeout)
         if method == "PATCH":
-            argv = _patch(path, content_type, query, body or {})
+            argv = ["patch", *_one(path), "--type=merge", f"--patch={json.dumps(body)}"]  # no --raw
+            argv.append("--output=json")
             body = None
         else:
             argv = [_RAW[method], "--raw", with_query(path, query)]
@@ -183,12 +178,12 @@ class KubectlTransport:
 
     @contextmanager
     def _started(self, argv: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-        """A kubectl that prints until somebody ends it."""
+        """A kubectl that prints until it is ended."""
         argv = [*self._argv, *argv]
         if sys.platform == "linux":
             program = shutil.which(argv[0])
             if program is None:
-                raise self._not_there("No such file or directory")
+                raise self._not_startable("No such file or directory")
             tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
             argv = [*tied, program, *argv[1:]]
         with self._process(argv, stdin=subprocess.DEVNULL, stderr=said) as process:
@@ -202,7 +197,7 @@ class KubectlTransport:
     def _process(
         self, argv: Sequence[str], *, stdin: int, stderr: int | IO[bytes]
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that is over when it is left, with all that it has started."""
+        """A process that is ended, with all that it has started, when the block is left."""
         try:
             process = subprocess.Popen(
                 argv,
@@ -213,7 +208,7 @@ class KubectlTransport:
                 start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
             )
         except OSError as error:
-            raise self._not_there(error.strerror) from None
+            raise self._not_startable(error.strerror) from None
         with process:
             try:
                 yield process
@@ -240,28 +235,28 @@ class KubectlTransport:
                     raise self._access.unreachable("it does not answer in time")
 
     def _existence(self, path: str, timeout: float) -> Json:
-        """An object's name alone: printed as a table its contents are not even sent."""
+        """Only an object's name: for a table its contents are not even sent."""
         self._run(["get", *_one(path), "--no-headers"], timeout)
         return {"kind": "PartialObjectMetadata", "metadata": {"name": Target.of(path).name}}
 
     # --- errors -----------------------------------------------------------------------------------
 
-    def _not_there(self, why: str | None) -> BackendError:
+    def _not_startable(self, why: str | None) -> BackendError:
         return BackendError(
             f"{self._argv[0]} cannot be started ({why}); install kubectl, or"
             " pip install 'k8sjob[kubernetes]'"
         )
 
     def _error(self, stderr: str) -> ApiError:
-        """What kubectl says about a failure, as what it is."""
+        """The error that kubectl printed."""
         text = "\n".join(x for x in stderr.splitlines() if x and not _LOGGED.match(x)).strip()
         text = redacted(text or stderr.strip())
         if invalid := _INVALID.match(text):
             causes = _causes(invalid["causes"] or "")
             return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
-        told = _OF_SERVER.match(text)
-        if told and told["reason"] != "Unauthorized":
-            reason, said = told["reason"] or "", told["said"].strip()
+        refused = _OF_SERVER.match(text)
+        if refused and refused["reason"] != "Unauthorized":
+            reason, said = refused["reason"] or "", refused["said"].strip()
             return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
         if plugin := _PLUGIN.match(text):
             said = " ".join(plugin["before"].split())  # what the plugin itself had to say
@@ -272,7 +267,7 @@ class KubectlTransport:
         return self._before_the_server(text)
 
     def _before_the_server(self, text: str) -> ApiError:
-        """What went wrong on the way there."""
+        """The error of a request that did not reach the server."""
         if tls := _TLS.search(text):
             return self._access.untrusted(tls["why"])
         if unusable := _UNUSABLE.search(text):
@@ -284,12 +279,10 @@ class KubectlTransport:
         return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
 
     def _unexpected(self, what: str) -> ApiError:
-        """What a kubectl that works does not do."""
+        """The error for what kubectl should not do."""
         look = shlex.join([*self._argv, "version"])
         said = redacted(what)
-        return ApiError(
-            f"{self._argv[0]} {said}; see what it says to: {look}", reason="", said=said
-        )
+        return ApiError(f"{self._argv[0]} {said}; check it with: {look}", reason="", said=said)
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:
@@ -298,7 +291,7 @@ def _end(processes: set[subprocess.Popen[bytes]]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads its group, and the group: a plugin would go on without it."""
+    """Kill a process and its group: a plugin would outlive it."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -309,15 +302,6 @@ def _one(path: str) -> list[str]:
     one = Target.of(path)
     resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
     return [resource, one.name, *(["--namespace", one.namespace] if one.namespace else [])]
-
-
-def _patch(path: str, content_type: str, query: Mapping[str, str] | None, body: Json) -> list[str]:
-    """`kubectl patch`: it has no --raw."""
-    argv = ["patch", *_one(path), f"--type={_PATCHES[content_type]}"]
-    argv += [f"--patch={json.dumps(body)}", "--output=json"]
-    if (query or {}).get("dryRun"):
-        argv.append("--dry-run=server")
-    return argv
 
 
 def _causes(text: str) -> list[tuple[str, str]]:

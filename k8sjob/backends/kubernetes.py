@@ -1,7 +1,7 @@
-"""The Python client as a transport: the only module that imports it, and late.
+"""The transport by the Python client: the only module that imports it, and late.
 
-Of the client no more is used than works alike in its releases 35 to 37: it reads the kubeconfig,
-gets and renews credentials, and sets up TLS. The requests are made on its pool of connections.
+Only what is alike in its releases 35 to 37 is used: it reads the kubeconfig, gets and renews
+credentials, and sets up TLS. The requests are made on its pool of connections.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import re
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.backends.api import lines
 from k8sjob.backends.kubeconfig import IN_CLUSTER
-from k8sjob.backends.lines import lines
-from k8sjob.backends.paths import with_query
+from k8sjob.backends.resources import with_query
 from k8sjob.backends.transport import ApiError, refusal
 from k8sjob.errors import BackendError
 
@@ -33,11 +34,12 @@ __all__ = ["PythonTransport"]
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take until the server counts as unreachable."""
 BUSY_TRIES: Final = 4
-"""How often a server is asked that says how long to wait before asking again."""
+"""Attempts at a server that answers with Retry-After."""
+MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
 CONNECTIONS: Final = 256
-"""Idle connections that are kept; urllib3 complains aloud about each one beyond."""
+"""Idle connections that are kept; urllib3 logs a warning about each one beyond."""
 
 
 class PythonTransport:
@@ -64,18 +66,17 @@ class PythonTransport:
         *,
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
-        content_type: str = "application/json",
         metadata_only: bool = False,
         timeout: float = 30.0,
     ) -> Json:
         """One request; see Transport.request."""
         headers = {
             "Accept": METADATA if metadata_only else "application/json",
-            "Content-Type": content_type,
+            "Content-Type": MERGE_PATCH if method == "PATCH" else "application/json",
         }
         content = None if body is None else json.dumps(body).encode()
         answer = self._answer(method, with_query(path, query), headers, content, timeout)
-        with self._broken_by_itself():
+        with self._network_errors():
             data = answer.data
         if answer.status >= 300:
             raise self._refused(answer.status, data)
@@ -96,7 +97,7 @@ class PythonTransport:
         """The lines of an answer as they come; see Transport.stream."""
         answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
         try:
-            with self._broken_by_itself(stop), self._stops.ending(answer, stop):
+            with self._network_errors(stop), self._stops.ending(answer, stop):
                 if answer.status >= 300:
                     raise self._refused(answer.status, answer.data)
                 for line in lines(answer.stream(64 * 1024)):
@@ -118,8 +119,8 @@ class PythonTransport:
     ) -> urllib3.BaseHTTPResponse:
         """An answer whose body is not read yet.
 
-        A server that says when to come again is asked again then; credentials that it does not
-        take any more are read anew once.
+        After an answer with Retry-After the request is repeated at that time; credentials that are
+        no longer accepted are read again once.
         """
         renewed = False
         for left in reversed(range(BUSY_TRIES)):
@@ -148,37 +149,34 @@ class PythonTransport:
 
         with self._lock:
             pool, secure = self._pool, self.server.startswith("https:")
-            # kubectl, too, keeps them to itself where anybody can listen.
+            # Never over a connection that anybody can read; kubectl does the same.
             credentials = _credentials(self._settings) if secure else {}
         everything = urllib3.HTTPHeaderDict({**headers, **credentials})
         for name, value in self._access.headers:
             everything.add(name, value)
         self._check(everything)
-        limits = urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout)
-
-        def send() -> urllib3.BaseHTTPResponse:
-            return pool.request(
-                method,
-                self.server + target,
-                body=body,
-                headers=everything,
-                timeout=limits,
-                retries=False,
-                preload_content=False,
-            )
-
-        with self._broken_by_itself():
+        send = partial(
+            pool.request,
+            method,
+            self.server + target,
+            body=body,
+            headers=everything,
+            timeout=urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout),
+            retries=False,
+            preload_content=False,
+        )
+        with self._network_errors():
             try:
                 return send()
             except urllib3.exceptions.ProtocolError:
-                # A kept connection that the server closed in this moment; what changes something
-                # may have been done.
+                # A kept connection that the server closed in this moment. A request that changes
+                # something may have been carried out.
                 if method != "GET":
                     raise
                 return send()
 
     def _check(self, headers: Mapping[str, str]) -> None:
-        """Refuse what http.client would: its error repeats the value, a token too."""
+        """Refuse what http.client refuses by an error that repeats the value, even a token."""
         for name, value in headers.items():
             if not (value.isascii() and value.isprintable()):
                 what = "token or password" if name.lower() == "authorization" else name
@@ -200,8 +198,8 @@ class PythonTransport:
         )
 
     @contextmanager
-    def _broken_by_itself(self, stop: threading.Event | None = None) -> Iterator[None]:
-        """What the network does, as an ApiError; nothing once the end was asked for."""
+    def _network_errors(self, stop: threading.Event | None = None) -> Iterator[None]:
+        """Errors of the network as ApiErrors; none once `stop` is set."""
         import urllib3  # noqa: PLC0415 - comes with the client
 
         try:
@@ -221,12 +219,12 @@ class PythonTransport:
             from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
         except ImportError as error:
             raise BackendError(
-                f"the Python client of Kubernetes is not there ({error}); pip install"
+                f"the Python client of Kubernetes is missing ({error}); pip install"
                 " 'k8sjob[kubernetes]', or use --client=kubectl"
             ) from None
         settings = client.Configuration()
         settings.connection_pool_maxsize = CONNECTIONS
-        with _heard() as heard:
+        with _captured_log() as heard:
             try:
                 if self.context == IN_CLUSTER:
                     config.load_incluster_config(client_configuration=settings)
@@ -236,7 +234,7 @@ class PythonTransport:
             except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
                 raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
-            raise self._access.without_credentials(" ".join(heard) or "no word about why")
+            raise self._access.without_credentials(" ".join(heard) or "no reason is given")
         return settings, client.ApiClient(settings).rest_client.pool_manager
 
     def _renew(self) -> None:
@@ -245,7 +243,7 @@ class PythonTransport:
 
 
 class _Stops:
-    """Ends the streams whose stop was set: one thread for all, as long as there are any."""
+    """Ends the streams whose `stop` is set: one thread for all, while there are any."""
 
     EVERY: Final = 0.2
 
@@ -258,7 +256,7 @@ class _Stops:
     def ending(
         self, answer: urllib3.BaseHTTPResponse, stop: threading.Event | None
     ) -> Iterator[None]:
-        """While a stream is read: whoever waits for it wakes up when `stop` is set."""
+        """While a stream is read: ends the wait for its next line when `stop` is set."""
         if stop is None:
             yield
             return
@@ -288,7 +286,7 @@ class _Stops:
 
 def _credentials(settings: Any) -> dict[str, str]:
     """The headers that name the user; runs a plugin again whose credentials are about to expire."""
-    with _heard():  # if the plugin fails the server refuses the old ones, and then it is told
+    with _captured_log():  # a plugin that fails shows when the server refuses the old ones
         return {
             one["key"]: one["value"]
             for one in settings.auth_settings().values()
@@ -297,8 +295,8 @@ def _credentials(settings: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _heard() -> Iterator[list[str]]:
-    """What the client says about a failing plugin: to the root logger, and goes on without it."""
+def _captured_log() -> Iterator[list[str]]:
+    """What the client logs about a failing plugin, which it does on the root logger alone."""
     said: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -311,7 +309,7 @@ def _heard() -> Iterator[list[str]]:
 
 
 def _why(error: BaseException) -> str:
-    """The words of the innermost error, without the objects that urllib3 prints around them."""
+    """The message of the innermost error, without the objects that urllib3 prints around it."""
     from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
 
     late = isinstance(error, exceptions.ConnectTimeoutError)  # a refusal is one for urllib3, too

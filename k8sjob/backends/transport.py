@@ -1,7 +1,7 @@
-"""How requests reach an apiserver: the few calls that the cluster's back end is written over.
+"""The transport: the few requests to an apiserver that the cluster's back end is written over.
 
-Two transports exist, the Python client's (kubernetes.py) and kubectl's (kubectl.py). Both take
-contexts, credentials and TLS from a kubeconfig or from the pod that they run in.
+There are two, by the Python client (kubernetes.py) and by kubectl (kubectl.py). Both take contexts,
+credentials and TLS from a kubeconfig, or from the pod that they run in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Transport(Protocol):
     context: str
     """The kubeconfig's context, or "in-cluster"."""
     namespace: str
-    """The namespace where none is said."""
+    """The namespace where none is named."""
     server: str
     """The apiserver's URL, for messages."""
 
@@ -64,19 +64,17 @@ class Transport(Protocol):
         *,
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
-        content_type: str = "application/json",
         metadata_only: bool = False,
         timeout: float = 30.0,
     ) -> Json:
         """One request; the object in the answer.
 
         Args:
-            method: "GET", "POST", "PUT", "PATCH" or "DELETE".
+            method: "GET", "POST", "DELETE", or "PATCH", whose body is a merge patch of one object.
             path: the path at the apiserver, percent-encoded, as /api/v1/namespaces/default/pods.
             query: parameters, not encoded yet.
             body: an object.
-            content_type: of the body; a PATCH names its kind by it.
-            metadata_only: of one object that is got: its contents stay with the server.
+            metadata_only: of one object to GET; its contents stay with the server.
             timeout: seconds without an answer until the request is given up.
 
         Raises:
@@ -91,7 +89,7 @@ class Transport(Protocol):
         idle: float = 300.0,
         stop: Event | None = None,
     ) -> Iterator[bytes]:
-        """The lines of an answer as they come, each with its newline; a last one may lack it.
+        """The lines of an answer as they come, each with its newline; the last one may lack it.
 
         Closing the iterator closes the connection.
 
@@ -108,19 +106,19 @@ class Transport(Protocol):
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:
-    """An answer that is no success, as the error that it is.
+    """The error for an answer that is no success.
 
     Args:
         code: the HTTP status.
         answer: a Status object, or the text of an answer that is none (a proxy's, mostly).
     """
     if isinstance(answer, str):
-        said = " ".join(answer.split())[:300] or "no word about why"
+        said = " ".join(answer.split())[:300] or "without a reason"
         return ApiError(f"the server answers {code}: {said}", code=code, reason="", said=said)
-    said = str(answer.get("message") or answer.get("reason") or "no word about why")
+    reason = str(answer.get("reason") or "")
     causes = [
         (str(cause.get("field") or ""), str(cause.get("message") or ""))
         for cause in (answer.get("details") or {}).get("causes") or []
     ]
-    reason = str(answer.get("reason") or "")
+    said = str(answer.get("message") or reason or "without a reason")
     return ApiError(said, code=code, reason=reason, said=said, causes=causes)

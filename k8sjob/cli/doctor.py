@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from k8sjob.backends.connect import configured
-from k8sjob.backends.local.packages import check_packages
+from k8sjob.backends.local.machine import check_packages
 from k8sjob.cli.naming import is_namespace, place_options
 from k8sjob.cli.options import folder_of, format_option
 from k8sjob.cli.output import count, document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.references import pod_specs
+from k8sjob.backends.objects import pod_specs
 from k8sjob.cli.naming import find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import count, document, line, table

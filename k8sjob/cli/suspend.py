@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.backends.conditions import is_suspended
+from k8sjob.backends.objects import is_suspended
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find_all, job_argument, place_options
 from k8sjob.cli.output import line

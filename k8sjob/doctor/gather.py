@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from k8sjob.backends.capacity import add, taken
-from k8sjob.backends.references import references
+from k8sjob.backends.resources import references
 from k8sjob.backends.transport import ApiError
 from k8sjob.doctor.check import Answer, Facts
 from k8sjob.doctor.needs import gang_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
     from k8sjob.backends.capacity import Amounts
-    from k8sjob.backends.references import Reference
+    from k8sjob.backends.resources import Reference
     from k8sjob.backends.transport import Transport
     from k8sjob.doctor.permissions import Permission
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local.devices import visible_gpus
+from k8sjob.backends.local.machine import visible_gpus
 from k8sjob.doctor.check import fine, problem, warning
 
 if TYPE_CHECKING:

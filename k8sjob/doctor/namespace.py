@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.capacity import add, amounts, told
-from k8sjob.backends.references import pod_specs
+from k8sjob.backends.objects import pod_specs
 from k8sjob.doctor.check import fine, problem, unknown, warning
 from k8sjob.doctor.needs import quota_need, unsaid
 from k8sjob.doctor.operator import INIT_CONTAINER, flag

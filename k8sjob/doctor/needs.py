@@ -6,7 +6,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.capacity import add, pod_requests
-from k8sjob.backends.references import pod_specs, references
+from k8sjob.backends.objects import pod_specs
+from k8sjob.backends.resources import references
 from k8sjob.doctor.check import fine, problem, unknown, warning
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json
     from k8sjob.backends.capacity import Amounts
-    from k8sjob.backends.references import Reference
+    from k8sjob.backends.resources import Reference
     from k8sjob.doctor.check import Check, Facts
 
 __all__ = ["gang", "gang_of", "named_objects", "queue", "quota_need", "unsaid"]

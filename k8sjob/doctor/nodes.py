@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.capacity import add, devices, nodes_of, pod_requests, told, tolerates
-from k8sjob.backends.references import pod_specs
+from k8sjob.backends.objects import pod_specs
 from k8sjob.doctor.check import fine, problem, unknown, warning
 
 if TYPE_CHECKING:

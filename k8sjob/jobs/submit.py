@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
-from k8sjob.backends.cluster.belongings import seconds_to_end
 from k8sjob.backends.connect import connect
+from k8sjob.backends.objects import seconds_to_end
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import load_spec, plan_job, plan_submission
 from k8sjob.labels import MANAGED_BY, same_manifest

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import compat
 from k8sjob.adopt.meaning import config_of
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.conditions import true_conditions
-from k8sjob.backends.events import moment
+from k8sjob.backends.objects import moment, true_conditions
 from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
 from k8sjob.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
 

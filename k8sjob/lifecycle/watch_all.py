@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.backends.cluster.reflect import Kind
+from k8sjob.backends.cluster.listwatch import Kind
 from k8sjob.contract import Event, EventKind
 from k8sjob.lifecycle.status import JobState, job_status
 from k8sjob.lifecycle.watch import job_data, warning
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from k8sjob.backends.cluster.reflect import Change
+    from k8sjob.backends.cluster.listwatch import Change
     from k8sjob.lifecycle.status import JobStatus
 
 __all__ = ["poll_all", "watch_all"]

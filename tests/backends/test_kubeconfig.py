@@ -112,7 +112,7 @@ def test_no_cluster_at_all(write, tmp_path):
     with pytest.raises(BackendError, match="nowhere"):
         access(kubeconfig=tmp_path / "nowhere")
     (path,) = write("")
-    with pytest.raises(BackendError, match=f"nothing stands in {path}; set KUBECONFIG"):
+    with pytest.raises(BackendError, match=f"there is nothing in {path}; set KUBECONFIG"):
         access()
     write("a: [")
     assert configured(), "a file that is wrong is to be told, not passed over"

@@ -161,14 +161,12 @@ def test_without_any_credentials_kubectl_would_ask_a_person(fake):
 def test_a_patch_is_asked_of_the_object_itself(fake, kubeconfig):
     transport, calls = fake(stdout='{"kind": "PyTorchJob"}')
     body = {"spec": {"runPolicy": {"suspend": True}}}
-    merge = "application/merge-patch+json"
-    found = transport.request("PATCH", JOB, body=body, content_type=merge, query={"dryRun": "All"})
+    found = transport.request("PATCH", JOB, body=body)
     assert found == {"kind": "PyTorchJob"}
     ((argv, _, files),) = calls()
     assert argv == [
         *("--context", "here", "patch", "pytorchjobs.v1.kubeflow.org", "one"),
         *("--namespace", "team", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"),
-        "--dry-run=server",
     ]
     assert files == str(kubeconfig())
 
@@ -204,7 +202,9 @@ def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
 
 def test_an_answer_that_is_no_json(fake):
     transport, _ = fake(stdout="hello")
-    with pytest.raises(ApiError, match=r"kubectl prints no JSON: 'hello'; see what .* version"):
+    with pytest.raises(
+        ApiError, match=r"kubectl prints no JSON: 'hello'; check it with: .* version"
+    ):
         transport.request("GET", JOB)
 
 

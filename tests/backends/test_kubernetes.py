@@ -161,7 +161,7 @@ def test_a_patch_names_its_kind_and_metadata_alone_is_asked_for(python, apiserve
     there = python()
     apiserver.on(GOOD)
     patch = "application/merge-patch+json"
-    there.request("PATCH", NODES, body={"spec": None}, content_type=patch)
+    there.request("PATCH", NODES, body={"spec": None})
     there.request("GET", NODES, metadata_only=True)
     (_, _, changed, body), (_, _, read, _) = apiserver.asked
     assert (changed["Content-Type"], json.loads(body)) == (patch, {"spec": None})

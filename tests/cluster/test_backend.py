@@ -92,7 +92,8 @@ def test_suspend_resume_and_delete(backend, manifest, eventually):
     # At once: the operator would take the end of the old pods for a failure of the new ones.
     backend.suspend(ref, value=False)
     eventually(reached(backend, ref, JobState.RUNNING), "its return")
-    backend.delete_and_wait(ref, timeout=60)
+    backend.delete(ref)
+    backend.wait_for_pods(ref, 60)
     again = backend.create_manifest(manifest(command=SLEEP))
     assert again.uid != ref.uid
     with pytest.raises(JobNotFound):

@@ -111,7 +111,7 @@ def test_a_server_with_another_authority_is_refused(client, config, run, tmp_pat
     config["clusters"][0]["cluster"].pop("certificate-authority", None)
     listed = run(config, client, "list")
     assert listed.returncode == 1
-    assert "shows a certificate that is not trusted" in listed.stderr
+    assert "has a certificate that is not trusted" in listed.stderr
     assert "correct certificate-authority" in listed.stderr
     doctor = run(config, client, "doctor")
     assert doctor.returncode == 1
@@ -123,4 +123,4 @@ def test_a_server_of_another_name_is_refused(client, config, run):
     config["clusters"][0]["cluster"]["tls-server-name"] = "not-this-one.example"
     done = run(config, client, "list")
     assert done.returncode == 1
-    assert "shows a certificate that is not trusted" in done.stderr
+    assert "has a certificate that is not trusted" in done.stderr

@@ -1,6 +1,6 @@
 import pytest
 
-from k8sjob.backends.references import Reference, references
+from k8sjob.backends.resources import Reference, references
 from k8sjob.doctor import examine_needs, gather, gather_needs
 from k8sjob.doctor.check import Verdict
 from k8sjob.doctor.needs import named_objects, queue

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from k8sjob.backends.cluster.reflect import Change, Kind
+from k8sjob.backends.cluster.listwatch import Change, Kind
 from k8sjob.backends.transport import ApiError
 from k8sjob.lifecycle.watch_all import watch_all
 

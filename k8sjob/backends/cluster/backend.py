@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.belongings import own_pods, owned, seconds_to_end
-from k8sjob.backends.cluster.listing import listing, slim
-from k8sjob.backends.cluster.reflect import reflect
-from k8sjob.backends.cluster.snapshots import snapshot, snapshots
-from k8sjob.backends.cluster.words import InWords, is_absent
-from k8sjob.backends.conditions import finished, is_suspended
-from k8sjob.backends.paths import JOBS, path
+from k8sjob.backends.cluster.errors import ExplainedErrors, is_absent
+from k8sjob.backends.cluster.informer import snapshot, snapshots
+from k8sjob.backends.cluster.listwatch import list_all, reflect, slim
+from k8sjob.backends.objects import (
+    Object,
+    has_ended,
+    is_suspended,
+    own_pods,
+    owned,
+    seconds_to_end,
+)
+from k8sjob.backends.resources import JOBS, path
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.labels import JOB_NAME, same_manifest
@@ -25,8 +30,8 @@ if TYPE_CHECKING:
     from threading import Event
 
     from k8sjob.backends.api import Json, LogLine, Plan
-    from k8sjob.backends.cluster.pods import JobPods
-    from k8sjob.backends.cluster.reflect import Change
+    from k8sjob.backends.cluster.instances import JobPods
+    from k8sjob.backends.cluster.listwatch import Change
     from k8sjob.backends.transport import Transport
 
 __all__ = ["ClusterBackend"]
@@ -34,7 +39,6 @@ __all__ = ["ClusterBackend"]
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
 STRICT: Final = {"fieldValidation": "Strict"}
-MERGE: Final = "application/merge-patch+json"
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
 
@@ -46,38 +50,38 @@ class ClusterBackend:
         transport: carries the requests.
 
     Attributes:
-        transport: the same, whose errors say in plain words what is wrong.
+        transport: the same, with explained errors.
         context: the kubeconfig's context.
-        namespace: where jobs are made and looked for where nothing else is said.
+        namespace: of jobs that name none.
     """
 
     name = "kubernetes"
 
     def __init__(self, transport: Transport) -> None:
-        self.transport: Transport = InWords(transport)
+        self.transport: Transport = ExplainedErrors(transport)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
-        """By the job's uid, as long as somebody reads its output."""
+        """By the job's uid, while its output is read."""
 
-    # --- making -----------------------------------------------------------------------------------
+    # --- creating ---------------------------------------------------------------------------------
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job, after the server has looked at it strictly; see create_manifest."""
+        """Start a job, after a strict dry run; see create_manifest."""
         self.dry_run(plan.manifest)
         return self.create_manifest(plan.manifest)
 
     def create_manifest(self, manifest: Json) -> JobRef:
-        """Make a PyTorchJob by one request; nothing is overwritten.
+        """Create a PyTorchJob by one request; nothing is overwritten.
 
-        Goes on trying for a minute where the apiserver goes away in the middle, without making the
-        job twice; so dry_run first, which tells at once that it cannot be reached.
+        Tries again for a minute where the connection breaks, without creating the job twice; so
+        call dry_run first, which fails at once where the apiserver cannot be reached.
 
         Args:
-            manifest: without a namespace it goes into the back end's.
+            manifest: one without a namespace gets the back end's.
 
         Raises:
             JobExists: one of that name is there, finished or not.
-            BackendError: the cluster refuses it; no half-made object stays.
+            BackendError: the cluster refuses it; nothing was created.
         """
         ref = self._of(manifest)
         with _taken(ref):
@@ -95,25 +99,20 @@ class ClusterBackend:
             BackendError: the server would refuse it; with the fields, where it names them.
         """
         ref = self._of(manifest)
-        query = {**STRICT, "dryRun": "All"}
+        where, query = path(JOBS, ref.namespace), {**STRICT, "dryRun": "All"}
         if not name_free:
             with _taken(ref):
-                made = self.transport.request(
-                    "POST", path(JOBS, ref.namespace), query=query, body=manifest
-                )
-            return slim(made)
+                return slim(self.transport.request("POST", where, query=query, body=manifest))
         meta = {key: value for key, value in manifest["metadata"].items() if key != "name"}
         meta["generateName"] = ref.name[: 63 - 6] + "-"
         body = {**manifest, "metadata": meta}
-        answer = slim(
-            self.transport.request("POST", path(JOBS, ref.namespace), query=query, body=body)
-        )
+        answer = slim(self.transport.request("POST", where, query=query, body=body))
         answer["metadata"].pop("generateName", None)
         answer["metadata"]["name"] = ref.name
         return answer
 
     def _post(self, ref: JobRef, manifest: Json) -> Json:
-        """Make the job. A POST whose answer was lost may have made it: its own copy is told."""
+        """Create the job. A POST without an answer may have created it: then it is found again."""
         deadline = time.monotonic() + SUBMIT_SECONDS
         lost = False
         while True:
@@ -126,7 +125,7 @@ class ClusterBackend:
                     there = self._get(ref)
                     if same_manifest(there, manifest):
                         return there
-                if not _may_pass(error) or time.monotonic() > deadline:
+                if not _is_away(error) or time.monotonic() > deadline:
                     raise
                 lost = True
                 time.sleep(1)
@@ -134,15 +133,7 @@ class ClusterBackend:
     # --- reading ----------------------------------------------------------------------------------
 
     def find(self, name: str, namespace: str | None = None) -> JobRef:
-        """The job of that name.
-
-        Args:
-            name: the job's name.
-            namespace: None: the back end's.
-
-        Raises:
-            JobNotFound: there is none.
-        """
+        """The job of that name, in the back end's namespace or another; JobNotFound without one."""
         return JobRef.of(self._get(JobRef(name, namespace or self.namespace)))
 
     def jobs(
@@ -163,33 +154,31 @@ class ClusterBackend:
         """
         where = "" if all_namespaces else namespace or self.namespace
         query = {"labelSelector": selector} if selector else None
-        found = listing(self.transport, path(JOBS, where), query).items
-        found.sort(key=_age, reverse=True)
+        found = list_all(self.transport, path(JOBS, where), query).items
+        found.sort(key=lambda job: Object(job).created, reverse=True)
         theirs: dict[tuple[str, str], list[Json]] = {}
-        if pods and not all(finished(job.get("status") or {}) for job in found):
+        if pods and not all(map(has_ended, found)):
             theirs = self._pods_by_job(where)
         return [Snapshot(job, own_pods(job, theirs.get(_at(JobRef.of(job)), ()))) for job in found]
 
     def _pods_by_job(self, namespace: str) -> dict[tuple[str, str], list[Json]]:
-        """The pods of all jobs by the namespace and the name of theirs; none that are forbidden."""
+        """The pods of all jobs by namespace and name of their job; none if they may not be read."""
         found: dict[tuple[str, str], list[Json]] = {}
         try:
-            pods = listing(self.transport, path("pods", namespace), {"labelSelector": JOB_NAME})
+            pods = list_all(self.transport, path("pods", namespace), {"labelSelector": JOB_NAME})
         except ApiError as error:
             if error.code != 403:
                 raise
             return found
-        for pod in pods.items:
-            meta = pod["metadata"]
-            name = (meta.get("labels") or {}).get(JOB_NAME, "")
-            found.setdefault((meta.get("namespace", ""), name), []).append(pod)
+        for pod in map(Object, pods.items):
+            at = pod.namespace, pod.labels.get(JOB_NAME, "")
+            found.setdefault(at, []).append(pod.raw)
         return found
 
     def look_for_namespace(self) -> None:
-        """Raise where the back end's namespace is not there: a list of its jobs is merely empty.
+        """Raise BackendError where the back end's namespace does not exist.
 
-        Raises:
-            BackendError: there is none of that name; not where that may not be asked.
+        Without it a list of jobs is merely empty. Nothing is raised where it may not be read.
         """
         try:
             self.transport.request("GET", path("namespaces", name=self.namespace))
@@ -198,7 +187,7 @@ class ClusterBackend:
                 raise
 
     def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
-        """The kinds of processor, as "amd64", of the nodes that carry these labels.
+        """The processor architectures, as "amd64", of the nodes with these labels.
 
         Empty where there are none, or nodes may not be read.
 
@@ -208,13 +197,13 @@ class ClusterBackend:
         """
         query = {"labelSelector": ",".join(f"{k}={v}" for k, v in node_selector.items())}
         try:
-            nodes = listing(self.transport, path("nodes"), query if node_selector else None).items
+            nodes = list_all(self.transport, path("nodes"), query if node_selector else None).items
         except ApiError:
             return set()
         found = {
-            str(node["metadata"].get("labels", {}).get(_ARCH) or "")
-            for node in nodes
-            if not device or device in (node.get("status") or {}).get("allocatable", {})
+            node.labels.get(_ARCH, "")
+            for node in map(Object, nodes)
+            if not device or device in node.part("status", "allocatable")
         }
         return set() if "" in found else found
 
@@ -225,8 +214,8 @@ class ClusterBackend:
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change, ten times a second at most; see Backend.watch.
 
-        Of the pods' events only warnings are followed. A connection that is lost, and is back, is
-        told as one of the job's warnings, with the reason ConnectionLost or ConnectionRestored.
+        Of the pods' events only warnings are followed. The loss of the connection and its return
+        are warnings of the job, with the reasons ConnectionLost and ConnectionRestored.
         """
         yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
@@ -238,7 +227,7 @@ class ClusterBackend:
         all_namespaces: bool = False,
         selector: str = "",
     ) -> Iterator[Change]:
-        """All jobs and whatever happens to them, until `stop` is set; see reflect.
+        """All jobs and each change of them, until `stop` is set; see reflect.
 
         Args:
             stop: ends the iteration within a second.
@@ -262,29 +251,20 @@ class ClusterBackend:
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs."""
+        from k8sjob.backends.cluster.instances import JobPods  # noqa: PLC0415 - the same
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
-        from k8sjob.backends.cluster.pods import JobPods  # noqa: PLC0415 - the same
 
         ref = ref if ref.uid else JobRef.of(self._get(ref))
 
         def ended() -> bool:
             try:
-                return finished(self._get(ref).get("status") or {})
+                return has_ended(self._get(ref))
             except JobNotFound:
                 return True
 
-        new = JobPods(self.transport, ref.namespace, ref.name, ref.uid)
+        pods = self._pods.setdefault(ref.uid, JobPods(self.transport, ref, ended))
         return replica_logs(
-            self.transport,
-            ref.namespace,
-            replica,
-            pods=self._pods.setdefault(ref.uid, new),
-            follow=follow,
-            previous=previous,
-            tail=tail,
-            since=since,
-            stop=stop,
-            ended=ended,
+            pods, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
         )
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:
@@ -298,10 +278,10 @@ class ClusterBackend:
     def suspend(
         self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
     ) -> None:
-        """Suspend the job (its pods are deleted, the job stays) or let it go on.
+        """Suspend the job (its pods are deleted, the job stays) or resume it.
 
-        To go on waits until the last of the old pods is gone: the operator would take its end for
-        one of the new pods', and with restartPolicy Never give the job up as failed.
+        Resuming waits until the last of the old pods is gone: the operator would take its end for
+        one of the new pods', and with restartPolicy Never fail the job.
 
         Args:
             ref: the job.
@@ -311,23 +291,23 @@ class ClusterBackend:
         Raises:
             JobNotFound: it is gone.
             BackendError: it has ended or is being deleted, or its pods do not end within their
-                grace.
+                grace period.
         """
         job = self._get(ref)
         verb = "suspended" if value else "resumed"
-        if job["metadata"].get("deletionTimestamp"):
+        if Object(job).deleting:
             raise BackendError(
                 f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` says what it"
                 " waits for; submit it again when it is gone"
             )
-        if finished(job.get("status") or {}):
+        if has_ended(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and is_suspended(job):
             self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting)
-        # With its uid a job of the same name that was made meanwhile refuses the change.
+        # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
         body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
-        self.transport.request("PATCH", path(JOBS, *_at(ref)), body=body, content_type=MERGE)
+        self.transport.request("PATCH", path(JOBS, *_at(ref)), body=body)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -338,8 +318,8 @@ class ClusterBackend:
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            # In the foreground the end needs an update of the job, which the operator's webhook
-            # refuses while the operator is away.
+            # In the foreground the deletion needs an update of the job, which the operator's
+            # webhook refuses while the operator is away.
             "propagationPolicy": "Background",
         }
         if ref.uid:
@@ -351,21 +331,6 @@ class ClusterBackend:
                 raise self._not_found(ref) from error
             raise
 
-    def delete_and_wait(self, ref: JobRef, timeout: float = 180.0) -> None:
-        """Remove the job and wait until its pods are gone too, so that its name is free.
-
-        Args:
-            ref: the job.
-            timeout: seconds; the pods may take their whole grace period.
-
-        Raises:
-            JobNotFound: it was gone before.
-            BackendError: there are still pods after the timeout.
-        """
-        there = ref if ref.uid else JobRef.of(self._get(ref))
-        self.delete(there)
-        self.wait_for_pods(there, timeout)
-
     def wait_for_pods(
         self, ref: JobRef, seconds: float, waiting: Callable[[float], object] | None = None
     ) -> None:
@@ -373,7 +338,7 @@ class ClusterBackend:
 
         Args:
             ref: the job, with its uid: pods of one before it are not its own.
-            seconds: the pods may take their whole grace period.
+            seconds: how long to wait; the pods may take their whole grace period.
             waiting: called with `seconds` if there is one.
 
         Raises:
@@ -382,7 +347,7 @@ class ClusterBackend:
         deadline = time.monotonic() + seconds
         where, of_job = path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
         while pods := [
-            p for p in listing(self.transport, where, of_job).items if owned(p, ref.uid)
+            p for p in list_all(self.transport, where, of_job).items if owned(p, ref.uid)
         ]:
             if waiting:
                 waiting(seconds)
@@ -434,14 +399,10 @@ def _taken(ref: JobRef) -> Iterator[None]:
         ) from error
 
 
-def _may_pass(error: ApiError) -> bool:
-    """Whether waiting may help: an apiserver that is away, not one that is not trusted."""
+def _is_away(error: ApiError) -> bool:
+    """Whether the apiserver may come back; not one whose certificate is not trusted."""
     return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")
 
 
 def _at(ref: JobRef) -> tuple[str, str]:
     return ref.namespace, ref.name
-
-
-def _age(snapshot: Json) -> str:
-    return str(snapshot["metadata"].get("creationTimestamp", ""))

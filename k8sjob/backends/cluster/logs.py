@@ -1,84 +1,78 @@
-"""A replica's output, over broken connections, restarted containers and Pods made anew.
+"""A replica's output, over broken connections, restarted containers and replaced Pods.
 
-A clean end of an answer does not say that the container has ended: the apiserver or the kubelet may
-have. So each instance is read once more when its Pod says that it has ended. A gap that cannot be
-filled is told in a line of its own.
+What is read is always one *instance*: the n-th start of the container in one Pod. An apiserver has
+the output of the newest, and of the one before it while the newest runs. The clean end of an answer
+does not mean that the container has ended: the apiserver or the kubelet may have. So each instance
+is read once more when its Pod says that it has ended. A gap that cannot be filled becomes a line.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections import Counter, deque
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.output import Output
+from k8sjob.backends.api import LogLine
+from k8sjob.backends.resources import path
 from k8sjob.backends.transport import ApiError
+from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from datetime import datetime
+    from collections.abc import Generator, Iterator
 
-    from k8sjob.backends.api import LogLine
-    from k8sjob.backends.cluster.pods import Instance, JobPods
-    from k8sjob.backends.transport import Transport
+    from k8sjob.backends.cluster.instances import Instance, JobPods
 
-__all__ = ["replica_logs"]
+__all__ = ["replica_logs", "stamped"]
 
+_NOT_THERE: Final = frozenset({400, 404})
+_TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
+_STAMP: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ")
 _TRIES_AFTER_THE_END: Final = 5
 _STEADY_SECONDS: Final = 5.0
-_TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
-_GONE: Final = "its pod is gone, and its output with it"
+_POD_GONE: Final = "its pod is gone, and its output with it"
 
 
 def replica_logs(
-    transport: Transport,
-    namespace: str,
+    pods: JobPods,
     replica: str,
     *,
-    pods: JobPods,
     follow: bool = False,
     previous: bool = False,
     tail: int | None = None,
     since: datetime | None = None,
     stop: threading.Event | None = None,
-    ended: Callable[[], bool] = lambda: False,
 ) -> Iterator[LogLine]:
     """A replica's output, as far as its node still has it.
 
     Args:
-        transport: reaches the cluster.
-        namespace: the job's.
-        replica: "master-0", "worker-2".
         pods: the job's, shared with the readers of its other replicas.
+        replica: "master-0", "worker-2".
         follow: wait for more, also for a Pod that has not started yet, until the job has ended and
             all is read.
-        previous: the attempt before the last one alone.
-        tail: so many of the last lines are wanted; not with `follow`.
+        previous: only the attempt before the last one.
+        tail: how many of the last lines are wanted; not with `follow`.
         since: what is older is not wanted; a little of it may come.
         stop: set from another thread to end the iteration within a second.
-        ended: whether the job has ended, or is gone; asked now and then while following, and where
-            there is no Pod.
 
     Raises:
         ApiError: the output may not be read, or no apiserver answers for minutes.
         BackendError: `previous`, and there is no output of an earlier attempt.
     """
     stop = stop or threading.Event()
-    output = Output(transport, namespace, replica, since=since, idle=pods.pace.idle, stop=stop)
+    output = _Output(pods, replica, since, stop)
     if follow:
-        return _Follower(output, pods, stop, ended).lines()
-    if previous:
-        return _previous(output, pods)
-    return _present(output, pods, tail, ended)
+        return _Follower(output, pods, stop).lines()
+    return _previous(output, pods) if previous else _present(output, pods, tail)
 
 
-def _present(
-    output: Output, pods: JobPods, tail: int | None, ended: Callable[[], bool]
-) -> Iterator[LogLine]:
+def _present(output: _Output, pods: JobPods, tail: int | None) -> Iterator[LogLine]:
     now = pods.instance(output.replica)
-    if now is None and pods.job_is_over(ended):
-        yield output.gap(None, _GONE)
+    if now is None and pods.job_is_over():
+        yield output.gap(None, _POD_GONE)
     if now is None or not now.started:
         return
     if tail is not None:
@@ -88,7 +82,7 @@ def _present(
     yield from output.read(now)
 
 
-def _previous(output: Output, pods: JobPods) -> Iterator[LogLine]:
+def _previous(output: _Output, pods: JobPods) -> Iterator[LogLine]:
     replica, now = output.replica, pods.instance(output.replica)
     if now is None:
         raise BackendError(f"{replica} has no pod, and the output of an earlier one went with it")
@@ -96,8 +90,8 @@ def _previous(output: Output, pods: JobPods) -> Iterator[LogLine]:
         raise BackendError(f"{replica} was started once only; leave --previous out")
     if now.state == "waiting":  # its node would give the newest one
         raise BackendError(
-            f"{replica} waits to be started again, and its node has the output of its last attempt"
-            " alone; leave --previous out"
+            f"{replica} waits to be restarted, and its node has only the output of its last"
+            " attempt; leave --previous out"
         )
     if not (yield from output.read(now, before=True)):
         raise BackendError(
@@ -106,13 +100,14 @@ def _previous(output: Output, pods: JobPods) -> Iterator[LogLine]:
         )
 
 
-class _Follower:
-    """Goes from instance to instance until the job has ended."""
+# --- instance by instance -------------------------------------------------------------------------
 
-    def __init__(
-        self, output: Output, pods: JobPods, stop: threading.Event, ended: Callable[[], bool]
-    ) -> None:
-        self._output, self._pods, self._stop, self._ended = output, pods, stop, ended
+
+class _Follower:
+    """Reads instance after instance until the job has ended."""
+
+    def __init__(self, output: _Output, pods: JobPods, stop: threading.Event) -> None:
+        self._output, self._pods, self._stop = output, pods, stop
         self._pod: Instance | None = None
         self._looked = False
         self._after = 0.0
@@ -132,22 +127,22 @@ class _Follower:
                 silent = time.monotonic() - self._answered > pace.patience
                 if silent or error.code not in _TRANSIENT:
                     raise
-                # What broke after a while did work: a container that is silent breaks it, too.
+                # A connection that broke after a while did work: a silent container breaks it, too.
                 lasted = time.monotonic() - began > _STEADY_SECONDS
                 self._failures = 0 if lasted else self._failures + 1
             self._stop.wait(min(pace.pause * 2 ** min(self._failures, 9), pace.longest_pause))
 
     def _step(self) -> Generator[LogLine, None, bool]:
-        """One look at the Pod, and what follows from it; whether nothing more will come."""
+        """Look at the Pod once and act on it; whether nothing more will come."""
         now = self._pods.instance(self._output.replica, after=self._after)
         self._answered = time.monotonic()
         if self._pod and (now is None or now.uid != self._pod.uid):
             yield from self._leave(self._pod)
-        came, self._looked = not self._looked, True
+        first, self._looked = not self._looked, True
         if now is None or not now.started:
             over = self._is_over()
-            if came and over and now is None and not self._output.since:
-                yield self._output.gap(None, _GONE)
+            if first and over and now is None and not self._output.since:
+                yield self._output.gap(None, _POD_GONE)
             return over
         self._pod = now
         yield from self._output.catch_up(now)
@@ -182,7 +177,7 @@ class _Follower:
         if self._stop.is_set():
             return
         if not there and not self._output.whole:
-            yield self._output.gap(now, "the rest of its output cannot be read any more")
+            yield self._output.gap(now, "the rest of its output can no longer be read")
         self._output.whole = self._output.drained = True
         self._drains = 0
 
@@ -196,14 +191,191 @@ class _Follower:
 
     def _is_over(self) -> bool:
         """Whether the job has ended."""
-        if self._ended_at is None and self._pods.job_is_over(self._ended):
+        if self._ended_at is None and self._pods.job_is_over():
             self._ended_at = time.monotonic()
         return self._ended_at is not None
 
     def _is_left_over(self, now: Instance) -> bool:
-        """Whether the container runs on though its job ended a while ago and nobody ends it."""
+        """Whether the container still runs, and is not stopped, a while after its job's end."""
         self._is_over()
         if self._ended_at is None or time.monotonic() - self._ended_at < self._pods.pace.linger:
             return False
         latest = self._pods.instance(self._output.replica)
         return bool(latest and latest.uid == now.uid and not (latest.leaving or latest.ended))
+
+
+# --- the lines of one instance --------------------------------------------------------------------
+
+
+class _Output:
+    """The output of a replica: what was read of it, and how to read on.
+
+    Attributes:
+        replica: "master-0", "worker-2".
+        number: the instance that is being read, within its Pod.
+        whole: whether all of that instance was read, as far as its connection tells.
+        drained: whether all of it was read for certain, after its end.
+        since: what was written before this second is not wanted; RFC 3339, or empty.
+    """
+
+    def __init__(
+        self, pods: JobPods, replica: str, since: datetime | None, stop: threading.Event
+    ) -> None:
+        self.replica = replica
+        self.since = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since else ""
+        self._pods, self._stop = pods, stop
+        self._earlier_pods = 0
+        self._start()
+
+    def leave_pod(self) -> None:
+        """What follows comes from another Pod, whose clock may differ."""
+        self._earlier_pods += self.number + 1
+        self.since = ""
+        self._start()
+
+    def _start(self) -> None:
+        self.number, self.whole, self.drained = 0, False, False
+        self._seen, self._file, self._last = _SeenLines(), -1, ""
+        self._quiet = bool(self.since)  # what is older is not missed
+
+    def catch_up(self, now: Instance) -> Iterator[LogLine]:
+        """The rest of the instances before the newest; what is lost is reported."""
+        oldest = now.number if now.state == "waiting" else now.number - 1
+        if oldest > self.number:
+            lost = range(self.number + self.whole, oldest)
+            self.number, self.whole, self.drained = oldest, False, False
+            if lost and not self._quiet:
+                yield self.gap(now, self._missing(lost))
+        if now.number > self.number:
+            known = self.drained or (yield from self._before(now)) or self.whole or self._quiet
+            if not known:
+                yield self.gap(now, self._missing(range(self.number, now.number)))
+            self.number, self.whole, self.drained = now.number, False, False
+        self._quiet = False
+
+    def _before(self, now: Instance) -> Generator[LogLine, None, bool]:
+        if self._quiet and now.previous_to and now.previous_to < self.since:
+            return True
+        return (yield from self.read(now, before=True))
+
+    def last(self, now: Instance, count: int) -> Iterator[LogLine]:
+        """The last lines of the newest two instances, at least `count` if there are so many."""
+        lines = deque(self.read(now, tail=count), maxlen=count)
+        if len(lines) < count and now.number and now.state != "waiting":
+            yield from self.read(now, before=True, tail=count - len(lines))
+        yield from lines
+
+    def read(
+        self, now: Instance, *, before: bool = False, follow: bool = False, tail: int | None = None
+    ) -> Generator[LogLine, None, bool]:
+        """The lines of an instance that were not read yet.
+
+        Args:
+            now: the newest instance.
+            before: the one before it instead.
+            follow: until the answer ends.
+            tail: only the last lines.
+
+        Returns:
+            Whether its node has it, and the answer ended.
+
+        Raises:
+            ApiError: the connection broke, or the request is refused.
+        """
+        number = now.number - before
+        resumed = number == self._file
+        self._seen.reconnect()
+        try:
+            for raw in self._lines(now, before=before, follow=follow, tail=tail):
+                stamp, written = stamped(raw)
+                if not stamp:  # a message of the node: it has no such file any more
+                    return False
+                if not raw.endswith(b"\n") and now.state == "running" and not before:
+                    break  # the rest of the line comes with the next reading
+                if not self._seen.is_new(stamp):
+                    continue
+                if resumed and not self._seen.met:
+                    yield self.gap(now, "output may be missing here: its log was rotated")
+                resumed, self._file, self._last = False, number, stamp
+                attempt = self._earlier_pods + number
+                yield LogLine.of(self.replica, attempt, stamp, written)
+        except ApiError as error:
+            if error.code not in _NOT_THERE:
+                raise
+            return False
+        return not self._stop.is_set()
+
+    def gap(self, now: Instance | None, message: str) -> LogLine:
+        """A line that says what is missing here; `now` is None where there is no Pod."""
+        made = now.made if now else datetime.now(UTC).isoformat()
+        stamp = self._last or f"{made[:19]}.000000000Z"
+        attempt = self._earlier_pods + self.number
+        return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {message}", gap=True)
+
+    def _lines(
+        self, now: Instance, *, before: bool, follow: bool, tail: int | None
+    ) -> Iterator[bytes]:
+        query = {"container": CONTAINER_NAME, "timestamps": "true"}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        if since := (tail is None and self._seen.since) or self.since:
+            query["sinceTime"] = since
+        query |= {"previous": "true"} if before else {"follow": "true"} if follow else {}
+        where = path("pods", self._pods.ref.namespace, now.pod, "log")
+        idle = self._pods.pace.idle
+        return self._pods.transport.stream(where, query=query, idle=idle, stop=self._stop)
+
+    def _missing(self, numbers: range) -> str:
+        first, last = (self._earlier_pods + numbers[end] for end in (0, -1))
+        attempts = f"attempt {first}" if first == last else f"attempts {first} to {last}"
+        return f"output of {attempts} is missing here: its node has not kept it"
+
+
+class _SeenLines:
+    """The lines that were read in the last two seconds of a Pod's output that had any.
+
+    A new connection can only ask for whole seconds, and repeats their lines. Lines of stdout and
+    stderr may be in the file a little out of order, so each timestamp is counted.
+
+    Attributes:
+        met: whether this connection has repeated a line.
+    """
+
+    def __init__(self) -> None:
+        self.met = False
+        self._seconds: dict[str, Counter[str]] = {}
+        self._repeated: dict[str, Counter[str]] = {}
+
+    @property
+    def since(self) -> str:
+        """From where to read on; empty for the beginning."""
+        return f"{min(self._seconds)}Z" if self._seconds else ""
+
+    def reconnect(self) -> None:
+        """The next lines come from `since` on, again."""
+        self._repeated = {second: stamps.copy() for second, stamps in self._seconds.items()}
+        self.met = False
+
+    def is_new(self, stamp: str) -> bool:
+        """Whether a line was not read yet; from now on it was."""
+        second = stamp[:19]
+        repeated = self._repeated.get(second)
+        if repeated and repeated[stamp]:
+            repeated[stamp] -= 1
+            self.met = True
+            return False
+        if second not in self._seconds and len(self._seconds) > 1:
+            del self._seconds[min(self._seconds)]
+        self._seconds.setdefault(second, Counter())[stamp] += 1
+        return True
+
+
+def stamped(raw: bytes) -> tuple[str, bytes]:
+    """A line's timestamp, in UTC, and what was written; no timestamp where it has none."""
+    match = _STAMP.match(raw)
+    if not match:
+        return "", b""
+    second, fraction, zone = (part.decode() if part else "" for part in match.groups())
+    if zone != "Z":  # a node whose containers' logs are in another time zone
+        second = datetime.fromisoformat(second + zone).astimezone(UTC).isoformat()[:19]
+    return f"{second}.{fraction:0<9}Z", raw[match.end() :]

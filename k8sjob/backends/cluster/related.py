@@ -1,7 +1,7 @@
-"""What lies beside a job and may be why it does not run: looked up all at once, for `why` alone.
+"""Objects beside a job that may be why it does not run, looked up all at once for `why`.
 
-Of secrets and config maps no more is asked than whether they are there. What the user may not read,
-or what cannot be read now, is left out.
+Of secrets and config maps only the existence is asked for. What the user may not read, or what
+cannot be read now, is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.listing import listing, pages, slim
-from k8sjob.backends.cluster.words import is_absent
-from k8sjob.backends.paths import Target, path
-from k8sjob.backends.references import containers, references
+from k8sjob.backends.cluster.errors import is_absent
+from k8sjob.backends.cluster.listwatch import list_all, pages, slim
+from k8sjob.backends.objects import Object, Pod, containers
+from k8sjob.backends.resources import Target, path, references
 from k8sjob.backends.transport import ApiError
 from k8sjob.labels import QUEUE
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 __all__ = ["related"]
 
-MOST_NODES: Final = 16
-"""So many nodes are looked at by name; of larger jobs the first ones."""
+MAX_NODES: Final = 16
+"""How many nodes are looked up by name: of larger jobs the first ones."""
 _OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
-_TOLD: Final = frozenset({"claim", "secret", "pull secret", "config map"})
-"""What a job names and its diagnosis asks after."""
+_DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
+"""The references of a job that its diagnosis needs."""
 _SECONDS: Final = 10.0
-_UNREAD: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
+_METADATA_ONLY: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
 """Resources of which the contents stay with the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """One question: a collection where `name` is empty, else one object."""
+    """One request: for a collection where `name` is empty, else for one object."""
 
     resource: str
     namespace: str = ""
     name: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     needed: bool = False
-    """Whether its absence is worth telling: of an object, of its kind, or of all of a kind."""
+    """Whether its absence is reported: of an object, of its kind, or of all of a kind."""
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
@@ -56,15 +56,15 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     """
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
-        takers = pool.submit(_takers, transport, _scarce(snapshot))
+        users = pool.submit(_users, transport, _scarce(snapshot))
         found = pool.map(lambda one: _look(transport, one), lookups)
-        return (*(item for items in found for item in items), *takers.result())
+        return (*(item for items in found for item in items), *users.result())
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     namespace, job = snapshot.job["metadata"]["namespace"], snapshot.job
     yield from _nodes(snapshot.pods)
-    for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _TOLD):
+    for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED):
         yield _Lookup(one[0], namespace, one[1], needed=True)
         if one[0] == "persistentvolumeclaims":
             about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={one[1]}"
@@ -83,11 +83,11 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
 
 def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
     """All nodes where a pod waits for one; else those that the pods run on."""
-    names = [pod.get("spec", {}).get("nodeName", "") for pod in pods]
+    names = [Pod(pod).node for pod in pods]
     if "" in names:
         yield _Lookup("nodes")
         return
-    for name in list(dict.fromkeys(names))[:MOST_NODES]:
+    for name in list(dict.fromkeys(names))[:MAX_NODES]:
         yield _Lookup("nodes", name=name, needed=True)
 
 
@@ -95,9 +95,9 @@ def _look(transport: Transport, one: _Lookup) -> list[Json]:
     where = path(one.resource, one.namespace, one.name)
     try:
         if not one.name:
-            items = listing(transport, where, one.query).items
+            items = list_all(transport, where, one.query).items
             return items or ([_missing(where)] if one.needed else [])
-        kind = _UNREAD.get(one.resource)
+        kind = _METADATA_ONLY.get(one.resource)
         found = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
     except ApiError as error:
         if not one.needed or error.code != 404:
@@ -109,47 +109,43 @@ def _look(transport: Transport, one: _Lookup) -> list[Json]:
 
 def _scarce(snapshot: Snapshot) -> set[str]:
     """The devices that pods without a node ask for: nvidia.com/gpu and its like."""
-    waiting = (pod for pod in snapshot.pods if not pod.get("spec", {}).get("nodeName"))
+    waiting = (pod for pod in map(Pod, snapshot.pods) if not pod.node)
     return {name for pod in waiting for name in _devices(pod)}
 
 
-def _devices(pod: Json) -> set[str]:
-    return {
-        name
-        for container in containers(pod.get("spec") or {})
-        for name in (container.get("resources") or {}).get("limits") or {}
-        if "/" in name
-    }
+def _limits(container: Json) -> Json:
+    return Object(container).part("resources", "limits")
 
 
-def _takers(transport: Transport, devices: set[str]) -> list[Json]:
-    """The pods of all namespaces that have such devices: their nodes and limits, no more."""
+def _devices(pod: Pod) -> set[str]:
+    found = {name for container in containers(pod.spec) for name in _limits(container)}
+    return {name for name in found if "/" in name}
+
+
+def _users(transport: Transport, devices: set[str]) -> list[Json]:
+    """The pods of all namespaces that have such devices: only their nodes and limits."""
     if not devices:
         return []
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     try:
-        found = [
-            _taker(pod)
+        return [
+            _without_rest(pod)
             for page in pages(transport, path("pods"), running)
-            for pod in page.items
-            if _devices(pod) & devices
+            for pod in map(Pod, page.items)
+            if pod.node and _devices(pod) & devices
         ]
     except ApiError:  # most users may not read other namespaces
         return []
-    return [pod for pod in found if pod["spec"]["nodeName"]]
 
 
-def _taker(pod: Json) -> Json:
-    containers = [
-        {"resources": {"limits": (one.get("resources") or {}).get("limits") or {}}}
-        for one in pod["spec"].get("containers") or []
-    ]
+def _without_rest(pod: Pod) -> Json:
+    limits = [{"resources": {"limits": _limits(one)}} for one in pod.spec.get("containers") or []]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]},
-        "spec": {"nodeName": pod["spec"].get("nodeName", ""), "containers": containers},
-        "status": {"phase": (pod.get("status") or {}).get("phase", "")},
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "spec": {"nodeName": pod.node, "containers": limits},
+        "status": {"phase": pod.phase},
     }
 
 

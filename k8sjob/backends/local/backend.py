@@ -1,8 +1,7 @@
 """The back end of this machine: jobs as processes, their state in a folder that any terminal reads.
 
-A job is kept by a supervisor (supervisor.py), which writes what it sees and takes requests that are
-left for it. Reading a job needs no supervisor: where it is gone without a last word, the state says
-so.
+A job has a supervisor (supervisor.py), which writes its state and takes the requests that are left
+for it. To read a job needs no supervisor: where it is gone before the job's end, the state says so.
 """
 
 from __future__ import annotations
@@ -13,25 +12,26 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
-from k8sjob.backends.conditions import finished, is_suspended
-from k8sjob.backends.local.conditions import stamp
-from k8sjob.backends.local.logfiles import attempts, follow, read
+from k8sjob.backends.local.logfiles import attempts, follow_lines, read
 from k8sjob.backends.local.operator import DeleteJob, reconcile
 from k8sjob.backends.local.runs import (
-    Resumption,
+    LatestState,
     checkpoints_of,
+    find_run,
+    has_supervisor,
     identity_of,
-    named,
-    resumption,
+    launch_of,
+    read_state,
+    resumed_checkpoints,
     source_of,
 )
-from k8sjob.backends.local.store import JobFolder, Store, read_json, write_json
-from k8sjob.backends.local.truth import Silence, has_keeper, not_found, read_state, version
+from k8sjob.backends.local.store import JobFolder, Store, write_json
+from k8sjob.backends.objects import has_ended, is_suspended, new_event, stamp
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ POLL_SECONDS: Final = 0.05
 CLEAN_UP_SECONDS: Final = 6.0
 """How long replicas may take to end by themselves after their job."""
 ANSWER_SECONDS: Final = 10.0
-"""How long a supervisor is given to take up a request, beyond the grace of the replicas."""
+"""How long a supervisor may take to act on a request, beyond the grace of the replicas."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A job of this process: its supervisor, and the end of the lifeline that it hangs on."""
+class _Started:
+    """A job of this process: its supervisor, and this end of the supervisor's lifeline."""
 
     ref: JobRef
     process: subprocess.Popen[bytes]
@@ -64,7 +64,7 @@ class LocalBackend:
 
     Args:
         state: the state folder; None: $K8SJOB_STATE, or the user's state folder.
-        fresh: jobs made here start from scratch, ignoring the checkpoints of earlier runs.
+        fresh: new jobs start from scratch, ignoring the checkpoints of earlier runs.
         resume: the id of the run whose checkpoints they resume, whatever its folder and its end.
         oversubscribe: allow more processes than this machine can reasonably run.
     """
@@ -81,55 +81,49 @@ class LocalBackend:
     ) -> None:
         self._store = Store(state)
         self._fresh, self._resume, self._oversubscribe = fresh, resume, oversubscribe
-        self._kept: dict[str, _Kept] = {}
+        self._started: dict[str, _Started] = {}
 
-    # --- making -----------------------------------------------------------------------------------
+    # --- creating ---------------------------------------------------------------------------------
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job. It is stopped when this process goes, however it goes.
+        """Start a job. It is stopped when this process ends, in whatever way.
 
         Raises:
             JobExists: one of that name has not ended.
             BackendError: a package, a variable, a folder or the space for it is missing, or it has
                 too many processes.
         """
-        from k8sjob.backends.local.paths import Places  # noqa: PLC0415 - a reader needs no spec
-        from k8sjob.backends.local.prepare import (  # noqa: PLC0415 - the same
-            check_processes,
-            prepare,
-        )
+        from k8sjob.backends.local.machine import check_processes  # noqa: PLC0415 - for this alone
+        from k8sjob.backends.local.prepare import Places, prepare  # noqa: PLC0415 - the same
 
         ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
         if not self._oversubscribe:
             check_processes(plan.spec.world_size)
         self._refuse_taken(ref.name)
         self._trim_abandoned()
-        resumed = Resumption(ref.uid)
+        source, notice, identity = str(plan.folder.resolve()), "", ref.uid
         if plan.spec.checkpoint and not self._fresh:
-            resumed = resumption(self._store, plan, ref.uid, run=self._resume)
+            identity, notice = resumed_checkpoints(
+                self._store, ref.name, source, ref.uid, run=self._resume
+            )
         with self._store.draft() as draft:
             home = self._store.folder(ref.name, ref.uid).path
-            kept = self._store.checkpoints(ref.name, resumed.checkpoints)
-            places = Places(plan, home, kept, self._store)
+            places = Places(plan, home, self._store.checkpoints(ref.name, identity), self._store)
             prepared = prepare(places, draft.path, fresh=self._fresh, resume=bool(self._resume))
-            if resumed.notice:
-                prepared.say("NotResumed", resumed.notice)
-            now = datetime.now(UTC)
-            prepared.job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
-            notices = [_notice(prepared.job, *notice, now) for notice in prepared.notices]
-            write_json(draft.state, {"job": prepared.job, "pods": [], "events": notices})
-            launches = {name: launch.to_json() for name, launch in prepared.launches.items()}
-            restarts = plan.spec.policy.max_restarts
-            write_json(
-                draft.launch,
-                {
-                    "checkpoints": resumed.checkpoints,
-                    "source": str(plan.folder.resolve()),
-                    "max_restarts": restarts,
-                    "replicas": launches,
-                },
-            )
-            draft.keep(os.getpid())  # until there is a supervisor
+            if notice:
+                prepared.notice("NotResumed", notice)
+            now, job = datetime.now(UTC), prepared.job
+            job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
+            events = [new_event(job, "Warning", *notice, now) for notice in prepared.notices]
+            write_json(draft.state, {"job": job, "pods": [], "events": events})
+            launch = {
+                "checkpoints": identity,
+                "source": source,
+                "max_restarts": plan.spec.policy.max_restarts,
+                "replicas": {name: asdict(one) for name, one in prepared.launches.items()},
+            }
+            write_json(draft.launch, launch)
+            draft.record_supervisor(os.getpid())  # until there is a supervisor
             with self._store.locked():
                 self._refuse_taken(ref.name)
                 folder = self._store.publish(draft, ref.name, ref.uid)
@@ -137,22 +131,24 @@ class LocalBackend:
         return ref
 
     def _refuse_taken(self, name: str) -> None:
-        for folder in self._store.folders(name):
-            try:
-                snapshot = read_state(folder)
-            except JobNotFound:
-                continue
-            if not finished(snapshot.job.get("status") or {}):
+        for folder, snapshot in self._states(name):
+            if not has_ended(snapshot.job):
                 run, source = f"local/{name}@{folder.run}", source_of(folder)
                 raise JobExists(
                     f"local/{name}{f' of {source}' if source else ''} has not ended; see `k8sjob"
                     f" status {run}`, end it by `k8sjob delete {run}`, or choose another name"
                 )
 
+    def _states(self, name: str | None = None) -> Iterator[tuple[JobFolder, Snapshot]]:
+        """Each job's folder and state, or those of one name, the newest first."""
+        for folder in self._store.folders(name):
+            with suppress(JobNotFound):
+                yield folder, read_state(folder)
+
     def _trim_abandoned(self) -> None:
-        """Give back the space of jobs whose supervisors could not: they were killed."""
+        """Free the space of jobs whose supervisors were killed before they could."""
         for folder in self._store.folders():
-            if folder.has_ballast and not has_keeper(folder):
+            if folder.has_ballast and not has_supervisor(folder):
                 folder.trim()
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
@@ -170,8 +166,8 @@ class LocalBackend:
                 )
         finally:
             os.close(inner)
-        self._kept[ref.uid] = _Kept(ref, process, lifeline)
-        folder.keep(process.pid)
+        self._started[ref.uid] = _Started(ref, process, lifeline)
+        folder.record_supervisor(process.pid)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -182,17 +178,13 @@ class LocalBackend:
             JobNotFound: there is none.
             BackendError: several folders have jobs of that name, the working folder none.
         """
-        return JobRef.of(read_state(named(self._store, name)).job)
+        return JobRef.of(read_state(find_run(self._store, name)).job)
 
     def jobs(self) -> list[Snapshot]:
-        """All jobs, the newest first; one whose time after its end is over is removed."""
+        """All jobs, the newest first; those past their ttl_after_finished are removed."""
         found = []
-        for folder in self._store.folders():
-            try:
-                snapshot = read_state(folder)
-            except JobNotFound:
-                continue
-            if self._expired(snapshot) and not has_keeper(folder):
+        for folder, snapshot in self._states():
+            if _expired(snapshot) and not has_supervisor(folder):
                 folder.remove()
             else:
                 found.append(snapshot)
@@ -204,23 +196,14 @@ class LocalBackend:
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change; ends when it is gone, or `stop` is set."""
-        folder = self.folder(ref)
-        told: Snapshot | None = None
-        seen: object = None
-        look_at = 0.0
-        while stop is None or not stop.is_set():
-            now = version(folder)
-            # The supervisor may also go without a word, which changes no file.
-            if now != seen or time.monotonic() >= look_at:
-                seen, look_at = now, time.monotonic() + 10 * POLL_SECONDS
-                try:
-                    snapshot = read_state(folder)
-                except JobNotFound:
-                    return
-                if snapshot != told:
-                    told = snapshot
+        latest, seen = LatestState(self.folder(ref)), None
+        with suppress(JobNotFound):
+            while stop is None or not stop.is_set():
+                snapshot = latest.snapshot()
+                if snapshot is not seen:
+                    seen = snapshot
                     yield snapshot
-            time.sleep(POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def logs(
         self,
@@ -241,19 +224,21 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         if not folder.state.exists():
-            raise not_found(ref)
+            raise JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
         logs = folder.replica(replica) / "logs"
         if previous:
             earlier = attempts(logs)[:-1]
             if not earlier:
                 raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
             return read(logs, replica, earlier[-1])
-        if follow:
-            return _follow(logs, replica, Silence(folder, replica), stop)
-        return (line for number in attempts(logs) for line in read(logs, replica, number))
+        if not follow:
+            return (line for number in attempts(logs) for line in read(logs, replica, number))
+        latest = LatestState(folder)
+        stopped = stop.is_set if stop else lambda: False
+        return follow_lines(logs, replica, ended=lambda: latest.is_silent(replica), stopped=stopped)
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:  # noqa: ARG002 - the Protocol's
-        """None: on this machine everything about a job is in its own objects."""
+        """Nothing: on this machine everything about a job is in its own objects."""
         return ()
 
     def folder(self, ref: JobRef) -> JobFolder:
@@ -274,7 +259,7 @@ class LocalBackend:
         value: bool,
         waiting: Callable[[float], object] | None = None,  # noqa: ARG002 - there is no need to
     ) -> None:
-        """Stop the job's replicas and keep the job, or let it go on.
+        """Stop the job's replicas and keep the job, or resume it.
 
         Raises:
             JobNotFound: there is no such job.
@@ -282,7 +267,7 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         verb = "suspended" if value else "resumed"
-        if finished(read_state(folder).job.get("status") or {}):
+        if has_ended(read_state(folder).job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; run it again instead")
         folder.ask("suspend", value=value)
 
@@ -296,10 +281,10 @@ class LocalBackend:
             )
 
     def stop(self, ref: JobRef, *, now: bool = False, message: str = "") -> None:
-        """Ask that the job ends: SIGTERM to its replicas, SIGKILL after their grace.
+        """Request the end of the job: SIGTERM to its replicas, SIGKILL after their grace period.
 
-        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds meanwhile. Returns
-        at once.
+        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds first. Returns at
+        once.
 
         Args:
             ref: the job.
@@ -309,32 +294,32 @@ class LocalBackend:
         self.folder(ref).ask("stop", now=now, message=message)
 
     def finish(self, ref: JobRef) -> None:
-        """Wait until a job that has ended is cleaned up; one that has not ended is stopped.
+        """Wait until a job that has ended is cleaned up; stop one that has not.
 
-        To be called by the process that made the job, when it has seen the job's end, or will not
-        wait for it. Replicas that outlive the job (cleanPodPolicy None) are stopped too. A
-        supervisor that does not answer is killed, and its replicas end with it.
+        For the process that created the job, after the job's end or when it no longer waits for it.
+        Replicas that outlive the job (cleanPodPolicy None) are stopped too. A supervisor that does
+        not answer is killed, and its replicas end with it.
         """
-        kept = self._kept.pop(ref.uid, None)
-        if kept is None:
+        started = self._started.pop(ref.uid, None)
+        if started is None:
             return
         folder = self.folder(ref)
         with suppress(BackendError, subprocess.TimeoutExpired):
-            if finished(read_state(folder).job.get("status") or {}):
-                if not _wait_for(lambda: kept.process.poll() is not None, CLEAN_UP_SECONDS):
+            if has_ended(read_state(folder).job):
+                if not _wait_for(lambda: started.process.poll() is not None, CLEAN_UP_SECONDS):
                     folder.ask("stop", message="its output was followed to the end")
-                kept.process.wait(self._grace(folder) + ANSWER_SECONDS)
-        os.close(kept.lifeline)
+                started.process.wait(_grace(folder) + ANSWER_SECONDS)
+        os.close(started.lifeline)
         try:
-            kept.process.wait(CLEAN_UP_SECONDS)
+            started.process.wait(CLEAN_UP_SECONDS)
         except subprocess.TimeoutExpired:
-            kept.process.kill()
-            kept.process.wait()
+            started.process.kill()
+            started.process.wait()
 
     def close(self) -> None:
-        """Finish all jobs that this process has made: see finish."""
-        for kept in list(self._kept.values()):
-            self.finish(kept.ref)
+        """Finish all jobs that this process has created: see finish."""
+        for started in list(self._started.values()):
+            self.finish(started.ref)
 
     def checkpoints(self, ref: JobRef) -> Path | None:
         """The folder of a job's checkpoints; None where it has written none.
@@ -358,14 +343,14 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         read_state(folder)
-        if has_keeper(folder):
+        if has_supervisor(folder):
             folder.ask("delete")
-            gone = _wait_for(lambda: not has_keeper(folder), self._grace(folder) + ANSWER_SECONDS)
-            keeper = folder.keeper()
-            if not gone and keeper and not keeper.kill():
+            gone = _wait_for(lambda: not has_supervisor(folder), _grace(folder) + ANSWER_SECONDS)
+            supervisor = folder.supervisor()
+            if not gone and supervisor and not supervisor.kill():
                 raise BackendError(
-                    f"the supervisor of {ref}, process {keeper.pid} on {keeper.host}, does not"
-                    " answer; end it there, and delete the job again"
+                    f"the supervisor of {ref}, process {supervisor.pid} on {supervisor.host}, does"
+                    " not answer; end it there, and delete the job again"
                 )
         identity = identity_of(folder)
         folder.remove()
@@ -373,28 +358,18 @@ class LocalBackend:
             self._store.remove_checkpoints(ref.name, identity)
         self.finish(ref)
 
-    # --- small things -----------------------------------------------------------------------------
 
-    @staticmethod
-    def _expired(snapshot: Snapshot) -> bool:
-        if not finished(snapshot.job.get("status") or {}):
-            return False
-        _, actions = reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
-        return DeleteJob() in actions
-
-    @staticmethod
-    def _grace(folder: JobFolder) -> float:
-        try:
-            replicas = read_json(folder.launch)["replicas"].values()
-            return max((float(launch["grace"]) for launch in replicas), default=0.0)
-        except (BackendError, FileNotFoundError, KeyError, TypeError):
-            return 0.0
+def _expired(snapshot: Snapshot) -> bool:
+    """Whether a job has ended and the operator would delete it now."""
+    if not has_ended(snapshot.job):
+        return False
+    _, actions = reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
+    return DeleteJob() in actions
 
 
-def _follow(
-    logs: Path, replica: str, ended: Callable[[], bool], stop: Event | None
-) -> Iterator[LogLine]:
-    return follow(logs, replica, ended=ended, stopped=stop.is_set if stop else lambda: False)
+def _grace(folder: JobFolder) -> float:
+    replicas = launch_of(folder).get("replicas") or {}
+    return max((float(one.get("grace", 0)) for one in replicas.values()), default=0.0)
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
@@ -404,18 +379,3 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _notice(job: Json, reason: str, message: str, now: datetime) -> dict[str, Any]:
-    """A warning of the back end itself, as an Event of the job."""
-    meta, moment, uid = job["metadata"], stamp(now), str(uuid.uuid4())
-    return {
-        "metadata": {"name": f"{meta['name']}.{uid[:8]}", "uid": uid, "creationTimestamp": moment},
-        "involvedObject": {"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]},
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "count": 1,
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-    }

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter, last_lines
-from k8sjob.backends.local.pods import End
+from k8sjob.backends.objects import stamp
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -28,17 +28,19 @@ from k8sjob.contract import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Container", "Launch"]
+    from k8sjob.backends.api import Json
+
+__all__ = ["Container", "End", "Launch"]
 
 _START_ERROR: Final = 128
 """The exit code that a kubelet gives to a container whose command cannot be started."""
 STOPPED: Final = "Stopped"
-"""The reason of a container that ended after it was asked to; a kubelet has no word for it."""
+"""The reason of a container that ended after it was stopped; a kubelet has none for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a replica is started; everything but the ports, which are known at the start only.
+    """How a replica is started; all but the ports, which are known only at its start.
 
     Attributes:
         argv: the command.
@@ -46,8 +48,8 @@ class Launch:
         cwd: its working folder.
         grace: seconds between SIGTERM and SIGKILL.
         fallback_to_logs: the last lines of output stand in for a missing termination message.
-        has_agent: the agent is part of the job; otherwise it only keeps a command of the user's
-            and would not be there in a cluster, so what it says is not the container's word.
+        has_agent: the agent is part of the job; otherwise it only runs a command of the user's and
+            would not be there in a cluster, so its termination message is not the container's.
     """
 
     argv: list[str]
@@ -57,22 +59,41 @@ class Launch:
     fallback_to_logs: bool = False
     has_agent: bool = True
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return asdict(self)
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a container ended, as a kubelet reports it.
 
-@dataclass(slots=True)
-class _Stop:
-    kill_at: float
-    killed: bool = field(default=False)
+    Attributes:
+        exit_code: 0 to 255; 128 + N for a signal N.
+        reason: "Completed", "Error", "OOMKilled", "StartError", "Stopped".
+        message: the termination message.
+        started: when it was started.
+        finished: when it ended.
+    """
+
+    exit_code: int
+    reason: str
+    message: str
+    started: datetime
+    finished: datetime
+
+    def to_json(self) -> Json:
+        """The `terminated` state of a containerStatus."""
+        return {
+            "exitCode": self.exit_code,
+            "reason": self.reason,
+            "message": self.message,
+            "startedAt": stamp(self.started),
+            "finishedAt": stamp(self.finished),
+        }
 
 
 class Container:
     """A process that runs as if it were alone in a container.
 
-    When it ends, all that it has started and left behind is killed, as the end of a container's
-    first process does it.
+    When it ends, everything that it has started is killed, as at the end of a container's first
+    process.
 
     Args:
         launch: how it is started.
@@ -80,6 +101,11 @@ class Container:
         attempt: which start of the replica it is, from 0.
         env: the whole environment.
         lifeline: the file descriptor at whose end of file it stops by itself.
+
+    Attributes:
+        output: the file descriptor that its output is read from.
+        started: when it was started.
+        end: how it ended; None before that.
     """
 
     def __init__(
@@ -87,10 +113,11 @@ class Container:
     ) -> None:
         self._launch, self._attempt, self._folder = launch, attempt, folder
         self._termination_log = folder / "termination-log"
-        _make_anew(self._termination_log)
+        _replace_by_empty_file(self._termination_log)
         self._log: LogWriter | None = LogWriter(folder / "logs" / f"{attempt}.log")
-        self._started = datetime.now(UTC)
-        self._stop: _Stop | None = None
+        self.started = datetime.now(UTC)
+        self._kill_at: float | None = None
+        self._killed = False
         self._oom_kills = _oom_kills()
         self._mark = f"{TERMINATION_LOG_ENV}={self._termination_log}"
         self.end: End | None = None
@@ -118,11 +145,6 @@ class Container:
         finally:
             os.close(inner)
 
-    @property
-    def started(self) -> datetime:
-        """When it was started."""
-        return self._started
-
     def read(self) -> bool:
         """Write down the output that is there; False once there will be no more."""
         if self._log is None:
@@ -139,13 +161,14 @@ class Container:
             return self.end
         code = self._process.poll()
         if code is None:
-            if self._stop and not self._stop.killed and time.monotonic() >= self._stop.kill_at:
-                self._stop.killed = True
+            late = self._kill_at is not None and time.monotonic() >= self._kill_at
+            if late and not self._killed:
+                self._killed = True
                 self._kill_all()
             return None
         self._kill_all()
         self._drain()
-        self._finish(self._told(ExitCode.of_status(code)))
+        self._finish(self._explained(ExitCode.of_status(code)))
         return self.end
 
     def stop(self, grace: float | None = None) -> None:
@@ -153,12 +176,12 @@ class Container:
         if self.end or self._process is None:
             return
         kill_at = time.monotonic() + (self._launch.grace if grace is None else grace)
-        if self._stop is None:
-            self._stop = _Stop(kill_at)
+        if self._kill_at is None:
+            self._kill_at = kill_at
             self._process.terminate()
-        self._stop.kill_at = min(self._stop.kill_at, kill_at)
+        self._kill_at = min(self._kill_at, kill_at)
 
-    def _told(self, code: int) -> End:
+    def _explained(self, code: int) -> End:
         """The end with its termination message, and the reason that a kubelet would give."""
         message = _termination_message(self._termination_log)
         if self._log:
@@ -166,16 +189,16 @@ class Container:
         if not self._launch.has_agent and Reason.decode(message):
             message = ""
         if not message and code and self._launch.fallback_to_logs:
-            keeper = "" if self._launch.has_agent else "k8sjob: "
+            agents = "" if self._launch.has_agent else "k8sjob: "
             logs = self._folder / "logs"
-            message = last_lines(logs, self._attempt, lines=80, size=2048, without=keeper)
-        reason = "Completed" if code == 0 else STOPPED if self._stop else "Error"
+            message = last_lines(logs, self._attempt, lines=80, size=2048, without=agents)
+        reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"
         return End(code, reason, message, *self._times())
 
     def _times(self) -> tuple[datetime, datetime]:
-        return self._started, datetime.now(UTC)
+        return self.started, datetime.now(UTC)
 
     def _finish(self, end: End) -> None:
         self.end = end
@@ -185,13 +208,13 @@ class Container:
         os.close(self.output)
 
     def _drain(self) -> None:
-        """The last of the output. A stranger that holds the pipe open is not waited for."""
+        """Read the last of the output, without waiting for others that hold the pipe open."""
         deadline = time.monotonic() + 0.5
         while self.read() and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _kill_all(self) -> None:
-        """SIGKILL for the process, its group, and all that come from it or still carry its mark."""
+        """SIGKILL for the process, its group, its descendants, and all that carry its mark."""
         assert self._process is not None  # noqa: S101 - for the type checker: callers have looked
         running = self._process.returncode is None
         if sys.platform == "linux":
@@ -202,7 +225,7 @@ class Container:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _make_anew(path: Path) -> None:
+def _replace_by_empty_file(path: Path) -> None:
     """Make an empty file, whatever the job has put there: a symlink, a FIFO, a folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -211,7 +234,7 @@ def _make_anew(path: Path) -> None:
 
 
 def _termination_message(path: Path) -> str:
-    """The beginning of a termination log; empty where the job made something else of the file.
+    """The beginning of a termination log; empty where the job replaced the file by something else.
 
     A symlink is not followed: it could show any file, and a FIFO or a device has no end.
     """
@@ -262,7 +285,7 @@ def _descends(pid: int, root: int, births: Mapping[int, tuple[int, int]]) -> boo
 
 
 def _oom_kills() -> int:
-    """How many processes of this machine the kernel has killed for want of memory."""
+    """How many processes of this machine the kernel has killed for lack of memory."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, count = line.partition(" ")

@@ -1,36 +1,38 @@
-"""What a kubelet does with the Pods of a job, all on this machine: start, restart, stop, report."""
+"""The kubelet of a job's Pods on this machine: start, restart, stop, and the Pods' status."""
 
 from __future__ import annotations
 
+import copy
 import os
 import selectors
+import socket
 import time
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local import pods
-from k8sjob.backends.local.conditions import stamp
 from k8sjob.backends.local.container import Container
 from k8sjob.backends.local.logfiles import attempts
-from k8sjob.labels import replica_of
+from k8sjob.backends.objects import Object, Pod, replica_order, stamp
+from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.labels import JOB_NAME, JOB_ROLE, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from k8sjob.backends.api import Json
-    from k8sjob.backends.local.container import Launch
-    from k8sjob.backends.local.pods import End
+    from k8sjob.backends.local.container import End, Launch
     from k8sjob.backends.local.store import JobFolder
 
-__all__ = ["Kubelet"]
+__all__ = ["Kubelet", "container_ended", "new_pod"]
 
 _FIRST_BACKOFF: Final = 1.0
 _LONGEST_BACKOFF: Final = 10.0
 """Seconds; a cluster's kubelet begins with 10 and goes up to 300."""
 _LONG_ENOUGH: Final = 60.0
-"""A container that ran so many seconds starts again without a back-off."""
+"""A container that ran so many seconds is restarted without a back-off."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,10 @@ class _Slot:
     end: End | None = None
     """How the last container ended, until something follows from it."""
 
+    @property
+    def deleting(self) -> bool:
+        return Object(self.pod).deleting
+
 
 class Kubelet:
     """Runs the containers of a job's Pods and keeps the Pods' status.
@@ -53,7 +59,10 @@ class Kubelet:
         folder: of the job.
         launches: how each replica is started, by its name.
         environ: what a container's environment is, given how it is started.
-        report: told of what a kubelet records as Events: pod, type, reason, message.
+        report: called with what a kubelet records as Events: pod, type, reason, message.
+
+    Attributes:
+        failures: how often each replica has failed by itself, over all its Pods.
     """
 
     def __init__(
@@ -67,19 +76,16 @@ class Kubelet:
         self._environ, self._report = environ, report
         self._slots: dict[str, _Slot] = {}
         self._selector = selectors.DefaultSelector()
-        # The containers hold the reading end; the writing end closes when this process goes.
+        # The containers hold the reading end; the writing end closes when this process ends.
         self._lifeline, self._hold = os.pipe()
         self._halted = False
         self.failures: Counter[str] = Counter()
-        """How often each replica has ended badly by itself, over all its Pods."""
 
     @property
     def pods(self) -> list[Json]:
         """The Pods, by replica type (Master first) and index."""
-        return [
-            slot.pod
-            for slot in sorted(self._slots.values(), key=lambda s: _order(replica_of(s.pod)))
-        ]
+        pods = (slot.pod for slot in self._slots.values())
+        return sorted(pods, key=lambda pod: replica_order(replica_of(pod)))
 
     @property
     def busy(self) -> bool:
@@ -91,30 +97,29 @@ class Kubelet:
         self._slots[pod["metadata"]["name"]] = _Slot(pod)
 
     def delete(self, name: str) -> None:
-        """Stop a Pod's container with its grace; the Pod is gone when it has ended."""
+        """Stop a Pod's container with its grace period; the Pod is gone when it has ended."""
         slot = self._slots[name]
-        meta = slot.pod["metadata"]
-        if meta.get("deletionTimestamp"):
+        if slot.deleting:
             return
         grace = self._launches[replica_of(slot.pod)].grace
-        meta["deletionTimestamp"] = stamp(datetime.now(UTC))
-        meta["deletionGracePeriodSeconds"] = int(grace)
+        slot.pod["metadata"]["deletionTimestamp"] = stamp(datetime.now(UTC))
+        slot.pod["metadata"]["deletionGracePeriodSeconds"] = int(grace)
         self._stop(slot, None)
 
     def halt(self, grace: float | None = None) -> None:
         """Stop every container and start none again; the Pods stay, with how they ended.
 
         Args:
-            grace: seconds until SIGKILL, where the Pods' own grace is longer.
+            grace: seconds until SIGKILL, where the Pods' own grace period is longer.
         """
         self._halted = True
         for slot in self._slots.values():
             self._stop(slot, grace)
-            if slot.container is None and slot.starts and pods.is_live(slot.pod) and slot.end:
-                pods.ended(slot.pod, slot.starts - 1, slot.end, final=True)
+            if slot.container is None and slot.starts and Pod(slot.pod).live and slot.end:
+                container_ended(slot.pod, slot.starts - 1, slot.end, final=True)
 
     def sync(self) -> None:
-        """One look at every container: what ended, what is to be started."""
+        """Look at every container once: what has ended, what is to be started."""
         for name, slot in list(self._slots.items()):
             if slot.container:
                 end = slot.container.poll()
@@ -123,9 +128,9 @@ class Kubelet:
                     if slot.container.output in self._selector.get_map():
                         self._selector.unregister(slot.container.output)
                     self._ended(slot, end)
-            elif slot.pod["metadata"].get("deletionTimestamp"):
+            elif slot.deleting:
                 del self._slots[name]
-            elif pods.is_live(slot.pod) and not self._halted:
+            elif Pod(slot.pod).live and not self._halted:
                 self._start(slot)
 
     def wait(self, seconds: float) -> None:
@@ -140,33 +145,31 @@ class Kubelet:
 
     def _start(self, slot: _Slot) -> None:
         if time.monotonic() < slot.start_at:
-            if slot.end and "terminated" in slot.pod["status"]["containerStatuses"][0]["state"]:
+            if slot.end and Pod(slot.pod).terminated:
                 self._back_off(slot)
             return
         replica = replica_of(slot.pod)
         launch, folder = self._launches[replica], self._folder.replica(replica)
-        earlier = attempts(folder / "logs")
-        number = earlier[-1] + 1 if earlier else 0
+        number = max(attempts(folder / "logs"), default=-1) + 1
         environ = self._environ(launch)
         slot.container = Container(launch, folder, number, environ, self._lifeline)
         slot.starts += 1
         slot.end = None
-        pods.running(slot.pod, slot.starts - 1, slot.container.started)
+        running = {"running": {"startedAt": stamp(slot.container.started)}}
+        _set_status(slot.pod, "Running", running, slot.starts - 1, ready=True)
         self._report(slot.pod, "Normal", "Started", "Started container pytorch")
         if not slot.container.end:
             self._selector.register(slot.container.output, selectors.EVENT_READ, slot.container)
 
     def _ended(self, slot: _Slot, end: End) -> None:
         slot.container, slot.end = None, end
-        dying = bool(slot.pod["metadata"].get("deletionTimestamp"))
         policy = slot.pod["spec"]["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
-        final = dying or self._halted or not again
-        if end.exit_code and not dying and not self._halted:
+        stopping = slot.deleting or self._halted
+        if end.exit_code and not stopping:
             self.failures[replica_of(slot.pod)] += 1
-        pods.ended(slot.pod, slot.starts - 1, end, final=final)
-        ran = (end.finished - end.started).total_seconds()
-        if ran >= _LONG_ENOUGH:
+        container_ended(slot.pod, slot.starts - 1, end, final=stopping or not again)
+        if (end.finished - end.started).total_seconds() >= _LONG_ENOUGH:
             slot.backoff = 0.0
         slot.start_at = time.monotonic() + slot.backoff
         slot.backoff = min(max(2 * slot.backoff, _FIRST_BACKOFF), _LONGEST_BACKOFF)
@@ -174,9 +177,9 @@ class Kubelet:
     def _back_off(self, slot: _Slot) -> None:
         seconds = max(slot.start_at - time.monotonic(), 0.0)
         message = f"back-off {seconds:.0f}s restarting failed container=pytorch"
-        pods.waiting(slot.pod, slot.starts - 1, "CrashLoopBackOff", message)
-        name = slot.pod["metadata"]["name"]
-        text = f"Back-off restarting failed container pytorch in pod {name}"
+        waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
+        _set_status(slot.pod, "Running", waiting, slot.starts - 1)
+        text = f"Back-off restarting failed container pytorch in pod {Object(slot.pod).name}"
         self._report(slot.pod, "Warning", "BackOff", text)
 
     def _stop(self, slot: _Slot, grace: float | None) -> None:
@@ -185,6 +188,68 @@ class Kubelet:
             self._report(slot.pod, "Normal", "Killing", "Stopping container pytorch")
 
 
-def _order(replica: str) -> tuple[bool, int]:
-    role, _, index = replica.rpartition("-")
-    return role != "master", int(index)
+# --- pods as an apiserver would hold them ---------------------------------------------------------
+
+
+def new_pod(job: Json, role: Role, index: int, now: datetime) -> Json:
+    """The Pod of a replica as the operator makes it: Pending, from the replica's template."""
+    meta, replicas = job["metadata"], job["spec"]["pytorchReplicaSpecs"]
+    template = Object(copy.deepcopy(replicas[role]["template"]))
+    first = role is Role.MASTER or Role.MASTER not in replicas
+    policy = replicas[role].get("restartPolicy") or "OnFailure"
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name']}-{role.lower()}-{index}",
+            "namespace": meta.get("namespace", ""),
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": stamp(now),
+            "labels": {
+                **template.labels,
+                OPERATOR_NAME: "pytorchjob-controller",
+                JOB_NAME: meta["name"],
+                REPLICA_TYPE: role.lower(),
+                REPLICA_INDEX: str(index),
+                **({JOB_ROLE: "master"} if first and index == 0 else {}),
+            },
+            "annotations": template.part("metadata", "annotations"),
+            "ownerReferences": [{"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]}],
+        },
+        "spec": {
+            **template.spec,
+            "nodeName": socket.gethostname(),
+            "restartPolicy": "Never" if policy == "ExitCode" else policy,
+        },
+        "status": {"phase": "Pending", "startTime": stamp(now)},
+    }
+
+
+def container_ended(pod: Json, restarts: int, end: End, *, final: bool) -> None:
+    """Write into a Pod's status that its container has ended; if that is final, so has the Pod."""
+    phase = "Running" if not final else "Succeeded" if end.exit_code == 0 else "Failed"
+    _set_status(pod, phase, {"terminated": end.to_json()}, restarts)
+
+
+def _set_status(pod: Json, phase: str, state: Json, restarts: int, *, ready: bool = False) -> None:
+    status, old = pod["status"], Pod(pod)
+    # A state that was already the end of the container becomes the last one.
+    past = "terminated" not in state and old.terminated
+    last = {"terminated": past} if past else old.container.part("lastState")
+    container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER_NAME)
+    status["phase"] = phase
+    status["containerStatuses"] = [
+        {
+            "name": CONTAINER_NAME,
+            "image": container.get("image", ""),
+            "ready": ready,
+            "started": ready,
+            "restartCount": restarts,
+            "state": state,
+            "lastState": last,
+        }
+    ]
+    text = "True" if ready else "False"
+    if [c["status"] for c in status.get("conditions", [])] != [text]:
+        now = stamp(datetime.now(UTC))
+        status["conditions"] = [{"type": "Ready", "status": text, "lastTransitionTime": now}]

@@ -12,14 +12,13 @@ from collections import deque
 from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from k8sjob.backends.api import LogLine
-from k8sjob.backends.lines import Line
+from k8sjob.backends.api import Line, LogLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LogWriter", "attempts", "follow", "last_lines", "read"]
+__all__ = ["LogWriter", "attempts", "follow_lines", "last_lines", "read"]
 
 _END: Final = 1 << 18
 """Bytes at the end of a file in which its last lines are looked for."""
@@ -76,7 +75,7 @@ def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
         yield from reader.lines()
 
 
-def follow(
+def follow_lines(
     folder: Path, replica: str, *, ended: Callable[[], bool], stopped: Callable[[], bool]
 ) -> Iterator[LogLine]:
     """All lines of all starts, and what is written from now on.

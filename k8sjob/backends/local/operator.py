@@ -1,11 +1,11 @@
-"""What the training operator would do next with a PyTorchJob, as a pure function.
+"""The training operator's reconciliation of a PyTorchJob, as a pure function.
 
 Written after training-operator v1.9.4 (pkg/controller.v1/common/job.go and pod.go,
 pkg/controller.v1/pytorch/pytorchjob_controller.go, pkg/util/status.go), its peculiarities included:
 a condition that changes is removed and appended, so the last one is not always the true one; a
-Failed job never changes its conditions again; a replica that the ExitCode policy gives up leaves no
-completionTime. Two differences: an event is recorded when something changes and not at every look,
-and the deadline is checked at every look and not only when something else happens.
+Failed job never changes its conditions again; a job that fails by the ExitCode policy has no
+completionTime. Two differences: events are recorded only when something changes, and the deadline
+is checked every time, not only when something else happens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.conditions import finished, is_true
-from k8sjob.backends.local.conditions import set_condition, stamp
+from k8sjob.backends.objects import Object, Pod, finished, is_true, stamp
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.labels import JOB_NAME, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE
 
@@ -31,8 +30,50 @@ __all__ = [
     "DeleteJob",
     "DeletePod",
     "Record",
+    "fail",
     "reconcile",
+    "set_condition",
 ]
+
+_RIVALS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
+
+
+def fail(status: Json, reason: str, message: str, now: datetime) -> Json:
+    """A copy of a job's status with the Failed condition and the time of its end."""
+    changed: Json = copy.deepcopy(status)
+    changed.setdefault("completionTime", stamp(now))
+    set_condition(changed, "Failed", reason, message, value=True, now=now)
+    return changed
+
+
+def set_condition(
+    status: Json, kind: str, reason: str, message: str, *, value: bool, now: datetime
+) -> None:
+    """Put a condition into a job's status, in place, as the operator does.
+
+    One that changes is removed and appended; Running and Restarting replace each other; an end
+    makes Running false; nothing changes a job that has failed.
+    """
+    if is_true(status, "Failed"):
+        return
+    before = status.get("conditions", [])
+    old: dict[str, Any] = next((c for c in before if c["type"] == kind), {})
+    truth = "True" if value else "False"
+    if old.get("status") == truth and old.get("reason") == reason:
+        return
+    kept = [c for c in before if c["type"] not in {kind, *_RIVALS.get(kind, ())}]
+    if kind in ("Failed", "Succeeded"):
+        kept = [{**c, "status": "False"} if c["type"] == "Running" else c for c in kept]
+    same = old.get("status") == truth
+    new = {
+        "type": kind,
+        "status": truth,
+        "reason": reason,
+        "message": message,
+        "lastUpdateTime": stamp(now),
+        "lastTransitionTime": old["lastTransitionTime"] if same else stamp(now),
+    }
+    status["conditions"] = [*kept, new]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +98,13 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Record an Event about the job.
+    """Record an Event of the job.
 
     Attributes:
         type: "Normal" or "Warning".
         reason: CamelCase.
         message: for people.
-        key: an Event of the same key is recorded once only; empty: each time.
+        key: an Event with the same key is recorded only once; empty: each time.
     """
 
     type: str
@@ -78,34 +119,30 @@ Action = CreatePod | DeletePod | DeleteJob | Record
 def reconcile(
     job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
 ) -> tuple[Json, list[Action]]:
-    """One look of the operator at a job.
+    """One reconciliation of a job.
 
     Args:
-        job: the PyTorchJob, with its status as the last look left it.
+        job: the PyTorchJob, with its status as the last reconciliation left it.
         pods: the Pods of the job, with their status as the kubelet left it.
         now: the present moment, with a time zone.
         trouble: why the job must fail, whatever the operator's own limits say.
 
     Returns:
-        The job's new status, and what to do, in order. Neither argument is changed. The same look
-        once more, with nothing changed but that, asks for nothing more.
+        The job's new status, and what to do, in order. Neither argument is changed. Repeated with
+        the new status and nothing else changed, it asks for nothing more.
     """
-    look = _Look(job, pods, now, trouble)
-    look.run()
-    return look.status, look.actions
+    reconciliation = _Reconciliation(job, pods, now, trouble)
+    reconciliation.run()
+    return reconciliation.status, reconciliation.actions
 
 
-class _Look:
-    """One reconciliation: the status in the making, and the actions so far."""
+class _Reconciliation:
+    """The status in the making, and the actions so far."""
 
     def __init__(self, job: Json, pods: Sequence[Json], now: datetime, trouble: str) -> None:
-        self.name: str = job["metadata"]["name"]
-        self.namespace: str = job["metadata"].get("namespace", "")
-        self.replicas: dict[Role, Json] = {
-            role: job["spec"]["pytorchReplicaSpecs"][role]
-            for role in Role
-            if role in job["spec"]["pytorchReplicaSpecs"]
-        }
+        self.name, self.namespace = Object(job).name, Object(job).namespace
+        specs = job["spec"]["pytorchReplicaSpecs"]
+        self.replicas: dict[Role, Json] = {role: specs[role] for role in Role if role in specs}
         self.policy: Json = job["spec"].get("runPolicy") or {}
         self.elastic = job["spec"].get("elasticPolicy") is not None
         self.pods, self.now, self.trouble = pods, now, trouble
@@ -152,11 +189,9 @@ class _Look:
     def clean_up(self) -> None:
         """Delete Pods as cleanPodPolicy says, or all of them while the job has not ended."""
         policy = self.policy.get("cleanPodPolicy") or "None"
-        ended = finished(self.status)
         for pod in self.pods:
-            live = pod["status"]["phase"] in ("Running", "Pending")
-            kept = ended and (policy == "None" or (policy == "Running" and not live))
-            if not kept:
+            kept = policy == "None" or (policy == "Running" and not Pod(pod).live)
+            if not (finished(self.status) and kept):
                 self.delete(pod)
         self.expire()
 
@@ -185,17 +220,15 @@ class _Look:
         self.record("Normal", "Resumed", message)
 
     def record_abnormal(self) -> None:
-        """A container that ended badly in a Pod that lives on: all that stays when Pods go."""
-        for pod in filter(_active, self.pods):
-            for container in pod["status"].get("containerStatuses") or []:
-                ended = container.get("state", {}).get("terminated")
-                if not ended or not ended["exitCode"]:
-                    continue
+        """A container that failed in a Pod that lives on: a record that outlasts the Pod."""
+        for pod in map(Pod, filter(_active, self.pods)):
+            ended = pod.terminated
+            if ended and ended["exitCode"]:
                 message = (
-                    f"Error pod {pod['metadata']['name']} container {container['name']} "
+                    f"Error pod {pod.name} container {CONTAINER_NAME} "
                     f"exitCode: {ended['exitCode']} terminated message: {ended.get('message', '')}"
                 )
-                key = f"{pod['metadata'].get('uid')}/{container.get('restartCount', 0)}/abnormal"
+                key = f"{pod.uid}/{pod.restarts}/abnormal"
                 self.actions.append(Record("Warning", ended.get("reason", ""), message, key))
 
     # --- limits ---------------------------------------------------------------------------------
@@ -217,16 +250,14 @@ class _Look:
         if limit is None:
             return False
         restarts = sum(
-            int(container.get("restartCount", 0))
+            pod.restarts
             for role, spec in self.replicas.items()
             if _restart_policy(spec) != "Never"
-            for pod in self.pods_of(role)
-            if pod["status"]["phase"] == "Running"
-            for kind in ("initContainerStatuses", "containerStatuses")
-            for container in pod["status"].get(kind) or []
+            for pod in map(Pod, self.pods_of(role))
+            if pod.phase == "Running"
         )
-        # A limit of 0 also forbids to make a failed Pod anew, whatever the restart policy.
-        failed = sum(pod["status"]["phase"] == "Failed" for pod in self.pods)
+        # A limit of 0 also forbids replacing a failed Pod, whatever the restart policy.
+        failed = sum(Pod(pod).phase == "Failed" for pod in self.pods)
         known = sum(c.get("failed", 0) for c in self.status.get("replicaStatuses", {}).values())
         active = sum(map(_active, self.pods))
         total = sum(_count(spec) for spec in self.replicas.values())
@@ -245,7 +276,7 @@ class _Look:
                 self.create(role, index)
                 continue
             code = self.exit_code(pod)
-            if pod["status"]["phase"] == "Failed":
+            if Pod(pod).phase == "Failed":
                 self.failed_pod(role, spec, pod, code)
             _tally(counts, pod)
         self.status.setdefault("replicaStatuses", {})[role.value] = {
@@ -254,17 +285,17 @@ class _Look:
             f"{REPLICA_TYPE}={role.lower()}",
         }
 
-    def exit_code(self, pod: Json) -> int:
+    def exit_code(self, raw: Json) -> int:
         """The training container's exit code; while it runs a number that is none."""
-        for container in pod["status"].get("containerStatuses") or []:
-            ended = container.get("state", {}).get("terminated")
-            if container["name"] == CONTAINER_NAME and ended:
-                meta, code = pod["metadata"], int(ended["exitCode"])
-                message = f"Pod: {meta.get('namespace', '')}.{meta['name']} exited with code {code}"
-                key = f"{meta.get('uid')}/{container.get('restartCount', 0)}"
-                self.actions.append(Record("Normal", "ExitedWithCode", message, key))
-                return code
-        return 0xBEEF  # the operator's own choice
+        pod = Pod(raw)
+        if not pod.terminated:
+            return 0xBEEF  # the operator's own choice
+        code = int(pod.terminated["exitCode"])
+        message = f"Pod: {pod.namespace}.{pod.name} exited with code {code}"
+        self.actions.append(
+            Record("Normal", "ExitedWithCode", message, f"{pod.uid}/{pod.restarts}")
+        )
+        return code
 
     def failed_pod(self, role: Role, spec: Json, pod: Json, code: int) -> None:
         policy = _restart_policy(spec)
@@ -280,23 +311,25 @@ class _Look:
             self.condition("Failed", "Failed", message)
 
     def create(self, role: Role, index: int) -> None:
-        name = f"{self.name}-{role.lower()}-{index}"
-        self.actions.append(CreatePod(role, index))
-        self.actions.append(Record("Normal", "SuccessfulCreatePod", f"Created pod: {name}"))
+        message = f"Created pod: {self.name}-{role.lower()}-{index}"
+        self.actions += [
+            CreatePod(role, index),
+            Record("Normal", "SuccessfulCreatePod", message),
+        ]
 
     def delete(self, pod: Json) -> bool:
-        """Ask for the end of a Pod that nobody asked for yet."""
-        if pod["metadata"].get("deletionTimestamp"):
+        """Delete a Pod unless it is being deleted; whether it was not."""
+        if Object(pod).deleting:
             return False
-        name = pod["metadata"]["name"]
-        self.actions.append(DeletePod(name))
-        self.actions.append(Record("Normal", "SuccessfulDeletePod", f"Deleted pod: {name}"))
+        name = Object(pod).name
+        message = f"Deleted pod: {name}"
+        self.actions += [DeletePod(name), Record("Normal", "SuccessfulDeletePod", message)]
         return True
 
     # --- the job's state ------------------------------------------------------------------------
 
     def judge(self, role: Role, spec: Json) -> bool:
-        """Conditions that follow from one replica type; whether nothing more is to be judged."""
+        """Conditions that follow from one replica type; whether the others no longer matter."""
         counts = self.status["replicaStatuses"][role.value]
         running, succeeded = counts.get("active", 0), counts.get("succeeded", 0)
         failed, total = counts.get("failed", 0), _count(spec)
@@ -352,19 +385,16 @@ class _Look:
 
 
 def _tally(counts: dict[str, int], pod: Json) -> None:
-    phase = pod["status"]["phase"]
-    dying = bool(pod["metadata"].get("deletionTimestamp"))
-    key = {"Succeeded": "succeeded", "Failed": "failed"}.get(phase)
-    if phase == "Running":
-        key = "failed" if dying else "active"
+    keys = {"Succeeded": "succeeded", "Failed": "failed", "Running": "active"}
+    key = keys.get(Pod(pod).phase)
+    if key == "active" and Object(pod).deleting:
+        key = "failed"
     if key:
         counts[key] = counts.get(key, 0) + 1
 
 
 def _active(pod: Json) -> bool:
-    return pod["status"]["phase"] not in ("Succeeded", "Failed") and not pod["metadata"].get(
-        "deletionTimestamp"
-    )
+    return Pod(pod).live and not Object(pod).deleting
 
 
 def _count(spec: Json) -> int:

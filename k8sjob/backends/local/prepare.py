@@ -1,6 +1,6 @@
-"""From a plan to what the supervisor needs: the job, and how each of its replicas is started.
+"""Preparation of a local run: the job, its folders, and how each replica is started.
 
-What a run on this machine does differently from one in a cluster is said aloud.
+What differs from a run in a cluster becomes a warning of the job.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import sys
+from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +20,7 @@ from typing import TYPE_CHECKING, Final
 import k8sjob
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local.container import Launch
-from k8sjob.backends.local.context import copy_context
-from k8sjob.backends.local.devices import share, visible_gpus
-from k8sjob.backends.local.packages import check_packages
-from k8sjob.backends.local.paths import Places, mapped
+from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.contract import (
     AGENT,
     CHECKPOINT_DIR_ENV,
@@ -35,25 +34,31 @@ from k8sjob.contract import (
     after_agent,
 )
 from k8sjob.errors import BackendError
-from k8sjob.rendering import operator_env
+from k8sjob.rendering import dockerignore, operator_env
+from k8sjob.rendering.dockerignore import Ignore, own_patterns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Json, Plan
+    from k8sjob.backends.local.store import Store
+    from k8sjob.spec import Volume
 
-__all__ = ["Prepared", "check_processes", "prepare"]
+__all__ = ["Places", "Prepared", "copy_context", "mapped", "prepare"]
 
 _PACKAGE: Final = Path(k8sjob.__file__).parent
-_PROCESSES: Final = 32
-"""So many processes may run on any machine, however few its cores."""
-_PROCESSES_PER_CORE: Final = 4
+_NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
+"""Left out even where a .dockerignore takes it in."""
+_LARGE: Final = 200 * 1024**2
+"""Bytes of one copy above which the user is told what makes it so large."""
+_SPARE: Final = 512 * 1024**2
+"""Bytes of disk that a copy must leave free."""
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A job, ready to be kept.
+    """A job, ready to be started.
 
     Attributes:
         job: the PyTorchJob, without metadata.uid and creationTimestamp.
@@ -65,26 +70,10 @@ class Prepared:
     launches: dict[str, Launch] = field(default_factory=dict)
     notices: list[tuple[str, str]] = field(default_factory=list)
 
-    def say(self, reason: str, message: str) -> None:
+    def notice(self, reason: str, message: str) -> None:
         """Note something once."""
         if (reason, message) not in self.notices:
             self.notices.append((reason, message))
-
-
-def check_processes(count: int) -> None:
-    """Refuse a job that would make this machine unusable.
-
-    Raises:
-        BackendError: it has far more processes than there are cores.
-    """
-    cores = os.cpu_count() or 1
-    limit = max(_PROCESSES, _PROCESSES_PER_CORE * cores)
-    if count > limit:
-        raise BackendError(
-            f"the job has {count} processes and this machine {cores} cores: more than {limit} would"
-            " make it unusable; lower replicas.workers, or run it all the same with"
-            " `k8sjob run --oversubscribe`"
-        )
 
 
 def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = False) -> Prepared:
@@ -102,32 +91,27 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     plan = places.plan
     prepared = Prepared(deepcopy(plan.manifest))
     prepared.job["metadata"]["namespace"] = LOCAL
-    _start_at_once(plan, prepared)
+    if plan.spec.kueue_queue and not plan.spec.policy.suspend:
+        prepared.job["spec"]["runPolicy"]["suspend"] = False
+        prepared.notice(
+            "NoQueue", f"queue {plan.spec.kueue_queue!r} is only in the cluster: starts at once"
+        )
     check_packages(plan.spec, plan.context)
-    _tell_checkpoints(places, prepared, fresh=fresh, resume=resume)
+    _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = dict(_replicas(prepared.job))
-    devices = _devices(plan, list(replicas), prepared)
+    gpus = _gpus(plan, list(replicas), prepared)
     for name, (role, index) in replicas.items():
-        prepared.launches[name] = _launch(prepared, places, role, index, devices[name])
+        prepared.launches[name] = _launch(prepared, places, role, index, gpus[name])
     works = [draft / "replicas" / name / "work" for name in replicas]
     advice = copy_context(plan.context.resolve(), works, beside=places.store.root)
     if advice:
-        prepared.say("LargeContext", advice)
+        prepared.notice("LargeContext", advice)
     _make_folders(places, list(replicas), draft)
     return prepared
 
 
-def _start_at_once(plan: Plan, prepared: Prepared) -> None:
-    """Kueue would let a suspended job start; there is none here."""
-    if plan.spec.kueue_queue and not plan.spec.policy.suspend:
-        prepared.job["spec"]["runPolicy"]["suspend"] = False
-        prepared.say(
-            "NoQueue", f"queue {plan.spec.kueue_queue!r} is in the cluster alone: starts at once"
-        )
-
-
-def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resume: bool) -> None:
-    """Whether the job goes on from earlier checkpoints; what is the user's is never emptied."""
+def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resume: bool) -> None:
+    """Report which checkpoints are resumed; a folder of the user's is never emptied."""
     if places.plan.spec.checkpoint is None:
         if resume:
             raise BackendError(
@@ -148,8 +132,8 @@ def _tell_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resume
             f"checkpoint.dir is {folder} on this machine, a folder of yours that is not empty;"
             " empty it for a fresh start, or name another one in volumes[].local"
         )
-    hint = "" if places.checkpoints_are_the_users else "; --fresh starts anew"
-    prepared.say("Resumes", f"goes on from the checkpoints of an earlier run, in {folder}{hint}")
+    hint = "" if places.checkpoints_are_the_users else "; --fresh starts from scratch"
+    prepared.notice("Resumes", f"resumes the checkpoints of an earlier run, in {folder}{hint}")
 
 
 def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
@@ -159,8 +143,8 @@ def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
             yield f"{role.lower()}-{index}", (role, index)
 
 
-def _devices(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES of each replica; all are empty when there are too few."""
+def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES of each replica; all are empty when there are too few GPUs."""
     resources = plan.spec.resources
     asked = {
         name: (resources.of_master if name.startswith("master") else resources).gpus
@@ -168,14 +152,15 @@ def _devices(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, s
     }
     total = sum(asked.values())
     gpus = visible_gpus() if total else ()
-    shares = share(gpus, asked)
-    if shares is None:
-        prepared.say(
+    if total > len(gpus):
+        prepared.notice(
             "TooFewGPUs",
             f"the job asks for {total} GPUs and this machine has {len(gpus)}: it runs on CPUs with"
             " gloo",
         )
-    return shares or dict.fromkeys(replicas, "")
+        return dict.fromkeys(replicas, "")
+    rest = iter(gpus)
+    return {name: ",".join(next(rest) for _ in range(count)) for name, count in asked.items()}
 
 
 def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: str) -> Launch:
@@ -183,7 +168,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     others = [c["name"] for c in template["containers"] if c["name"] != CONTAINER_NAME]
     others += [c["name"] for c in template.get("initContainers") or []]
     if others:
-        prepared.say(
+        prepared.notice(
             "ContainersLeftOut", f"not run on this machine: containers {', '.join(others)}"
         )
     container = next(c for c in template["containers"] if c["name"] == CONTAINER_NAME)
@@ -198,10 +183,13 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
         for name, value in env.items()
     }
     env |= _local_env(prepared, places, folders, gpus)
-    env |= _loopback(operator_env(prepared.job, role, index))
+    env |= operator_env(prepared.job, role, index)
+    env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
+    own = after_agent(argv)
     return Launch(
-        argv=_started(argv),
-        has_agent=after_agent(argv) is not None,
+        # By this very Python. Without an agent in the job it only runs the user's command.
+        argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if own is None else own)],
+        has_agent=own is not None,
         env=env,
         cwd=str(places.job / "replicas" / f"{role.lower()}-{index}" / "work"),
         grace=float(template.get("terminationGracePeriodSeconds", 30)),
@@ -209,17 +197,10 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     )
 
 
-def _started(argv: list[str]) -> list[str]:
-    """The agent by this very Python; it keeps a command of the user's own too, as a mere keeper."""
-    agent = [sys.executable, *AGENT[1:]]
-    own = after_agent(argv)
-    return [*agent, "--exec", *argv] if own is None else [*agent, *own]
-
-
 def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dict[str, str]:
     """The manifest's variables. Values of secrets stay in this process's environment.
 
-    The supervisor inherits that, so nothing secret is written down.
+    The supervisor inherits that, so nothing secret is written to a file.
     """
     env: dict[str, str] = {}
     missing = []
@@ -241,9 +222,9 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
         )
     for source in container.get("envFrom") or []:
         kind, reference = next((k, v) for k, v in source.items() if k.endswith("Ref"))
-        prepared.say(
+        prepared.notice(
             "EnvFrom",
-            f"{kind.removesuffix('Ref')} {reference['name']!r} is in the cluster alone: its"
+            f"{kind.removesuffix('Ref')} {reference['name']!r} is only in the cluster: its"
             " variables are those of the same name in this terminal",
         )
     return env
@@ -260,7 +241,7 @@ def _field(job: Json, path: str, role: Role, index: int) -> str:
     }
     if path not in known:
         raise BackendError(
-            f"fieldRef {path!r} means nothing on this machine; known are {', '.join(known)}"
+            f"fieldRef {path!r} has no meaning on this machine; valid are {', '.join(known)}"
         )
     return known[path]
 
@@ -286,13 +267,8 @@ def _local_env(
     if not gpus and spec.strategy.backend == "nccl":
         config = {**json.loads(spec.runtime_config.encode()), "backend": "gloo"}
         env[CONFIG_ENV] = json.dumps(config)
-        prepared.say("NoNccl", "strategy.backend is nccl, which needs GPUs: gloo is used")
+        prepared.notice("NoNccl", "strategy.backend is nccl, which needs GPUs: gloo is used")
     return env
-
-
-def _loopback(env: dict[str, str]) -> dict[str, str]:
-    addresses = {"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys()
-    return {**env, **dict.fromkeys(addresses, "127.0.0.1")}
 
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
@@ -312,12 +288,12 @@ def _rewrite(prepared: Prepared, text: str, folders: Mapping[str, str]) -> str:
     here = mapped(text, folders)
     if here is None:
         return text
-    prepared.say("PathMapped", f"{text} is {here} on this machine")
+    prepared.notice("PathMapped", f"{text} is {here} on this machine")
     return here
 
 
 def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
-    """Make what the replicas will find mounted; what belongs to the job under its draft name."""
+    """Make the folders that the replicas find mounted; the job's own ones in its draft folder."""
     for replica in replicas:
         (draft / "replicas" / replica / "logs").mkdir(parents=True)
         for folder in places.of(replica).values():
@@ -329,3 +305,140 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
     # In front of the user's code, as in an image: a k8sjob.py there must not hide the runtime.
     runtime = draft / Path(places.of(replicas[0])[RUNTIME_HOME]).relative_to(places.job)
     (runtime / _PACKAGE.name).symlink_to(_PACKAGE)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the folders of a job come from.
+
+    Attributes:
+        plan: the job, and the folder that relative paths of its spec start from.
+        job: the job's folder in the state folder.
+        checkpoints: the folder for checkpoint.dir, unless the user has named one.
+        store: the state folder.
+    """
+
+    plan: Plan
+    job: Path
+    checkpoints: Path
+    store: Store
+
+    def of(self, replica: str) -> dict[str, str]:
+        """Each mount path that a replica sees, with its folder here; longer paths first.
+
+        The folders are made where they are missing.
+
+        Raises:
+            BackendError: a volume has no counterpart on this machine.
+        """
+        home = self.job / "replicas" / replica
+        found = {WORKDIR: home / "work", RUNTIME_HOME: self.job / "runtime"}
+        for index, volume in enumerate(self.plan.spec.volumes):
+            found[volume.mount] = self._folder(index, volume, home)
+        if self.plan.spec.checkpoint and not self.checkpoints_are_the_users:
+            found[self.plan.spec.checkpoint.dir] = self.checkpoints
+        longest_first = sorted(found.items(), key=lambda item: -len(item[0]))
+        return {mount: str(folder) for mount, folder in longest_first}
+
+    @property
+    def checkpoints_are_the_users(self) -> bool:
+        """Whether checkpoint.dir is on a volume for which the user has named a folder here."""
+        if self.plan.spec.checkpoint is None:
+            return False
+        path = self.plan.spec.checkpoint.dir + "/"
+        covering = [v for v in self.plan.spec.volumes if path.startswith(v.mount.rstrip("/") + "/")]
+        nearest = max(covering, key=lambda volume: len(volume.mount), default=None)
+        return nearest is not None and nearest.local is not None
+
+    def _folder(self, index: int, volume: Volume, home: Path) -> Path:
+        if volume.local is not None:
+            folder = (self.plan.folder / Path(volume.local).expanduser()).absolute()
+            if not folder.exists():
+                raise BackendError(
+                    f"volumes[{index}].local: {folder} does not exist; create it, or correct the"
+                    " path"
+                )
+        elif volume.source in ("config_map", "secret"):
+            raise BackendError(
+                f"volumes[{index}]: the {volume.source} of {volume.name!r} is only in the cluster;"
+                " add `local: PATH`, a folder with the same files, for runs on this machine"
+            )
+        elif volume.pvc is not None:
+            folder = self.store.claim(volume.pvc)
+        elif volume.empty_dir is not None:
+            folder = home / "volumes" / volume.name
+        else:
+            folder = self.job / "volumes" / volume.name
+        return folder / volume.sub_path if volume.sub_path else folder
+
+
+def mapped(path: str, places: Mapping[str, str]) -> str | None:
+    """The path on this machine of one inside the container; None where nothing is mounted there.
+
+    Args:
+        path: a path, or text with one behind its first "=", as in "--data=/data/train".
+        places: mount path -> folder, longer mount paths first.
+    """
+    head, equals, tail = path.rpartition("=") if path.startswith("-") else ("", "", path)
+    for mount, folder in places.items():
+        if tail == mount or tail.startswith(mount.rstrip("/") + "/"):
+            return head + equals + folder + tail[len(mount.rstrip("/")) :]
+    return None
+
+
+def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
+    """Copy a context into the working folder of each replica, as an image would hold it.
+
+    Args:
+        source: the context.
+        targets: the working folders, which are made.
+        beside: the state folder, which is left out if it is inside the context.
+
+    Returns:
+        A warning, or empty.
+
+    Raises:
+        BackendError: the context is no folder, or the copies do not fit on the disk.
+        ImageError: its .dockerignore cannot be read.
+    """
+    if not source.is_dir():
+        raise BackendError(f"image.context: {source} is not a folder; name the one with your code")
+    own = own_patterns(source / ".dockerignore")
+    patterns = dockerignore() if own is None else own
+    names = [
+        name
+        for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
+        if not (source / name).is_relative_to(beside)
+    ]
+    sizes = Counter({name: (source / name).lstat().st_size for name in names})
+    advice = _check_size(source, sizes, len(targets), shutil.disk_usage(beside).free)
+    for target in targets:
+        target.mkdir(parents=True)
+        for name in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+    return advice
+
+
+def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> str:
+    total = sizes.total()
+    if total < _LARGE:
+        return ""
+
+    def mebibytes(size: int) -> str:
+        return f"{size / 1024**2:,.0f} MiB"
+
+    tops: Counter[str] = Counter()
+    for name, size in sizes.items():
+        tops[name.partition("/")[0]] += size
+    largest = ", ".join(f"{name} {mebibytes(size)}" for name, size in tops.most_common(3))
+    seen = (
+        f"the context {source} has {mebibytes(total)} ({largest}), and each of {copies} replicas"
+        " gets a copy; name what the code does not need in .dockerignore, or mount it as a volume"
+    )
+    if total * copies > free - _SPARE:
+        raise BackendError(f"{seen}; only {mebibytes(free)} are free")
+    return seen

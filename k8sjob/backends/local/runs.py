@@ -1,53 +1,218 @@
-"""The runs of one job name on this machine: which one is meant, and whose checkpoints are resumed.
+"""The runs of this machine: their state, which one a name means, whose checkpoints are resumed.
 
-A run is known by its id, the first eight characters of its uid: `digits@1a2b3c4d`. Checkpoints are
-resumed only by a run from the folder that wrote them: two projects may use one name.
+A run's id is the first eight characters of its uid: `digits@1a2b3c4d`. Checkpoints are resumed only
+by a run from the folder that wrote them: two projects may use one name.
 """
 
 from __future__ import annotations
 
-import filecmp
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.conditions import is_true
+from k8sjob.backends.api import LOCAL, Snapshot
+from k8sjob.backends.local.container import End
+from k8sjob.backends.local.kubelet import container_ended
+from k8sjob.backends.local.operator import fail
 from k8sjob.backends.local.store import read_json
-from k8sjob.backends.local.truth import read_state
+from k8sjob.backends.objects import Pod, has_ended, is_true, stamp
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.labels import replica_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from k8sjob.backends.api import Plan
+    from k8sjob.backends.api import Json
     from k8sjob.backends.local.store import JobFolder, Store
 
 __all__ = [
-    "Resumption",
+    "LatestState",
     "checkpoints_of",
+    "find_run",
+    "has_supervisor",
     "identity_of",
-    "named",
-    "resumption",
+    "launch_of",
+    "read_state",
+    "resumed_checkpoints",
     "source_of",
 ]
 
+LOOK_SECONDS: Final = 0.5
+"""How often to look whether the supervisor is alive: its death changes no file."""
+_CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
+_NOWHERE: Final = Path("/nothing/there")
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """Which checkpoints a new run uses.
 
-    Attributes:
-        checkpoints: the name of their folder in checkpoints/NAME/.
-        notice: what the user should know about those that are not used; may be empty.
+# --- the state of a run ---------------------------------------------------------------------------
+
+
+def read_state(folder: JobFolder) -> Snapshot:
+    """The state as it is, or as it must be if the supervisor is gone before the job's end.
+
+    A damaged state becomes a failed job, so that it hides no other job and can be deleted.
+
+    Raises:
+        JobNotFound: there is no such job.
+    """
+    try:
+        state = _whole(folder)
+        if not (has_ended(state["job"]) or has_supervisor(folder)):
+            state = _whole(folder)  # it may have ended in between
+            if not has_ended(state["job"]):
+                state = _lost(state, folder)
+    except (BackendError, FileNotFoundError) as error:
+        if not folder.path.is_dir():
+            raise JobNotFound(
+                f"{LOCAL}/{folder.name} is gone; `k8sjob list` names the jobs that are there"
+            ) from None
+        state = _damaged(folder, error)
+    return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
+
+
+def _whole(folder: JobFolder) -> Json:
+    """The state as it was written; BackendError if it is not the state of this job."""
+    state = read_json(folder.state)
+    try:
+        job, lists = state["job"], (state["pods"], state["events"])
+        meta = job["metadata"]
+        own = meta["name"] == folder.name and meta["uid"].startswith(folder.run)
+        replicas = job["spec"]["pytorchReplicaSpecs"]
+        parts = [replicas, job.get("status") or {}, *lists[0], *lists[1]]
+        if own and all(isinstance(part, dict) for part in parts):
+            return state
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
+
+
+def _damaged(folder: JobFolder, error: Exception) -> Json:
+    """The state of a job of which nothing is known; it has failed, unless it has a supervisor."""
+    when, status = _last_written(folder), {}
+    if not has_supervisor(folder):
+        message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
+        status = fail({}, "PyTorchJobStateDamaged", message, when)
+    meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
+    meta["creationTimestamp"] = stamp(when)
+    job = {"kind": "PyTorchJob", "metadata": meta, "spec": {"pytorchReplicaSpecs": {}}}
+    job["status"] = status
+    return {"job": job, "pods": [], "events": []}
+
+
+def _lost(state: Json, folder: JobFolder) -> Json:
+    """The state with the job failed, and each Pod that had not ended lost.
+
+    The replicas hold the supervisor's lifeline, so they have ended, or will within seconds.
+    """
+    when, job = _last_written(folder), state["job"]
+    message = (
+        f"PyTorchJob {job['metadata']['name']} was lost: its supervisor is gone (killed, or the"
+        f" machine was restarted){_last_line(folder)}"
+    )
+    status = fail(job.get("status") or {}, "PyTorchJobSupervisorGone", message, when)
+    for pod in map(Pod, state["pods"]):
+        if pod.live:
+            end = End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
+            container_ended(pod.raw, pod.restarts, end, final=True)
+    return {**state, "job": {**job, "status": status}}
+
+
+def has_supervisor(folder: JobFolder) -> bool:
+    """Whether a process is responsible for the job."""
+    supervisor = folder.supervisor()
+    return supervisor is not None and supervisor.alive
+
+
+def _last_written(folder: JobFolder) -> datetime:
+    """When the supervisor last wrote something: the state, or a line of output."""
+    times = [0.0]
+    for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
+        with suppress(FileNotFoundError):
+            times.append(file.stat().st_mtime)
+    return datetime.fromtimestamp(max(times), UTC)
+
+
+def _last_line(folder: JobFolder) -> str:
+    """The last line of the supervisor's log, where it failed by itself."""
+    with suppress(OSError):
+        lines = folder.log.read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+    return ""
+
+
+class LatestState:
+    """The state of a job; cheap to ask for often.
+
+    Args:
+        folder: of the job.
     """
 
-    checkpoints: str
-    notice: str = ""
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self._version: object = ()
+        self._look_at = 0.0
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """The newest state: the same object until it was written anew; JobNotFound if it is gone.
+
+        It is also read again now and then, as the death of the supervisor changes no file.
+        """
+        version: object = None
+        with suppress(OSError):
+            stat = self._folder.state.stat()
+            version = stat.st_ino, stat.st_mtime_ns
+        late = time.monotonic() >= self._look_at
+        if self._snapshot is None or late or version != self._version:
+            self._version, self._look_at = version, time.monotonic() + LOOK_SECONDS
+            found = read_state(self._folder)
+            if self._snapshot is None or found != self._snapshot:
+                self._snapshot = found
+        return self._snapshot
+
+    def is_silent(self, replica: str) -> bool:
+        """Whether a replica will write nothing more."""
+        try:
+            found = self.snapshot()
+        except JobNotFound:
+            return True
+        mine = (Pod(pod) for pod in found.pods if replica_of(pod) == replica)
+        return has_ended(found.job) and not any(pod.live for pod in mine)
 
 
-def named(store: Store, name: str) -> JobFolder:
+# --- how a run was started ------------------------------------------------------------------------
+
+
+def launch_of(folder: JobFolder) -> dict[str, Any]:
+    """How the replicas of a run are started; empty where that cannot be read."""
+    try:
+        return read_json(folder.launch)
+    except (BackendError, FileNotFoundError):
+        return {}
+
+
+def source_of(folder: JobFolder) -> str:
+    """The folder that a run's job.yaml was in; empty where that is not known."""
+    return str(launch_of(folder).get("source", ""))
+
+
+def identity_of(folder: JobFolder) -> str:
+    """The name of a run's checkpoints in checkpoints/NAME/; empty where that is not known."""
+    return str(launch_of(folder).get("checkpoints", ""))
+
+
+def checkpoints_of(folder: JobFolder) -> Path | None:
+    """The folder of a run's checkpoints; None where it has written none."""
+    launches: dict[str, dict[str, Any]] = launch_of(folder).get("replicas") or {}
+    env = next(iter(launches.values()), {}).get("env") or {}
+    found = Path(env.get(CHECKPOINT_DIR_ENV) or _NOWHERE)
+    return found if _has_some(found) else None
+
+
+# --- which run is meant ---------------------------------------------------------------------------
+
+
+def find_run(store: Store, name: str) -> JobFolder:
     """The run that NAME or NAME@RUN means: the newest one, of this folder where folders differ.
 
     Raises:
@@ -63,88 +228,64 @@ def named(store: Store, name: str) -> JobFolder:
             f"no job {name + at + run!r} on this machine; `k8sjob list` names those there are"
         )
     sources = {folder: source_of(folder) for folder in folders}
-    if len({source for source in sources.values() if source}) > 1:
-        here = [folder for folder in folders if sources[folder] == _working_folder()]
-        if not here:
-            raise BackendError(_ambiguous(name, sources.items()))
-        return here[0]
-    return folders[0]
+    if len({source for source in sources.values() if source}) < 2:
+        return folders[0]
+    working = ""
+    with suppress(FileNotFoundError):  # the working folder was removed
+        working = str(Path.cwd())
+    here = [folder for folder in folders if working and sources[folder] == working]
+    if not here:
+        newest: dict[str, str] = {}
+        for folder, source in sources.items():
+            whose = source or "an unknown folder"
+            newest.setdefault(source, f"local/{name}@{folder.run} of {whose}")
+        raise BackendError(f"{name!r} is ambiguous; name one of {', '.join(newest.values())}")
+    return here[0]
 
 
-def _working_folder() -> str:
-    with suppress(FileNotFoundError):  # it was removed
-        return str(Path.cwd())
-    return "/nothing/there"
-
-
-def _ambiguous(name: str, sources: Iterable[tuple[JobFolder, str]]) -> str:
-    newest: dict[str, str] = {}
-    for folder, source in sources:
-        newest.setdefault(source, f"local/{name}@{folder.run} of {source or 'an unknown folder'}")
-    return f"{name!r} is ambiguous; name one of {', '.join(newest.values())}"
-
-
-def source_of(folder: JobFolder) -> str:
-    """The folder that a run's job.yaml lay in; empty where that is not known."""
-    return str(_launch(folder).get("source", ""))
-
-
-def identity_of(folder: JobFolder) -> str:
-    """The name of a run's checkpoints in checkpoints/NAME/; empty where that is not known."""
-    return str(_launch(folder).get("checkpoints", ""))
-
-
-def checkpoints_of(folder: JobFolder) -> Path | None:
-    """The folder of a run's checkpoints; None where it has written none."""
-    launches: dict[str, dict[str, Any]] = _launch(folder).get("replicas") or {}
-    env = next(iter(launches.values()), {}).get("env") or {}
-    found = Path(env.get(CHECKPOINT_DIR_ENV) or "/nothing/there")
-    return found if _has_some(found) else None
-
-
-def resumption(store: Store, plan: Plan, own: str, *, run: str = "") -> Resumption:
+def resumed_checkpoints(
+    store: Store, name: str, source: str, own: str, *, run: str = ""
+) -> tuple[str, str]:
     """Which checkpoints a new run uses: those of its folder's last run, unless that succeeded.
 
     Args:
         store: the state folder.
-        plan: the new run.
+        name: of the job.
+        source: the folder that its job.yaml is in, resolved.
         own: the new run's uid, which names checkpoints of its own.
         run: the id of the run, or of kept checkpoints, that the user wants to resume; empty: none.
 
+    Returns:
+        The name of the checkpoints' folder in checkpoints/NAME/, and what the user should know
+        about those that are not used; may be empty.
+
     Raises:
         JobNotFound: there is no such run, and no such checkpoints.
-        BackendError: an earlier version did not record the folder of the last run, and its code is
-            not that of the new one.
+        BackendError: the last run that left checkpoints has no record of its folder.
     """
-    name, source = plan.spec.name, str(plan.folder.resolve())
     if run:
-        return Resumption(_chosen(store, name, run))
-    notice, of_others = "", set[str]()
+        return _chosen(store, name, run), ""
+    notice = ""
     for folder in store.folders(name):
-        launch, checkpoints = _launch(folder), identity_of(folder)
+        theirs, checkpoints = source_of(folder), identity_of(folder)
         if not checkpoints:
             continue  # damaged: its checkpoints are found by --resume alone
-        if "source" not in launch and checkpoints in of_others:
-            continue  # another folder has resumed them since
-        resumable = not _succeeded(folder) and _has_some(store.checkpoints(name, checkpoints))
-        if launch.get("source") == source or (
-            "source" not in launch and (not resumable or _same_code(folder, plan))
-        ):
-            return Resumption(own if _succeeded(folder) else checkpoints)
-        if "source" not in launch:
+        succeeded = _succeeded(folder)
+        resumable = not succeeded and _has_some(store.checkpoints(name, checkpoints))
+        if theirs == source or not (theirs or resumable):
+            return own if succeeded else checkpoints, ""
+        if not theirs:
             raise BackendError(
                 f"local/{name}@{folder.run} left checkpoints, but was run by an earlier version of"
-                " k8sjob, which did not record its folder, and its code differs from that of this"
-                f" job; resume them with `--resume {folder.run}`, or start from scratch with"
-                " `--fresh`"
+                f" k8sjob, which did not record its folder; resume them with `--resume"
+                f" {folder.run}`, or start from scratch with `--fresh`"
             )
         if resumable and not notice:
             notice = (
                 f"the checkpoints of local/{name}@{folder.run} are not used, since it ran in"
-                f" {launch['source']}; resume them with `--resume {folder.run}`"
+                f" {theirs}; resume them with `--resume {folder.run}`"
             )
-        of_others.add(checkpoints)
-    return Resumption(own, notice)
+    return own, notice
 
 
 def _chosen(store: Store, name: str, run: str) -> str:
@@ -161,13 +302,6 @@ def _chosen(store: Store, name: str, run: str) -> str:
     return checkpoints
 
 
-def _launch(folder: JobFolder) -> dict[str, Any]:
-    try:
-        return read_json(folder.launch)
-    except (BackendError, FileNotFoundError):
-        return {}
-
-
 def _succeeded(folder: JobFolder) -> bool:
     try:
         return is_true(read_state(folder).job.get("status") or {}, "Succeeded")
@@ -177,14 +311,3 @@ def _succeeded(folder: JobFolder) -> bool:
 
 def _has_some(checkpoints: Path) -> bool:
     return checkpoints.is_dir() and any(checkpoints.iterdir())
-
-
-def _same_code(folder: JobFolder, plan: Plan) -> bool:
-    """Whether the program of a run is that of a plan, byte for byte."""
-    run, copy = plan.spec.run, next(folder.path.glob("replicas/*/work"), Path("/nothing/there"))
-    module = (run.module or "").replace(".", "/")
-    for word in (run.script, f"{module}.py", f"{module}/__main__.py", *(run.command or ())):
-        here, there = plan.context / (word or "."), copy / (word or ".")
-        if here.is_file() and there.is_file():
-            return filecmp.cmp(here, there, shallow=False)
-    return False

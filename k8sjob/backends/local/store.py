@@ -7,7 +7,7 @@ state.json              the job, its pods and events; the supervisor alone write
 launch.json             how to start each replica; no value of a secret is in it
 keeper.json             the process that is responsible for the job
 requests/               what other terminals ask of the supervisor, one file each
-supervisor.log          what the supervisor had to say, if it failed
+supervisor.log          why the supervisor failed, if it did
 replicas/REPLICA/       work/ (the working folder), logs/ATTEMPT.log, termination-log
 volumes/                folders of volumes that live as long as the job
 checkpoints/NAME/ID/      kept until removed by hand, or by `k8sjob delete --checkpoints`
@@ -21,27 +21,31 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.local.identity import Identity
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["JobFolder", "Store", "read_json", "trouble", "write_json"]
+__all__ = ["Identity", "JobFolder", "Store", "read_json", "trouble", "write_json"]
 
 STATE_ENV: Final = "K8SJOB_STATE"
 _BALLAST: Final = 256 * 1024
-"""Bytes that each job sets aside, so that its end can be written down on a full disk."""
+"""Bytes that each job reserves, so that its end can be written to a full disk."""
 _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
 _ABANDONED_S: Final = 24 * 3600.0
-"""Nobody works so long on a folder that is out of sight."""
+"""After so long a hidden folder is no longer in use."""
 
 
 class JobFolder:
@@ -74,19 +78,19 @@ class JobFolder:
         """The folder of a replica."""
         return self.path / "replicas" / name
 
-    def keeper(self) -> Identity | None:
+    def supervisor(self) -> Identity | None:
         """The process that is responsible for the job; None when the file is gone or unreadable."""
         try:
             return Identity.from_json(read_json(self._keeper))
         except (BackendError, KeyError, TypeError, ValueError, FileNotFoundError):
             return None
 
-    def keep(self, pid: int) -> None:
+    def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, Identity.of(pid).to_json())
+        write_json(self._keeper, asdict(Identity.of(pid)))
 
     def ask(self, verb: str, **details: Any) -> None:
-        """Leave a request; a newer one of the same verb takes the older one's place."""
+        """Leave a request; it replaces an older one of the same verb."""
         self._requests.mkdir(exist_ok=True)
         write_json(self._requests / verb, details)
 
@@ -101,19 +105,19 @@ class JobFolder:
 
     @property
     def has_ballast(self) -> bool:
-        """Whether the disk space that is set aside for the job's end is still there."""
+        """Whether the disk space that is reserved for the job's end is still there."""
         return self._ballast.exists()
 
     def make_room(self) -> None:
-        """Give back the disk space that was set aside, so that the end can be written down."""
+        """Free the disk space that was reserved, so that the end can be written."""
         self._ballast.unlink(missing_ok=True)
 
     def trim(self) -> None:
-        """Give back the space of a job that has ended: the ballast, and large copies of its files.
+        """Free the space of a job that has ended: the ballast, and large copies of its files.
 
         What a replica has written or changed stays, and of the rest the smallest files, which are
         the code that a traceback points to. launch.json is written after the copies are made, so
-        what changed later is not a mere copy.
+        what changed later is no copy.
         """
         self.make_room()
         left = _KEPT_COPIES
@@ -125,7 +129,7 @@ class JobFolder:
                     path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Take the folder away: out of sight at once, then its files."""
+        """Remove the folder: renamed at once, then deleted."""
         doomed = self.path.with_name(f".gone-{self.path.name}")
         with suppress(FileNotFoundError):
             self.path.rename(doomed)
@@ -160,8 +164,8 @@ class Store:
             )
 
     def folder(self, name: str, uid: str) -> JobFolder:
-        """Where the job of that name and uid lives, there or not."""
-        return JobFolder(self._jobs / _folder_name(name, uid))
+        """The folder of the job of that name and uid, whether it exists or not."""
+        return JobFolder(self._jobs / f"{name}-{uid[:8]}")
 
     def folders(self, name: str | None = None) -> list[JobFolder]:
         """The folders of all jobs, or of those of one name, the newest first."""
@@ -176,16 +180,16 @@ class Store:
         return [JobFolder(path) for _, path in sorted(found, reverse=True)]
 
     def checkpoints(self, job: str, identity: str) -> Path:
-        """Where the checkpoints of a job, and of those that resume it, lie."""
+        """The folder of the checkpoints of a job, and of those that resume it."""
         return self.root / "checkpoints" / job / identity
 
     def claim(self, name: str) -> Path:
-        """The folder that stands for a persistent volume claim."""
+        """The folder in place of a persistent volume claim."""
         return self.root / "claims" / name
 
     @contextmanager
     def draft(self) -> Iterator[JobFolder]:
-        """A folder for a new job, out of sight until it is published; gone if it never is."""
+        """A hidden folder for a new job; removed unless it is published."""
         self._sweep()
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
@@ -200,7 +204,7 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove what killed processes left half made or half removed, when it is surely theirs."""
+        """Remove what killed processes left half created or half removed."""
         for path in self._jobs.glob(".*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - _ABANDONED_S:
@@ -223,7 +227,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among the processes that make jobs: names must not be taken twice."""
+        """Exclude other processes that create jobs: a name must not be used twice."""
         try:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -244,10 +248,6 @@ def _unchanged(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
                     seen = path.lstat()
                     if seen.st_ctime_ns <= since:
                         yield seen.st_size, path
-
-
-def _folder_name(name: str, uid: str) -> str:
-    return f"{name}-{uid[:8]}"
 
 
 def default_root() -> Path:
@@ -298,10 +298,106 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
 
 
 def trouble(verb: str, path: Path, error: OSError) -> str:
-    """What cannot be done with a path, why, and what to do about it."""
+    """The message for an OSError: what failed, why, and how to fix it."""
     advice = (
         "free some space there"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "check its owner and permissions"
     )
     return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE_ENV} to another folder"
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process, on one machine, since one boot: a pid alone is never trusted.
+
+    A pid is reused after its process has ended, means nothing after a reboot, and means another
+    process on another machine that shares the home folder. A signal is sent only while all agree.
+
+    Attributes:
+        pid: its process id.
+        started: when it was started, as the kernel has it.
+        boot: which boot of the machine.
+        host: which machine.
+    """
+
+    pid: int
+    started: str
+    boot: str
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> Identity:
+        """The process that has this pid now, on this machine; ProcessLookupError if none has."""
+        started = _started(pid)
+        if started is None:
+            raise ProcessLookupError(f"no process {pid}")
+        return cls(pid, started, _boot(), socket.gethostname())
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Identity:
+        """The inverse of to_json; KeyError, TypeError or ValueError for anything else."""
+        return cls(int(body["pid"]), str(body["started"]), str(body["boot"]), str(body["host"]))
+
+    @property
+    def here(self) -> bool:
+        """Whether it is (or was) a process of this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; a process of another machine counts as running."""
+        return not self.here or (self.boot == _boot() and _started(self.pid) == self.started)
+
+    def kill(self) -> bool:
+        """SIGKILL, if it is of this machine, this boot, and the very process; whether it was sent.
+
+        On Linux the process is held by a descriptor while it is looked at, so that the pid cannot
+        come to mean another process between the look and the signal.
+        """
+        if not self.here:
+            return False
+        with suppress(ProcessLookupError):
+            if sys.platform == "linux":
+                held = os.pidfd_open(self.pid)
+                try:
+                    if self.alive:
+                        signal.pidfd_send_signal(held, signal.SIGKILL)
+                        return True
+                finally:
+                    os.close(held)
+            elif self.alive:
+                os.kill(self.pid, signal.SIGKILL)
+                return True
+        return False
+
+
+def _started(pid: int) -> str | None:
+    """The start time of a process; None when there is none, or only its zombie."""
+    if sys.platform == "linux":
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()  # the name before may hold anything
+        return None if fields[0] in "ZX" else fields[19]
+    answer = subprocess.run(
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    state, _, started = answer.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()
+
+
+def _boot() -> str:
+    if sys.platform == "linux":
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    answer = subprocess.run(
+        ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.partition("}")[0]  # what follows is a date in the local time zone

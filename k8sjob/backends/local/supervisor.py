@@ -1,9 +1,9 @@
-"""The process that keeps one local job: the training operator and the kubelet in one.
+"""The supervisor process of a local job: the training operator and the kubelet in one.
 
 `python -m k8sjob.backends.local.supervisor JOBDIR [LIFELINE_FD]`, started by LocalBackend.create in
-a session of its own, so that a Ctrl-C in the terminal does not reach it. It reads JSON alone and
-imports nothing but the standard library. The lifeline is a pipe whose other end the process that
-runs the job holds: at its end of file the job is stopped.
+a new session, so that a Ctrl-C in the terminal does not reach it. It reads only JSON and imports
+only the standard library. The lifeline is a pipe whose other end is held by the process that runs
+the job: at its end of file the job is stopped.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.conditions import finished, is_true
-from k8sjob.backends.local import operator, pods
-from k8sjob.backends.local.conditions import fail, stamp
+from k8sjob.backends.local import operator
 from k8sjob.backends.local.container import Launch
-from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.operator import CreatePod, DeletePod, Record
+from k8sjob.backends.local.kubelet import Kubelet, new_pod
+from k8sjob.backends.local.operator import CreatePod, DeletePod, Record, fail
 from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
+from k8sjob.backends.objects import Object, Pod, finished, is_true, new_event, stamp
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.labels import replica_of
 
@@ -37,10 +35,10 @@ __all__ = ["Supervisor"]
 
 TICK_SECONDS: Final = 0.05
 CLEAN_UP_DELAY: Final = 5.0
-"""Seconds that the other replicas have to end by themselves when the Master has succeeded."""
+"""Seconds for the other replicas to end by themselves after the Master has succeeded."""
 ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
-MOST_EVENTS: Final = 500
+MAX_EVENTS: Final = 500
 _HOPELESS: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
 _NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
 _RANK_NAMES: Final = frozenset(
@@ -49,7 +47,7 @@ _RANK_NAMES: Final = frozenset(
 
 
 class Supervisor:
-    """One job, from the first look to its end.
+    """Runs one job to its end.
 
     Args:
         folder: the job's folder, with state.json and launch.json in it.
@@ -64,12 +62,11 @@ class Supervisor:
         self._recorded: set[str] = set()
         self._saved = ""
         self._port = _reserve_port()
-        launch_file = read_json(folder.launch)
-        launches = launch_file["replicas"]
-        self._max_restarts = int(launch_file["max_restarts"])
+        launch = read_json(folder.launch)
+        self._max_restarts = int(launch["max_restarts"])
         self._kubelet = Kubelet(
             folder,
-            {name: Launch(**launch) for name, launch in launches.items()},
+            {name: Launch(**one) for name, one in launch["replicas"].items()},
             self._environ,
             lambda pod, kind, reason, text: self._record(pod, Record(kind, reason, text)),
         )
@@ -80,7 +77,7 @@ class Supervisor:
         """Until the job has ended and its replicas are gone, or the job is deleted."""
         try:
             while not self._over():
-                self._obey()
+                self._take_requests()
                 self._kubelet.sync()
                 self._operate()
                 self._save()
@@ -94,12 +91,12 @@ class Supervisor:
             raise
 
     def terminated(self) -> None:
-        """Somebody ends this process: the job is stopped."""
-        self._stop("the supervisor of the job was told to end", ORPHAN_GRACE)
+        """Stop the job, as this process was sent SIGTERM."""
+        self._stop("the supervisor of the job was terminated", ORPHAN_GRACE)
 
-    # --- what is asked for ----------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
-    def _obey(self) -> None:
+    def _take_requests(self) -> None:
         for verb, details in self._folder.asked().items():
             if verb == "suspend":
                 self._job["spec"].setdefault("runPolicy", {})["suspend"] = bool(details["value"])
@@ -109,18 +106,18 @@ class Supervisor:
                 self._job["metadata"].setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
         if self._deleted:
             for pod in self._kubelet.pods:
-                self._kubelet.delete(pod["metadata"]["name"])
+                self._kubelet.delete(Object(pod).name)
         if self._lifeline is not None and select.select([self._lifeline], [], [], 0)[0]:
             self._lifeline = None  # nothing is ever written into it: readable means closed
             self._stop("the process that ran the job is gone", ORPHAN_GRACE)
 
     def _stop(self, message: str, grace: float | None) -> None:
-        self._stopping = self._stopping or message or "it was asked to stop"
+        self._stopping = self._stopping or message or "on request"
         self._kubelet.halt(grace)
 
     @property
     def _deleted(self) -> bool:
-        return bool(self._job["metadata"].get("deletionTimestamp"))
+        return Object(self._job).deleting
 
     # --- the operator ---------------------------------------------------------------------------
 
@@ -136,30 +133,31 @@ class Supervisor:
         status, actions = operator.reconcile(self._job, self._kubelet.pods, now)
         trouble = self._hopeless() or self._used_up()
         if trouble and not finished(status):
-            look = operator.reconcile(self._job, self._kubelet.pods, now, trouble=trouble)
-            status, actions = look
+            status, actions = operator.reconcile(
+                self._job, self._kubelet.pods, now, trouble=trouble
+            )
         if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
             message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
             status = fail(self._status, "PyTorchJobStopped", message, now)
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
-                self._kubelet.create(pods.new_pod(self._job, action.role, action.index, now))
+                self._kubelet.create(new_pod(self._job, action.role, action.index, now))
             elif isinstance(action, DeletePod):
                 self._kubelet.delete(action.name)
             elif isinstance(action, Record):
                 self._record(self._job, action)
 
     def _hopeless(self) -> str:
-        """Why another start would end the same way, as the agent says.
+        """Why another start would end the same way, by the agent's message.
 
-        The script itself failed, or no restart is left. The operator would start it again all the
-        same; here somebody is waiting at the terminal.
+        The script itself failed, or no restart is left. The operator would restart it all the same;
+        here a user is waiting at the terminal.
         """
         for pod in self._kubelet.pods:
-            code, message = pods.last_end(pod)
-            reason = Reason.decode(message)
-            if reason and {code, reason.exit_code} & _HOPELESS:
+            end = Pod(pod).terminated or Pod(pod).terminated_before
+            reason = Reason.decode(end.get("message", ""))
+            if reason and {int(end.get("exitCode", 0)), reason.exit_code} & _HOPELESS:
                 return (
                     f"Job {self._job['metadata']['name']} has failed because"
                     f" {replica_of(pod)} ended with exit code {reason.exit_code}"
@@ -167,9 +165,10 @@ class Supervisor:
         return ""
 
     def _used_up(self) -> str:
-        """Why no restart is left. The operator's backoffLimit is a rough measure of the same.
+        """Why no restart is left.
 
-        It adds up the restarts of all replicas, so it must let one replica fail many times.
+        The operator's backoffLimit adds up the restarts of all replicas, so it must allow one
+        replica many failures.
         """
         for replica, failures in self._kubelet.failures.items():
             if failures > self._max_restarts:
@@ -185,7 +184,7 @@ class Supervisor:
             return False
         if self._deleted:
             return not self._kubelet.pods
-        dying = any(pod["metadata"].get("deletionTimestamp") for pod in self._kubelet.pods)
+        dying = any(Object(pod).deleting for pod in self._kubelet.pods)
         return finished(self._status) and self._ended_at is not None and not dying
 
     def _past_delay(self) -> bool:
@@ -195,32 +194,16 @@ class Supervisor:
 
     @property
     def _status(self) -> Json:
-        status: Json = self._job.get("status") or {}
-        return status
+        return Object(self._job).status
 
-    # --- what is written down -------------------------------------------------------------------
+    # --- the state ------------------------------------------------------------------------------
 
     def _record(self, about: Json, record: Record) -> None:
         if record.key and record.key in self._recorded:
             return
         self._recorded.add(record.key)
-        now, meta = stamp(datetime.now(UTC)), about["metadata"]
-        uid = str(uuid.uuid4())
-        event = {
-            "metadata": {"name": f"{meta['name']}.{uid[:8]}", "uid": uid, "creationTimestamp": now},
-            "involvedObject": {
-                "kind": about.get("kind", ""),
-                "name": meta["name"],
-                "uid": meta.get("uid", ""),
-            },
-            "type": record.type,
-            "reason": record.reason,
-            "message": record.message,
-            "count": 1,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-        }
-        self._events = [*self._events[-MOST_EVENTS:], event]
+        event = new_event(about, record.type, record.reason, record.message, datetime.now(UTC))
+        self._events = [*self._events[-MAX_EVENTS:], event]
 
     def _save(self) -> None:
         state = {"job": self._job, "pods": self._kubelet.pods, "events": self._events}
@@ -230,7 +213,7 @@ class Supervisor:
             self._saved = text
 
     def _give_up(self, error: BaseException) -> None:
-        """Something is wrong here: no replica stays behind, and the state says what it was."""
+        """After an error of the supervisor: kill the replicas, and write the error to the state."""
         self._kubelet.halt(0.0)
         deadline = time.monotonic() + 2.0
         with suppress(Exception):
@@ -239,23 +222,20 @@ class Supervisor:
                 time.sleep(TICK_SECONDS)
         with suppress(Exception):
             self._folder.make_room()
-            message = f"the supervisor of the job failed: {self._told(error)}"
+            why = str(error) or type(error).__name__
+            if isinstance(error, OSError):
+                why = trouble("write", Path(error.filename or self._folder.path), error)
+            message = f"the supervisor of the job failed: {why}"
             self._job["status"] = fail(
                 self._status, "PyTorchJobSupervisorFailed", message, datetime.now(UTC)
             )
             self._save()
             self._folder.trim()
 
-    def _told(self, error: BaseException) -> str:
-        """An error in one line; a full disk with what to do about it."""
-        if isinstance(error, OSError):
-            return trouble("write", Path(error.filename or self._folder.path), error)
-        return str(error) or type(error).__name__
-
     # --- the environment of a container ---------------------------------------------------------
 
     def _environ(self, launch: Launch) -> dict[str, str]:
-        """This process's environment without the names of another group, then the replica's own."""
+        """This process's environment without variables of another job, and the replica's own."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -263,11 +243,15 @@ class Supervisor:
         }
         here = str(Path(sys.executable).parent)  # `python` means the one that runs k8sjob
         inherited["PATH"] = os.pathsep.join(filter(None, (here, inherited.get("PATH", ""))))
-        return {**inherited, **_with_port(launch.env, self._port.getsockname()[1])}
+        port = self._port.getsockname()[1]
+        values = {"MASTER_PORT": str(port), "PET_MASTER_PORT": str(port)}
+        values["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+        ports = {name: value for name, value in values.items() if name in launch.env}
+        return {**inherited, **launch.env, **ports}
 
 
 def _reserve_port() -> socket.socket:
-    """A socket that is bound and never listens: nobody else is given its port meanwhile.
+    """A socket that is bound and never listens, so that no other process is given its port.
 
     Rank 0 can bind the same port all the same, since both ask for SO_REUSEADDR.
     """
@@ -277,17 +261,8 @@ def _reserve_port() -> socket.socket:
     return port
 
 
-def _with_port(env: dict[str, str], port: int) -> dict[str, str]:
-    ports: dict[str, str] = {
-        name: str(port) for name in ("MASTER_PORT", "PET_MASTER_PORT") if name in env
-    }
-    if "PET_RDZV_ENDPOINT" in env:
-        ports["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
-    return {**env, **ports}
-
-
 def main(arguments: list[str]) -> None:
-    """Keep the job whose folder is the first argument."""
+    """Run the job whose folder is the first argument."""
     lifeline = int(arguments[1]) if len(arguments) > 1 else None
     supervisor = Supervisor(JobFolder(Path(arguments[0])), lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

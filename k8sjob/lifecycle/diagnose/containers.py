@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.events import moment
+from k8sjob.backends.objects import moment
 from k8sjob.lifecycle.diagnose.facts import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import (
     REPLICA,

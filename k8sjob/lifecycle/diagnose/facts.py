@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.backends.events import moment
+from k8sjob.backends.objects import moment
 from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason
 from k8sjob.labels import replica_of
 from k8sjob.lifecycle.status import job_status, last_end, processes, replica_names

@@ -6,7 +6,7 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.events import event_time, moment
+from k8sjob.backends.objects import event_time, moment
 from k8sjob.contract import Event, EventKind, Reason
 from k8sjob.labels import JOB_NAME, QUEUE
 from k8sjob.lifecycle.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.events import event_time, moment
+from k8sjob.backends.objects import event_time, moment
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.lifecycle.diagnose.finding import Cause, ReplicaFinding, grouped
 from k8sjob.lifecycle.status import JobState

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.events import event_time
+from k8sjob.backends.objects import event_time
 from k8sjob.lifecycle.diagnose.facts import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import (
     Cause,

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.capacity import nodes_of, pod_requests, taken, told, tolerates
-from k8sjob.backends.events import moment
+from k8sjob.backends.objects import moment
 from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.finding import Cause, ReplicaFinding
 from k8sjob.lifecycle.diagnose.volumes import unbound

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.events import event_time
+from k8sjob.backends.objects import event_time
 from k8sjob.lifecycle.diagnose.finding import Cause, ReplicaFinding, Rule, first_match, one_line
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.capacity import pod_requests
-from k8sjob.backends.events import event_time, moment
+from k8sjob.backends.objects import event_time, moment
 from k8sjob.labels import JOB_NAME
 from k8sjob.lifecycle.diagnose.facts import OPERATOR_INIT
 from k8sjob.lifecycle.diagnose.finding import (

@@ -346,15 +346,14 @@ def test_a_job_is_deleted_with_its_pods_and_no_other_one_is(backend, there, erro
         backend.delete(JobRef("one", "team"))
 
 
-def test_to_wait_until_a_name_is_free(backend, there, listed):
-    there.on("DELETE", ONE, {"kind": "Status"})
+def test_to_wait_until_a_jobs_pods_are_gone(backend, there, listed):
     mine, before = pod("master", 0), pod("worker", 0, owner="uid-0")
     there.on("GET", PODS, listed(1, mine, before), listed(2, mine), listed(3, before))
-    backend.delete_and_wait(JobRef("one", "team"))
-    assert [method for method, *_ in there.asked] == ["GET", "DELETE", "GET", "GET", "GET"]
+    backend.wait_for_pods(JobRef("one", "team", "uid-1"), 60)
+    assert [method for method, *_ in there.asked] == ["GET", "GET", "GET"]
     there.on("GET", PODS, listed(1, mine))
     with pytest.raises(BackendError, match="have not ended after 0 s: one-master-0"):
-        backend.delete_and_wait(JobRef("one", "team", "uid-1"), timeout=0.1)
+        backend.wait_for_pods(JobRef("one", "team", "uid-1"), 0.1)
 
 
 # --- related

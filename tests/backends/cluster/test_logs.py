@@ -1,6 +1,6 @@
 """The output of replicas, from a node that answers as a kubelet does.
 
-Each test tells what happens; the next thing happens when a reader has nothing more to read.
+Each test lists what happens; the next thing happens when a reader has nothing more to read.
 """
 
 import time
@@ -8,13 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from k8sjob.backends.cluster.logs import replica_logs
-from k8sjob.backends.cluster.output import stamped
-from k8sjob.backends.cluster.pods import JobPods, Pace
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.cluster.instances import JobPods, Pace
+from k8sjob.backends.cluster.logs import replica_logs, stamped
 from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = JobRef("job", "ns", "job-uid")
 QUICK = Pace(look=0.01, pause=0.01, linger=0.2)
 
 
@@ -31,13 +32,19 @@ class Pod:
         self.restarts, self.state = len(self.files) - 1, "running"
 
     def write(self, *texts, apart=0.4):
-        for text in texts:
+        for text in texts or [f"line {len(self.files[-1]) + 1}"]:
             self.cluster.clock += timedelta(seconds=apart)
             stamp = self.cluster.clock.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
             self.files[-1].append((stamp, text))
 
+    def writes(self, *texts, **options):
+        return lambda: self.write(*texts, **options)
+
     def exit(self, state="terminated"):
         self.state = state
+
+    def crash(self):
+        self.exit("waiting")
 
     def as_json(self):
         role, _, index = self.replica.rpartition("-")
@@ -67,7 +74,7 @@ class Pod:
         return {"metadata": meta, "status": {"containerStatuses": [sidecar, container]}}
 
     def file(self, *, previous):
-        """What the apiserver gives, by the state of the container."""
+        """What the apiserver returns, by the state of the container."""
         if not self.files:
             raise ApiError("waiting", code=400, reason="BadRequest", said="is waiting to start")
         if not previous or self.state == "waiting":
@@ -95,6 +102,7 @@ class Cluster:
         return pod
 
     def then(self, *happenings):
+        """What happens next, one after the other; those of a list at once."""
         self.happenings += happenings
 
     def drop(self):
@@ -102,12 +110,15 @@ class Cluster:
         self.broken = True
 
     def hang_up(self):
-        """The answer ends as if all had been said: so it looks when a kubelet is restarted."""
+        """The answer ends without an error, as when a kubelet is restarted."""
         self.hung_up = True
 
     def end(self):
         """The job ends."""
         self.over = True
+
+    def lose_node(self):
+        self.node_is_lost = True
 
     def request(self, method, path, *, query=None, **_):
         self.listings += 1
@@ -155,7 +166,9 @@ class Cluster:
     def _happens(self):
         self.listed_in_vain = 0
         if self.happenings:
-            self.happenings.pop(0)()
+            now = self.happenings.pop(0)
+            for happening in now if isinstance(now, list) else [now]:
+                happening()
             return True
         return False
 
@@ -168,11 +181,29 @@ def cluster():
 @pytest.fixture
 def read(cluster):
     def call(replica="worker-0", **options):
-        options.setdefault("ended", lambda: cluster.over)
-        pods = JobPods(cluster, "ns", "job", "job-uid", pace=QUICK)
-        return list(replica_logs(cluster, "ns", replica, pods=pods, **options))
+        ended = options.pop("ended", lambda: cluster.over)
+        pods = JobPods(cluster, JOB, ended, pace=QUICK)
+        return list(replica_logs(pods, replica, **options))
 
     return call
+
+
+@pytest.fixture
+def started(cluster):
+    """A Pod whose container runs and has written some lines."""
+
+    def start(*texts, uid="first", owner="job-uid", **options):
+        pod = cluster.pod(uid=uid, owner=owner)
+        pod.start()
+        if texts:
+            pod.write(*texts, **options)
+        return pod
+
+    return start
+
+
+def attempts(lines):
+    return [(line.attempt, line.text) for line in lines]
 
 
 def texts(lines):
@@ -184,46 +215,30 @@ def missing(attempt):
     return f"k8sjob: worker-0: output of attempt {attempt} {kept}"
 
 
-def gaps(lines):
-    return [line.text for line in lines if line.gap]
-
-
 # --- following ------------------------------------------------------------------------------------
 
 
 def test_a_replica_is_followed_from_before_its_pod_until_the_job_has_ended(cluster, read):
-    def create():
-        cluster.pod()
+    def step(*names):
+        return lambda: [getattr(cluster.pods["job-worker-0"], name)() for name in names]
 
-    def start():
-        pod = cluster.pods["job-worker-0"]
-        pod.start()
-        pod.write("one")
-
-    cluster.then(
-        create,
-        start,
-        lambda: cluster.pods["job-worker-0"].write("two", "three"),
-        lambda: cluster.pods["job-worker-0"].exit("terminated"),
-        cluster.end,
-    )
+    cluster.then(cluster.pod, step("start", "write"), step("write", "write"), step("exit"))
+    cluster.then(cluster.end)
     lines = read(follow=True)
-    assert texts(lines) == ["one", "two", "three"]
+    assert texts(lines) == ["line 1", "line 2", "line 3"]
     assert [line.attempt for line in lines] == [0, 0, 0]
     assert lines[0].timestamp == "2026-01-01T00:00:00.400000000Z"
 
 
-def test_a_broken_connection_loses_and_repeats_nothing(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("1", "2", "3", apart=0.3)
+def test_a_broken_connection_loses_and_repeats_nothing(cluster, read, started):
+    pod = started("1", "2", "3", apart=0.3)
     cluster.then(
         cluster.drop,
-        lambda: pod.write("4", "5", apart=0.01),
+        pod.writes("4", "5", apart=0.01),
         cluster.drop,
-        lambda: pod.write("6", apart=5),
+        pod.writes("6", apart=5),
         cluster.drop,
-        lambda: pod.write("7", apart=0.0),  # in the same instant as the line before
+        pod.writes("7", apart=0.0),  # in the same instant as the line before
         pod.exit,
         cluster.end,
     )
@@ -231,10 +246,8 @@ def test_a_broken_connection_loses_and_repeats_nothing(cluster, read):
     assert cluster.streams[-1]["sinceTime"] == "2026-01-01T00:00:00Z"
 
 
-def test_lines_that_stand_out_of_order_are_known_by_themselves(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("out 1", "err 1", "out 2", apart=0.1)
+def test_lines_that_are_out_of_order_are_each_read_once(cluster, read, started):
+    pod = started("out 1", "err 1", "out 2", apart=0.1)
     pod.files[-1][1], pod.files[-1][2] = pod.files[-1][2], pod.files[-1][1]
 
     def late():
@@ -245,10 +258,8 @@ def test_lines_that_stand_out_of_order_are_known_by_themselves(cluster, read):
     assert texts(read(follow=True)) == ["out 1", "out 2", "err 1", "err 0"]
 
 
-def test_a_line_that_a_broken_connection_has_cut_comes_whole(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("whole", "half a ...")
+def test_a_line_that_a_broken_connection_has_cut_comes_whole(cluster, read, started):
+    pod = started("whole", "half a ...")
 
     def complete():
         stamp, _ = pod.files[-1].pop()
@@ -258,88 +269,42 @@ def test_a_line_that_a_broken_connection_has_cut_comes_whole(cluster, read):
     assert texts(read(follow=True)) == ["whole", "half a line"]
 
 
-def test_an_answer_that_ends_while_the_container_runs_is_asked_for_again(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("before")
-
-    cluster.then(
-        cluster.hang_up,
-        lambda: pod.write("after"),
-        cluster.hang_up,
-        cluster.hang_up,
-        pod.exit,
-        cluster.end,
-    )
+def test_an_answer_that_ends_while_the_container_runs_is_asked_for_again(cluster, read, started):
+    pod = started("before")
+    cluster.then(cluster.hang_up, pod.writes("after"), cluster.hang_up, cluster.hang_up)
+    cluster.then(pod.exit, cluster.end)
     assert texts(read(follow=True)) == ["before", "after"]
 
 
-def test_the_last_lines_are_read_after_the_end_of_the_container(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("seen")
-
-    def ends_unseen():
-        pod.write("unseen")
-        pod.exit()
-        cluster.drop()
-
-    cluster.then(ends_unseen, cluster.end)
+@pytest.mark.parametrize("silences", [0, 8])
+def test_the_last_lines_are_read_after_the_end_of_the_container(cluster, read, started, silences):
+    pod = started("seen")
+    cluster.then(*[cluster.drop] * silences)
+    cluster.then([pod.writes("unseen"), pod.exit, cluster.end, cluster.drop])
     assert texts(read(follow=True)) == ["seen", "unseen"]
 
 
-def test_a_container_that_was_silent_for_long_is_read_to_its_end(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("seen")
-
-    def ends_unseen():
-        pod.write("unseen")
-        pod.exit()
-        cluster.end()
-        cluster.drop()
-
-    cluster.then(*[cluster.drop] * 8, ends_unseen)
-    assert texts(read(follow=True)) == ["seen", "unseen"]
-
-
-def test_a_node_that_never_answers_again_is_given_up_after_the_end(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("seen")
-
-    def dies():
-        cluster.node_is_lost = True
-        pod.exit()
-        cluster.end()
-        cluster.drop()
-
-    cluster.then(cluster.drop, dies)
+def test_a_node_that_never_answers_again_is_given_up_after_the_end(cluster, read, started):
+    pod = started("seen")
+    cluster.then(cluster.drop, [cluster.lose_node, pod.exit, cluster.end, cluster.drop])
     first, gap = texts(read(follow=True))
     assert first == "seen"
-    assert gap.endswith("the rest of its output cannot be read any more")
+    assert gap.endswith("the rest of its output can no longer be read")
 
 
-def test_an_apiserver_that_is_away_for_a_while(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("before")
+def test_an_apiserver_that_is_away_for_a_while(cluster, read, started):
+    pod = started("before")
 
-    def away():
-        cluster.refusal = ApiError("refused")
-        cluster.drop()
+    def away(error):
+        cluster.refusal = error
 
-    def back():
-        cluster.refusal = None
-        pod.write("meanwhile")
-
-    cluster.then(away, back, pod.exit, cluster.end)
+    cluster.then([lambda: away(ApiError("refused")), cluster.drop])
+    cluster.then([lambda: away(None), pod.writes("meanwhile")], pod.exit, cluster.end)
     assert texts(read(follow=True)) == ["before", "meanwhile"]
 
 
-def test_what_may_not_be_read_is_an_error_at_once(cluster, read):
-    pod = cluster.pod()
-    pod.start()
+def test_what_may_not_be_read_is_an_error_at_once(cluster, read, started):
+    started()
     cluster.refusal = ApiError("pods/log is forbidden", code=403, reason="Forbidden")
     with pytest.raises(ApiError, match="forbidden"):
         read(follow=True)
@@ -348,168 +313,81 @@ def test_what_may_not_be_read_is_an_error_at_once(cluster, read):
 # --- restarts -------------------------------------------------------------------------------------
 
 
-def test_restarts_in_place_are_attempts_one_after_the_other(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1", "a2")
-
-    def again(*lines):
-        def restart():
-            pod.start()
-            pod.write(*lines)
-
-        return restart
-
-    cluster.then(pod.exit, again("b1", "b2"), pod.exit, again("c1"), pod.exit, cluster.end)
-    lines = read(follow=True)
-    assert [(line.attempt, line.text) for line in lines] == [
-        (0, "a1"), (0, "a2"), (1, "b1"), (1, "b2"), (2, "c1"),
-    ]  # fmt: skip
+def test_restarts_in_place_are_attempts_one_after_the_other(cluster, read, started):
+    pod = started("a1", "a2")
+    cluster.then(pod.exit, [pod.start, pod.writes("b1", "b2")])
+    cluster.then(pod.exit, [pod.start, pod.writes("c1")], pod.exit, cluster.end)
+    assert attempts(read(follow=True)) == [(0, "a1"), (0, "a2"), (1, "b1"), (1, "b2"), (2, "c1")]
 
 
-def test_an_instance_that_was_read_after_its_end_is_not_missed(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
+def test_an_instance_that_was_read_after_its_end_is_not_missed(cluster, read, started):
+    pod = started("a1")
     pod.exit("waiting")
-
-    def restarts_and_crashes():
-        pod.start()
-        pod.write("b1")
-        pod.exit("waiting")
-
-    cluster.then(restarts_and_crashes, cluster.end)
-    lines = read(follow=True)
-    assert [(line.attempt, line.text) for line in lines] == [(0, "a1"), (1, "b1")]
+    cluster.then([pod.start, pod.writes("b1"), pod.crash], cluster.end)
+    assert attempts(read(follow=True)) == [(0, "a1"), (1, "b1")]
 
 
-def test_a_dead_instance_is_not_followed_again_and_again(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("only")
-    cluster.then(lambda: pod.exit("waiting"), lambda: None, lambda: None, cluster.end)
+def test_an_instance_that_has_ended_is_not_followed_repeatedly(cluster, read, started):
+    pod = started("only")
+    cluster.then(pod.crash, [], [], cluster.end)
     assert texts(read(follow=True)) == ["only"]
     assert len(cluster.streams) == 2  # followed, and read once more after its end
 
 
-def test_the_rest_of_an_instance_is_read_from_the_one_before(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
-
-    def restarts_unseen():
-        pod.write("a2")
-        pod.start()
-        pod.write("b1")
-        cluster.drop()
-
-    cluster.then(restarts_unseen, pod.exit, cluster.end)
-    lines = read(follow=True)
-    assert [(line.attempt, line.text) for line in lines] == [(0, "a1"), (0, "a2"), (1, "b1")]
+def test_the_rest_of_an_instance_is_read_from_the_one_before(cluster, read, started):
+    pod = started("a1")
+    cluster.then([pod.writes("a2"), pod.start, pod.writes("b1"), cluster.drop])
+    cluster.then(pod.exit, cluster.end)
+    assert attempts(read(follow=True)) == [(0, "a1"), (0, "a2"), (1, "b1")]
     assert [query.get("previous") for query in cluster.streams].count("true") == 1
 
 
-def test_two_restarts_at_once_are_a_gap_that_is_told(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
-
-    def restarts_twice():
-        pod.write("a2")
-        pod.start()
-        pod.write("b1")
-        pod.start()
-        pod.write("c1")
-        cluster.drop()
-
-    cluster.then(restarts_twice, pod.exit, cluster.end)
-    assert texts(read(follow=True)) == [
-        "a1",
-        missing(0),
-        "b1",
-        "c1",
-    ]
+def test_two_restarts_at_once_are_a_gap(cluster, read, started):
+    pod = started("a1")
+    again = [pod.start, pod.writes("b1"), pod.start, pod.writes("c1")]
+    cluster.then([pod.writes("a2"), *again, cluster.drop], pod.exit, cluster.end)
+    assert texts(read(follow=True)) == ["a1", missing(0), "b1", "c1"]
 
 
-def test_an_instance_that_crashed_while_nobody_looked_is_a_gap(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
-
-    def crashes():
-        pod.write("a2")
-        pod.start()
-        pod.write("b1")
-        pod.exit("waiting")  # now the node gives this one alone, however it is asked
-        cluster.drop()
-
-    cluster.then(crashes, cluster.end)
-    assert texts(read(follow=True)) == [
-        "a1",
-        missing(0),
-        "b1",
-    ]
+def test_an_instance_that_crashed_unseen_is_a_gap(cluster, read, started):
+    pod = started("a1")
+    # Waiting to be restarted: the node only has the newest, however it is asked.
+    crashed = [pod.start, pod.writes("b1"), pod.crash]
+    cluster.then([pod.writes("a2"), *crashed, cluster.drop], cluster.end)
+    assert texts(read(follow=True)) == ["a1", missing(0), "b1"]
 
 
-# --- Pods made anew -------------------------------------------------------------------------------
+# --- replaced Pods --------------------------------------------------------------------------------
 
 
-def test_a_pod_made_anew_goes_on_with_the_next_attempt(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
+def test_a_replaced_pod_continues_with_the_next_attempt(cluster, read, started):
+    pod = started("a1")
 
-    def dies():
-        pod.write("a2")
-        pod.exit()
-
-    def is_made_anew():
+    def is_replaced():
         cluster.clock -= timedelta(hours=1)  # on a node whose clock is slow
-        second = cluster.pod(uid="second")
-        second.start()
-        second.write("b1", "b2")
+        second = started("b1", "b2", uid="second")
         cluster.then(second.exit, cluster.end)
 
-    cluster.then(dies, is_made_anew)
-    lines = read(follow=True)
-    assert [(line.attempt, line.text) for line in lines] == [
-        (0, "a1"), (0, "a2"), (1, "b1"), (1, "b2"),
-    ]  # fmt: skip
+    cluster.then([pod.writes("a2"), pod.exit], is_replaced)
+    assert attempts(read(follow=True)) == [(0, "a1"), (0, "a2"), (1, "b1"), (1, "b2")]
 
 
-def test_a_pod_that_is_gone_after_the_end_of_its_output_leaves_no_gap(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
-
-    def is_deleted():
-        pod.write("stopping")
-        pod.exit()
-        del cluster.pods["job-worker-0"]
-
-    cluster.then(is_deleted, cluster.end)
+def test_a_pod_that_is_gone_after_the_end_of_its_output_leaves_no_gap(cluster, read, started):
+    pod = started("a1")
+    cluster.then([pod.writes("stopping"), pod.exit, cluster.pods.clear], cluster.end)
     assert texts(read(follow=True)) == ["a1", "stopping"]
 
 
-def test_a_pod_deleted_while_the_connection_was_down_is_a_gap_that_is_told(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("a1")
-
-    def is_deleted():
-        del cluster.pods["job-worker-0"]
-        cluster.drop()
-
-    cluster.then(is_deleted, cluster.end)
+def test_a_pod_deleted_while_the_connection_was_down_is_a_gap(cluster, read, started):
+    started("a1")
+    cluster.then([cluster.pods.clear, cluster.drop], cluster.end)
     first, gap = texts(read(follow=True))
     assert first == "a1"
     assert gap.endswith("may be missing here: the pod was deleted before all of it was read")
 
 
-def test_pods_of_another_job_of_the_name_are_not_its_own(cluster, read):
-    pod = cluster.pod(owner="another-job")
-    pod.start()
-    pod.write("not this")
+def test_pods_of_another_job_of_the_name_are_not_its_own(cluster, read, started):
+    started("not this", owner="another-job")
     cluster.then(cluster.end)
     assert read(follow=True) == []
     assert [line.gap for line in read()] == [True]
@@ -518,127 +396,96 @@ def test_pods_of_another_job_of_the_name_are_not_its_own(cluster, read):
 # --- rotation -------------------------------------------------------------------------------------
 
 
-def test_a_log_rotated_while_the_connection_was_down_is_a_gap_that_is_told(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write("1", "2")
-
-    def rotates():
-        pod.write("3")
-        pod.files[-1].clear()
-        pod.write("4")
-        cluster.drop()
-
+def test_a_log_rotated_while_the_connection_was_down_is_a_gap(cluster, read, started):
+    pod = started("1", "2")
+    rotates = [pod.writes("3"), pod.files[-1].clear, pod.writes("4"), cluster.drop]
     cluster.then(cluster.drop, rotates, pod.exit, cluster.end)
-    lines = read(follow=True)
-    assert texts(lines) == [
-        "1",
-        "2",
-        "k8sjob: worker-0: output may be missing here: its log was rotated",
-        "4",
-    ]
+    gap = "k8sjob: worker-0: output may be missing here: its log was rotated"
+    assert texts(read(follow=True)) == ["1", "2", gap, "4"]
 
 
-def test_no_gap_where_the_new_lines_follow_on(cluster, read):
-    pod = cluster.pod()
-    pod.start()
-    pod.write(*map(str, range(50)), apart=0.7)
-    for _ in range(3):
-        cluster.then(cluster.drop, lambda: pod.write("more", apart=7))
-    cluster.then(pod.exit, cluster.end)
+def test_no_gap_where_the_new_lines_follow_on(cluster, read, started):
+    pod = started(*map(str, range(50)), apart=0.7)
+    cluster.then(*[cluster.drop, pod.writes("more", apart=7)] * 3, pod.exit, cluster.end)
     lines = read(follow=True)
-    assert not gaps(lines)
+    assert not [line for line in lines if line.gap]
     assert len(lines) == 53
 
 
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_a_container_that_nobody_ends_is_left_after_a_while(cluster, read):
-    pod = cluster.pod()
-    pod.start()
+def test_a_container_that_is_not_stopped_is_left_after_a_while(cluster, read, started):
+    pod = started()
 
-    def goes_on():
+    def runs_on():
         pod.write("still here")
-        cluster.then(goes_on)
+        cluster.then(runs_on)
 
-    cluster.then(goes_on)
+    cluster.then(runs_on)
     assert set(texts(read(follow=True, ended=lambda: True))) == {"still here"}
 
 
-def test_a_container_that_is_being_ended_is_followed_to_its_end(cluster, read):
-    pod = cluster.pod()
-    pod.start()
+def test_a_container_that_is_being_stopped_is_followed_to_its_end(cluster, read, started):
+    pod = started()
     pod.leaving = True
-
-    def saves():
-        time.sleep(2 * QUICK.linger)
-        pod.write("saving")
-
-    cluster.then(saves, saves, lambda: pod.write("saved"), pod.exit)
+    saves = [lambda: time.sleep(2 * QUICK.linger), pod.writes("saving")]
+    cluster.then(saves, saves, pod.writes("saved"), pod.exit)
     assert texts(read(follow=True, ended=lambda: True)) == ["saving", "saving", "saved"]
 
 
 # --- without following ----------------------------------------------------------------------------
 
 
-def crashed(cluster, *, runs):
+@pytest.fixture
+def crashed(cluster):
     """A container in its third attempt."""
     pod = cluster.pod()
     for attempt in "abc":
         pod.start()
         pod.write(f"{attempt}1", f"{attempt}2", apart=10)
-    pod.exit("running" if runs else "terminated")
     return pod
 
 
-def test_all_that_the_node_still_has(cluster, read):
-    crashed(cluster, runs=True)
+def test_all_that_the_node_still_has(crashed, read):
     lines = read()
-    assert texts(lines) == [
-        missing(0),
-        *("b1", "b2", "c1", "c2"),
-    ]
+    assert texts(lines) == [missing(0), "b1", "b2", "c1", "c2"]
     assert [line.attempt for line in lines[1:]] == [1, 1, 2, 2]
     assert [line.timestamp for line in lines] == sorted(line.timestamp for line in lines)
 
 
-def test_a_node_that_says_it_has_no_log_is_not_output(cluster, read):
-    crashed(cluster, runs=False)
-    assert texts(read()) == [
-        missing(0),
-        missing(1),
-        *("c1", "c2"),
-    ]
+def test_a_message_of_the_node_that_it_has_no_log_is_not_output(crashed, read):
+    crashed.exit()
+    assert texts(read()) == [missing(0), missing(1), "c1", "c2"]
 
 
 @pytest.mark.parametrize(("tail", "expected"), [(1, ["c2"]), (3, ["b2", "c1", "c2"]), (0, [])])
-def test_the_last_lines_alone_are_asked_for(cluster, read, tail, expected):
-    crashed(cluster, runs=True)
+def test_only_the_last_lines_are_asked_for(cluster, crashed, read, tail, expected):
     assert texts(read(tail=tail)) == expected
     assert all("tailLines" in query for query in cluster.streams)
 
 
-def test_what_is_older_is_not_asked_for(cluster, read):
-    crashed(cluster, runs=True)
+def test_what_is_older_is_not_asked_for(cluster, crashed, read):
     assert texts(read(since=BEGIN + timedelta(seconds=45))) == ["c1", "c2"]
     assert texts(read(since=BEGIN + timedelta(seconds=61))) == []
     assert all(query["sinceTime"] >= "2026-01-01T00:00:45Z" for query in cluster.streams)
 
 
-def test_the_attempt_before_the_last_one(cluster, read):
-    pod = crashed(cluster, runs=True)
+def test_the_attempt_before_the_last_one(crashed, read):
     assert texts(read(previous=True)) == ["b1", "b2"]
-    pod.exit("waiting")
-    with pytest.raises(BackendError, match="waits to be started again"):
-        read(previous=True)
-    pod.exit("terminated")
-    with pytest.raises(BackendError, match="has not kept the output"):
-        read(previous=True)
+    for state, message in (
+        ("waiting", "waits to be restarted"),
+        ("terminated", "has not kept the output"),
+    ):
+        crashed.exit(state)
+        with pytest.raises(BackendError, match=message):
+            read(previous=True)
 
 
-def test_one_attempt_has_none_before_it(cluster, read):
-    cluster.pod().start()
+def test_without_an_attempt_before(read, started):
+    with pytest.raises(BackendError, match="worker-0 has no pod"):
+        read(previous=True)
+    started()
     with pytest.raises(BackendError, match="worker-0 was started once only"):
         read(previous=True)
 
@@ -647,12 +494,14 @@ def test_a_pod_that_has_not_started_has_no_output(cluster, read):
     assert read() == []
     cluster.pod()
     assert read() == []
+    cluster.then(cluster.pods.clear, cluster.end)
+    assert read(follow=True) == []  # nor has one that goes without having run
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"tail": 1}, {"tail": 0}, {"follow": True}, {"since": BEGIN}]
 )
-def test_output_that_went_with_its_pod_is_told(cluster, read, options):
+def test_output_that_went_with_its_pod_is_reported(cluster, read, options):
     cluster.pod("worker-1", uid="other").start()
     cluster.end()
     (line,) = read(**options)
@@ -661,22 +510,11 @@ def test_output_that_went_with_its_pod_is_told(cluster, read, options):
     assert line.timestamp > "2026-01-01T00:00:00.000000000Z"
 
 
-def test_a_pod_that_never_ran_takes_no_output_with_it(cluster, read):
-    cluster.pod()
-    cluster.then(cluster.pods.clear, cluster.end)
-    assert read(follow=True) == []
+# --- the shared list of Pods ----------------------------------------------------------------------
 
 
-def test_there_is_no_attempt_before_where_there_is_no_pod(read):
-    with pytest.raises(BackendError, match="worker-0 has no pod"):
-        read(previous=True)
-
-
-# --- the shared look at the Pods ------------------------------------------------------------------
-
-
-def test_many_readers_share_one_listing(cluster):
-    pods = JobPods(cluster, "ns", "job", "job-uid")
+def test_many_readers_share_one_list(cluster):
+    pods = JobPods(cluster, JOB)
     for index in range(64):
         cluster.pod(f"worker-{index}", uid=str(index)).start()
         pods.instance(f"worker-{index}")
@@ -685,10 +523,8 @@ def test_many_readers_share_one_listing(cluster):
     assert cluster.listings <= 1
 
 
-def test_a_newer_look_is_to_be_had(cluster):
-    pods = JobPods(cluster, "ns", "job", "job-uid")
-    pod = cluster.pod()
-    pod.start()
+def test_a_newer_list_can_be_asked_for(cluster, started):
+    pods, pod = JobPods(cluster, JOB), started()
     assert pods.instance("worker-0").state == "running"
     pod.exit()
     assert pods.instance("worker-0", after=time.monotonic()).state == "terminated"

@@ -1,11 +1,11 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from k8sjob.backends.local.identity import Identity
+from k8sjob.backends.local.store import Identity
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def test_this_process_is_alive_and_comes_back_from_json():
     me = Identity.of(os.getpid())
     assert me.alive
     assert me.here
-    assert Identity.from_json(me.to_json()) == me
+    assert Identity.from_json(asdict(me)) == me
 
 
 def test_a_process_that_agrees_in_all_is_killed(sleeper):

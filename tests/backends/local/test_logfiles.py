@@ -11,7 +11,7 @@ from k8sjob.backends.local.logfiles import (
     LONGEST_LINE,
     LogWriter,
     attempts,
-    follow,
+    follow_lines,
     last_lines,
     read,
 )
@@ -106,7 +106,7 @@ def test_follow_goes_from_attempt_to_attempt_and_loses_nothing(tmp_path):
 
     thread = threading.Thread(target=write)
     thread.start()
-    lines = list(follow(tmp_path / "logs", "r", ended=over.is_set, stopped=lambda: False))
+    lines = list(follow_lines(tmp_path / "logs", "r", ended=over.is_set, stopped=lambda: False))
     thread.join()
     assert [(one.attempt, one.text) for one in lines] == [
         (attempt, f"{attempt} {number}") for attempt in range(3) for number in range(200)
@@ -115,7 +115,7 @@ def test_follow_goes_from_attempt_to_attempt_and_loses_nothing(tmp_path):
 
 def test_follow_ends_when_it_is_stopped(tmp_path):
     stop = threading.Event()
-    lines = follow(tmp_path, "r", ended=lambda: False, stopped=stop.is_set)
+    lines = follow_lines(tmp_path, "r", ended=lambda: False, stopped=stop.is_set)
     threading.Timer(0.2, stop.set).start()
     assert list(lines) == []
 

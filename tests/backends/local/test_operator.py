@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from k8sjob.backends.conditions import finished, is_true
 from k8sjob.backends.local.operator import (
     CreatePod,
     DeleteJob,
@@ -16,6 +15,7 @@ from k8sjob.backends.local.operator import (
     Record,
     reconcile,
 )
+from k8sjob.backends.objects import finished, is_true
 from k8sjob.contract import Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

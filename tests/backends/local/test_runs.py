@@ -3,17 +3,28 @@
 import os
 import shutil
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import pytest
 
-from k8sjob.backends.local.conditions import fail, set_condition
-from k8sjob.backends.local.runs import named, resumption
+from k8sjob.backends.local.operator import fail, set_condition
+from k8sjob.backends.local.runs import find_run, resumed_checkpoints
 from k8sjob.backends.local.store import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
 
 NEW = "99999999-new"
+
+
+class Resumption(NamedTuple):
+    checkpoints: str
+    notice: str
+
+
+def resumption(store, plan, own, **options):
+    source = str(plan.folder.resolve())
+    return Resumption(*resumed_checkpoints(store, plan.spec.name, source, own, **options))
 
 
 @pytest.fixture
@@ -119,29 +130,18 @@ def test_a_run_with_a_damaged_state_is_resumed(store, project, ran):
     assert resumption(store, project("mine"), NEW).checkpoints == uid
 
 
-@pytest.mark.parametrize(
-    "run", [{"script": "main.py"}, {"module": "main"}, {"command": ["python", "main.py"]}]
-)
-def test_a_run_of_an_earlier_version_is_resumed_by_the_same_program(store, project, ran, run):
-    uid = ran(project("mine", **run), source=False)
-    assert resumption(store, project("moved", **run), NEW).checkpoints == uid
-
-
-def test_a_run_of_an_earlier_version_with_other_code_is_asked_about(store, project, ran):
-    uid = ran(project("theirs", code="other"), source=False)
+def test_a_run_without_a_record_of_its_folder_is_asked_about(store, project, ran):
+    """Earlier versions did not record it."""
+    uid = ran(project("theirs"), source=False)
     with pytest.raises(BackendError, match=r"`--resume 10000000`, .* `--fresh`"):
         resumption(store, project("mine"), NEW)
     assert resumption(store, project("mine"), NEW, run="10000000").checkpoints == uid
 
 
-def test_what_a_folder_has_resumed_from_an_earlier_version_is_its_own(store, project, ran):
-    uid = ran(project("theirs"), source=False)
-    ran(project("theirs"), checkpoints=uid)
-    for name, code in (("copy", "pass"), ("mine", "other")):
-        found = resumption(store, project(name, code=code), NEW)
-        assert found.checkpoints == NEW
-        assert f"it ran in {project('theirs').folder}" in found.notice
-    assert resumption(store, project("theirs"), NEW).checkpoints == uid
+@pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
+def test_a_run_without_a_record_that_left_nothing_is_not(store, project, ran, left):
+    ran(project("theirs"), source=False, **left)
+    assert not resumption(store, project("mine"), NEW).notice
 
 
 @pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
@@ -169,29 +169,29 @@ def test_a_run_to_resume_that_is_not_there(store, project, ran, run):
 
 def test_a_name_is_the_newest_run_and_each_run_has_a_name(store, project, ran):
     older, newer = ran(project("mine")), ran(project("mine"))
-    assert named(store, "job").run == newer[:8]
-    assert named(store, f"job@{older[:8]}").run == older[:8]
-    assert named(store, f"job@{older}").run == older[:8]
+    assert find_run(store, "job").run == newer[:8]
+    assert find_run(store, f"job@{older[:8]}").run == older[:8]
+    assert find_run(store, f"job@{older}").run == older[:8]
     for unknown in ("jo", "job@", "job@77777777"):
         with pytest.raises(JobNotFound, match=f"no job {unknown!r} on this machine"):
-            named(store, unknown)
+            find_run(store, unknown)
 
 
 def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, ran, monkeypatch):
     mine, theirs = ran(project("mine")), ran(project("theirs"))
     ran(project("old"), source=False)
     monkeypatch.chdir(project("mine").folder)
-    assert named(store, "job").run == mine[:8]
+    assert find_run(store, "job").run == mine[:8]
     monkeypatch.chdir("/")
     with pytest.raises(BackendError, match="'job' is ambiguous") as error:
-        named(store, "job")
+        find_run(store, "job")
     for run, folder in ((mine, "mine"), (theirs, "theirs")):
         assert f"local/job@{run[:8]} of {project(folder).folder}" in str(error.value)
     (gone := project("gone").folder / "inner").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(BackendError, match="'job' is ambiguous"):
-        named(store, "job")
+        find_run(store, "job")
 
 
 def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):

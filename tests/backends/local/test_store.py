@@ -130,11 +130,11 @@ def test_requests_are_taken_once_and_the_newest_counts(store):
 
 def test_the_keeper_is_nobody_when_its_file_is_damaged(store):
     folder = make(store, "a", "1")
-    assert folder.keeper() is None
-    folder.keep(os.getpid())
-    assert folder.keeper().pid == os.getpid()
+    assert folder.supervisor() is None
+    folder.record_supervisor(os.getpid())
+    assert folder.supervisor().pid == os.getpid()
     (folder.path / "keeper.json").write_text("{")
-    assert folder.keeper() is None
+    assert folder.supervisor() is None
 
 
 def test_checkpoints_stay_as_long_as_a_job_uses_them(store):

@@ -30,13 +30,13 @@ def test_a_supervisor_that_cannot_begin_is_named_in_the_state(backend, wait, mak
         assert subprocess.run(command, stderr=log, check=False).returncode == 1
     status = wait.end(ref)
     assert status.reason == "PyTorchJobSupervisorGone"
-    assert "KeyError: 'replicas'" in status.message
+    assert "KeyError: 'max_restarts'" in status.message
 
 
 def test_an_operator_that_ends_the_supervisor_stops_the_job(backend, wait, make_plan):
     ref = backend.create(make_plan("import time; print('here', flush=True); time.sleep(99)"))
     wait.text(ref, "here")
-    subprocess.run(["kill", str(backend.folder(ref).keeper().pid)], check=True)
+    subprocess.run(["kill", str(backend.folder(ref).supervisor().pid)], check=True)
     status = wait.end(ref)
     assert status.reason == "PyTorchJobStopped"
-    assert "the supervisor of the job was told to end" in status.message
+    assert "the supervisor of the job was terminated" in status.message

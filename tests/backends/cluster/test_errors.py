@@ -1,9 +1,9 @@
-"""Each refusal as the server words it, and what is made of it."""
+"""The server's refusals and their explanations."""
 
 import pytest
 
-from k8sjob.backends.cluster.words import InWords, in_words
-from k8sjob.backends.paths import Target, path
+from k8sjob.backends.cluster.errors import ExplainedErrors, explained
+from k8sjob.backends.resources import Target, path
 from k8sjob.backends.transport import ApiError
 
 WEBHOOK = (
@@ -60,7 +60,7 @@ QUOTA = (
         (403, "Forbidden", "for reasons", "cannot create pytorchjobs in namespace team: forbidden"),
         (400, "BadRequest", STRICT, '\n  unknown field "spec.runPolcy"\n  unknown field "spec.x"'),
         (400, "BadRequest", "no", "the server answers 400: no"),
-        (409, "AlreadyExists", 'a "one" already exists', "a job 'one' in namespace team already"),
+        (409, "AlreadyExists", 'a "one" already exists', "already a job 'one' in namespace team"),
         (409, "Conflict", "the object has been modified", "try again"),
         (410, "Expired", "too old", "too old by now"),
         (422, "Invalid", "it is invalid", "the server answers 422: it is invalid"),
@@ -71,46 +71,46 @@ QUOTA = (
         (418, "", "teapot", "the server answers 418: teapot"),
     ],
 )
-def test_what_the_server_refuses_is_told_with_the_next_step(code, reason, said, words):
+def test_what_the_server_refuses_is_explained_with_the_next_step(code, reason, said, words):
     error = ApiError(said, code=code, reason=reason, said=said)
-    told = in_words(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
-    assert words in str(told)
-    assert (told.code, told.reason, told.said) == (code, reason, said)
+    found = explained(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    assert words in str(found)
+    assert (found.code, found.reason, found.said) == (code, reason, said)
 
 
 def test_a_right_that_is_missing_everywhere():
     error = ApiError(EVERYWHERE, code=403, reason="Forbidden", said=EVERYWHERE)
-    told = in_words(error, "GET", Target.of(path("pytorchjobs")), "here")
-    assert "ada may not list pytorchjobs in all namespaces; name one with -n" in str(told)
-    assert "doctor" not in str(told), "no role of one namespace would be enough"
+    found = explained(error, "GET", Target.of(path("pytorchjobs")), "here")
+    assert "ada may not list pytorchjobs in all namespaces; name one with -n" in str(found)
+    assert "doctor" not in str(found), "no role of one namespace would be enough"
 
 
 def test_fields_that_are_wrong_stand_one_a_line():
     causes = [("spec.a", "too long"), ("spec.b", "not a number"), ("<nil>", "not all was checked")]
     error = ApiError("invalid", code=422, reason="Invalid", said="invalid", causes=causes)
-    told = in_words(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
-    assert str(told) == (
+    found = explained(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    assert str(found) == (
         "the cluster refuses the job: \n  spec.a: too long\n  spec.b: not a number"
     )
 
 
 def test_a_kind_that_the_cluster_does_not_know():
     error = ApiError("404 page not found", code=404, reason="", said="404 page not found")
-    told = in_words(error, "GET", Target.of(path("workloads", "team")), "here")
-    assert str(told) == "the cluster of context here knows no workloads"
+    found = explained(error, "GET", Target.of(path("workloads", "team")), "here")
+    assert str(found) == "the cluster of context here knows no workloads"
 
 
 @pytest.mark.parametrize("code", [0, 401])
 def test_what_the_transport_says_best_itself_stays(code):
     error = ApiError("log in again", code=code)
-    assert str(in_words(error, "GET", Target.of("/api/v1/nodes"), "here")) == "log in again"
+    assert str(explained(error, "GET", Target.of("/api/v1/nodes"), "here")) == "log in again"
 
 
-def test_requests_and_streams_are_carried_and_their_errors_told(script):
+def test_requests_and_streams_are_carried_and_their_errors_explained(script):
     refused = ApiError("busy", code=429, reason="TooManyRequests")
     script.on("GET", "/api/v1/nodes", {"kind": "NodeList"}, refused)
     script.watched("/api/v1/nodes", [{"a": 1}, refused])
-    transport = InWords(script)
+    transport = ExplainedErrors(script)
     assert (transport.context, transport.namespace) == ("there", "team")
     assert transport.request("GET", "/api/v1/nodes") == {"kind": "NodeList"}
     with pytest.raises(ApiError, match="context there is busy"):

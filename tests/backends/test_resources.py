@@ -1,6 +1,6 @@
 import pytest
 
-from k8sjob.backends.paths import JOBS, Target, path
+from k8sjob.backends.resources import JOBS, Target, path
 from k8sjob.errors import BackendError
 
 

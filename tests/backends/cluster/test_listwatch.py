@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from k8sjob.backends.cluster.reflect import Kind, reflect
+from k8sjob.backends.cluster.listwatch import Kind, reflect
 from k8sjob.backends.transport import ApiError
 
 PODS = "/api/v1/namespaces/team/pods"

@@ -1,0 +1,227 @@
+"""The informer of a job: four collections, each followed by a thread, as snapshots of the job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Self
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.backends.cluster.listwatch import Kind, list_all, reflect
+from k8sjob.backends.objects import in_time, is_of_pods, new_event, own_pods
+from k8sjob.backends.resources import JOBS, path
+from k8sjob.backends.transport import ApiError
+from k8sjob.labels import JOB_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from k8sjob.backends.api import JobRef, Json
+    from k8sjob.backends.cluster.listwatch import Change
+    from k8sjob.backends.transport import Transport
+
+__all__ = ["snapshot", "snapshots"]
+
+OPTIONAL_SECONDS: Final = 1.0
+"""How long to wait at the beginning for what may be missing."""
+MIN_SECONDS: Final = 0.1
+"""The time between two snapshots, however much happens."""
+LOOK_SECONDS: Final = 0.2
+
+
+def snapshot(transport: Transport, job: Json) -> Snapshot:
+    """A job now, with all events; without those that the user may not read.
+
+    Args:
+        transport: carries the requests.
+        job: as it was just read.
+    """
+    meta = job["metadata"]
+    events_path = path("events", meta["namespace"])
+
+    def events(selector: str) -> list[Json]:
+        try:
+            return list_all(transport, events_path, {"fieldSelector": selector}).items
+        except ApiError as error:
+            if error.code == 403:  # a job is worth showing without them
+                return []
+            raise
+
+    of_job = {"labelSelector": f"{JOB_NAME}={meta['name']}"}
+    with ThreadPoolExecutor(3) as pool:
+        pods = pool.submit(list_all, transport, path("pods", meta["namespace"]), of_job)
+        own = pool.submit(events, f"involvedObject.uid={meta['uid']}")
+        theirs = pool.submit(events, "involvedObject.kind=Pod")
+    found = [*own.result(), *(event for event in theirs.result() if is_of_pods(job, event))]
+    return Snapshot(job, own_pods(job, pods.result().items), in_time(found))
+
+
+def snapshots(
+    transport: Transport, ref: JobRef, stop: threading.Event | None = None
+) -> Iterator[Snapshot]:
+    """A job now and after each change, until it is gone or `stop` is set.
+
+    Of the pods' events only warnings are followed: of the others each pod has four that nobody
+    needs.
+
+    Args:
+        transport: carries the requests.
+        ref: the job, with its uid.
+        stop: set from another thread.
+    """
+    with _Informer(transport, ref) as informer:
+        while not (stop and stop.is_set()):
+            if not informer.changed(within=LOOK_SECONDS):
+                continue
+            now = informer.snapshot()
+            if now is None:
+                return
+            yield now
+            time.sleep(MIN_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One collection.
+
+    Attributes:
+        path: where it is.
+        query: selectors.
+        keep: which of its objects are wanted.
+        optional: whether a refusal to read it is only reported.
+    """
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    keep: Callable[[Json], bool] = lambda _: True
+    optional: bool = False
+
+
+class _Informer:
+    """A job and what belongs to it, kept up to date while the `with` block lasts."""
+
+    def __init__(self, transport: Transport, ref: JobRef) -> None:
+        self._transport, self._ref = transport, ref
+        meta = {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid}
+        self._about = {"kind": "PyTorchJob", "metadata": meta}
+        events = path("events", ref.namespace)
+        own_events = {"fieldSelector": f"involvedObject.uid={ref.uid}"}
+        warnings = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
+        by_name = {"fieldSelector": f"metadata.name={ref.name}"}
+        self._sources = {
+            "job": _Source(path(JOBS, ref.namespace), by_name),
+            "pods": _Source(
+                path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
+            ),
+            "the job's events": _Source(events, own_events, optional=True),
+            "the pods' events": _Source(
+                events, warnings, keep=lambda event: is_of_pods(self._about, event), optional=True
+            ),
+        }
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._begun = time.monotonic()
+        # All of the following under the condition's lock.
+        self._objects: dict[str, dict[str, Json]] = {name: {} for name in self._sources}
+        self._unsynced = set(self._sources)
+        self._lost: set[str] = set()
+        self._lost_at = 0.0
+        self._notices: list[Json] = []
+        self._error: BaseException | None = None
+        self._changed = True
+
+    def __enter__(self) -> Self:
+        for name in self._sources:
+            threading.Thread(target=self._run, args=(name,), name=name, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()  # the threads end by themselves; one may still wait for an answer
+
+    def changed(self, within: float) -> bool:
+        """Whether there is anything new since the last call; waits for it, at most so long.
+
+        Nothing counts as new before all collections have been listed.
+
+        Raises:
+            ApiError: a collection that is not optional cannot be read.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._error or (self._changed and self._ready()), within)
+            if self._error:
+                raise self._error
+            if not (self._changed and self._ready()):
+                return False
+            self._changed = False
+            return True
+
+    def snapshot(self) -> Snapshot | None:
+        """The job as it is known; None: it is gone."""
+        with self._news:
+            jobs, pods, own, theirs = (list(found.values()) for found in self._objects.values())
+            notices = tuple(self._notices)
+        job = next((one for one in jobs if one["metadata"]["uid"] == self._ref.uid), None)
+        if job is None:
+            return None
+        events = in_time([*own, *(event for event in theirs if is_of_pods(job, event))])
+        return Snapshot(job, own_pods(job, pods), (*events, *notices))
+
+    def _ready(self) -> bool:
+        needed = {name for name in self._unsynced if not self._sources[name].optional}
+        late = time.monotonic() - self._begun > OPTIONAL_SECONDS
+        return not needed if late else not self._unsynced
+
+    def _run(self, name: str) -> None:
+        source = self._sources[name]
+        try:
+            for change in reflect(
+                self._transport, source.path, source.query, stop=self._stop, keep=source.keep
+            ):
+                with self._news:
+                    self._apply(name, change)
+                    self._news.notify_all()
+        except Exception as error:  # noqa: BLE001 - raised by `changed`
+            with self._news:
+                self._fail(name, error)
+                self._news.notify_all()
+
+    def _apply(self, name: str, change: Change) -> None:
+        match change.kind:
+            case Kind.ADDED | Kind.MODIFIED:
+                self._objects[name][change.object["metadata"]["uid"]] = change.object
+            case Kind.DELETED:
+                self._objects[name].pop(change.object["metadata"]["uid"], None)
+            case Kind.SYNCED:
+                self._unsynced.discard(name)
+            case Kind.LOST:
+                if not self._lost:
+                    self._lost_at = time.monotonic()
+                    why = change.why and change.why.said
+                    message = f"the connection to the cluster is lost ({why}); trying again"
+                    self._notice("ConnectionLost", message)
+                self._lost.add(name)
+            case Kind.RESTORED:
+                self._lost.discard(name)
+                if not self._lost:
+                    seconds = time.monotonic() - self._lost_at
+                    message = f"the connection to the cluster is back after {seconds:.0f} s"
+                    self._notice("ConnectionRestored", message)
+        self._changed = True
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if not (self._sources[name].optional and isinstance(error, ApiError)):
+            self._error = self._error or error
+            return
+        self._unsynced.discard(name)
+        self._lost.discard(name)
+        if not any(notice["reason"] == "NotReadable" for notice in self._notices):
+            self._notice("NotReadable", f"{name} cannot be read: {error}")
+        self._changed = True
+
+    def _notice(self, reason: str, message: str) -> None:
+        """A warning of the job about the connection."""
+        now = datetime.now(UTC)
+        self._notices.append(new_event(self._about, "Warning", reason, message, now))

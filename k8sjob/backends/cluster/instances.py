@@ -1,0 +1,168 @@
+"""The newest start of each replica's container, by one list of Pods for all readers of logs.
+
+A reader must know the state of its container: to begin, to see a restart, to end. 32 readers that
+ask for their own Pod twice a second make 64 requests; together they make two at the most, and fewer
+where a list takes long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.objects import Pod, owned
+from k8sjob.backends.resources import path
+from k8sjob.labels import JOB_NAME, REPLICA_INDEX, replica_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.backends.api import JobRef, Json
+    from k8sjob.backends.transport import Transport
+
+__all__ = ["Instance", "JobPods", "Pace"]
+
+_VALID_FACTOR: Final = 10
+"""A list that took t seconds is valid for t times this many: a large job is listed less often."""
+_MAX_NAMED: Final = 100
+"""More replicas than these are not named one by one: the request would be too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often readers look, and how long they wait; in seconds.
+
+    Attributes:
+        look: the age up to which a list of Pods is used.
+        pause: between two attempts to read on.
+        longest_pause: the same after attempts that failed.
+        idle: of silence, after which a connection is replaced: it may be dead.
+        linger: how long a container that is not stopped is followed after the end of its job.
+        patience: how long no apiserver may answer; an upgrade of the only one takes minutes.
+    """
+
+    look: float = 0.4
+    pause: float = 0.3
+    longest_pause: float = 2.0
+    idle: float = 30.0
+    linger: float = 10.0
+    patience: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The newest start of a replica's container, as its Pod shows it.
+
+    Attributes:
+        pod: the Pod's name.
+        uid: the Pod's uid.
+        number: the container's restart count.
+        state: "waiting", "running" or "terminated".
+        started: whether this instance exists: there is a file of its output.
+        leaving: whether the Pod is being deleted.
+        made: when the Pod was created, RFC 3339.
+        previous_to: when the instance before it ended, RFC 3339; empty where that is not known.
+    """
+
+    pod: str
+    uid: str
+    number: int
+    state: str
+    started: bool
+    leaving: bool
+    made: str
+    previous_to: str = ""
+
+    @classmethod
+    def of(cls, raw: Json) -> Instance:
+        """The instance that a Pod shows."""
+        pod = Pod(raw)
+        states, before = pod.container.part("state"), pod.terminated_before
+        state = next((kind for kind in ("running", "terminated") if kind in states), "waiting")
+        if state == "running" and not pod.live:
+            state = "terminated"  # evicted, or its node is lost
+        return cls(
+            pod=pod.name,
+            uid=pod.uid,
+            number=pod.restarts,
+            state=state,
+            # Waiting with a last state: that is the newest instance, ended, and its file exists.
+            started=state != "waiting" or bool(before),
+            leaving=pod.deleting,
+            made=pod.created,
+            previous_to=before.get("finishedAt") or "",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will write nothing more."""
+        return self.started and self.state != "running"
+
+
+class JobPods:
+    """The state of a job's containers. Safe to use from several threads.
+
+    Args:
+        transport: carries the requests.
+        ref: the job; with a uid, Pods of an earlier job of the same name are left out.
+        ended: whether the job has ended or is gone; asked as often as the Pods are listed.
+        pace: how often they are.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ref: JobRef,
+        ended: Callable[[], bool] = lambda: False,
+        *,
+        pace: Pace | None = None,
+    ) -> None:
+        self.transport, self.ref, self.pace = transport, ref, pace or Pace()
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._asked: set[str] = set()
+        self._instances: dict[str, Instance] = {}
+        self._at = 0.0
+        self._good_until = 0.0
+        self._over = False
+        self._ask_at = 0.0
+
+    def instance(self, replica: str, *, after: float = 0.0) -> Instance | None:
+        """The newest instance of a replica's container; None where it has no Pod.
+
+        Args:
+            replica: "master-0", "worker-2".
+            after: the answer must be newer than this moment of time.monotonic().
+
+        Raises:
+            ApiError: the Pods cannot be listed.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if replica not in self._asked or now > self._good_until or after > self._at:
+                self._asked.add(replica)
+                self._list(now)
+            return self._instances.get(replica)
+
+    def job_is_over(self) -> bool:
+        """Whether the job has ended, or is gone."""
+        with self._lock:
+            if not self._over and time.monotonic() >= self._ask_at:
+                self._over = self._ended()
+                self._ask_at = time.monotonic() + self.pace.look
+            return self._over
+
+    def _list(self, now: float) -> None:
+        selector = f"{JOB_NAME}={self.ref.name}"
+        if len(self._asked) <= _MAX_NAMED:
+            indexes = sorted({replica.rpartition("-")[2] for replica in self._asked})
+            selector += f",{REPLICA_INDEX} in ({','.join(indexes)})"
+        # Version 0: as the apiserver's cache has it, which is milliseconds old.
+        query = {"labelSelector": selector, "resourceVersion": "0"}
+        found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
+        own = (p for p in found.get("items") or [] if not self.ref.uid or owned(p, self.ref.uid))
+        self._instances = {replica_of(pod): Instance.of(pod) for pod in own}
+        took = time.monotonic() - now
+        self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -1,0 +1,128 @@
+"""What this machine has: GPUs, processor cores, Python packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata, util
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.errors import BackendError
+from k8sjob.spec import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from k8sjob.spec import JobSpec
+
+__all__ = ["check_packages", "check_processes", "visible_gpus"]
+
+_PROCESSES: Final = 32
+"""So many processes may run on any machine, however few its cores."""
+_PROCESSES_PER_CORE: Final = 4
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The GPUs that a process of this machine may use, as CUDA_VISIBLE_DEVICES names them.
+
+    From nvidia-smi, as an import of torch takes seconds.
+
+    Args:
+        environ: the environment to read; None is the process's own.
+    """
+    chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        return tuple(name for name in names if name and not name.startswith("-"))
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - on PATH
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip().isdecimal())
+
+
+def check_processes(count: int) -> None:
+    """Refuse a job that would make this machine unusable.
+
+    Raises:
+        BackendError: it has far more processes than there are cores.
+    """
+    cores = os.cpu_count() or 1
+    limit = max(_PROCESSES, _PROCESSES_PER_CORE * cores)
+    if count > limit:
+        raise BackendError(
+            f"the job has {count} processes and this machine {cores} cores: more than {limit} would"
+            " make it unusable; lower replicas.workers, or run it all the same with"
+            " `k8sjob run --oversubscribe`"
+        )
+
+
+def check_packages(spec: JobSpec, context: Path) -> None:
+    """Refuse a job whose packages are not installed here.
+
+    Only names are compared, not versions: a laptop's may be newer than the image's. Lines with a
+    marker, an option or a URL are ignored.
+
+    Args:
+        spec: the job.
+        context: the folder with its code, and its requirements file.
+
+    Raises:
+        BackendError: with the command that installs them.
+    """
+    if spec.uses_agent and util.find_spec("torch") is None:
+        raise BackendError(
+            f"torch is not installed for {sys.executable}, which runs the job on this machine;"
+            f" {_pip('torch')}"
+        )
+    if not isinstance(spec.image, Image):
+        return
+    missing, arguments = [], []
+    if spec.image.requirements:
+        file = context / spec.image.requirements
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise BackendError(
+                f"image.requirements: {file} cannot be read: {error.strerror}; correct the path"
+            ) from error
+        missing = _missing(lines)
+        arguments = ["-r", str(file)] if missing else []
+    for line in spec.image.pip:
+        if lacking := _missing([line]):
+            missing += lacking
+            arguments.append(line)
+    if missing:
+        raise BackendError(
+            f"{sys.executable}, which runs the job on this machine, lacks {', '.join(missing)}"
+            f" of the image's requirements; {_pip(*arguments)}"
+        )
+
+
+def _missing(lines: list[str]) -> list[str]:
+    """The packages of some requirements that are not installed."""
+    found = []
+    for line in lines:
+        requirement = line.partition("#")[0].strip()
+        name = _NAME.match(requirement)
+        if name and ";" not in requirement and "://" not in requirement:
+            try:
+                metadata.distribution(name.group())
+            except metadata.PackageNotFoundError:
+                found.append(name.group())
+    return found
+
+
+def _pip(*arguments: str) -> str:
+    return f"install them by `{shlex.join([sys.executable, '-m', 'pip', 'install', *arguments])}`"
