@@ -1,4 +1,4 @@
-"""What the client and the container agree on, and nothing else.
+"""The contract of the client and the container: names, exit codes, events, reasons, settings.
 
 Both sides import this module, so it is stdlib only and travels inside every job's image. An old job
 may have a newer watcher: what the two sides exchange (event lines, termination messages, the

@@ -79,15 +79,15 @@ class Record:
         reasons: by rank, as the processes wrote them.
         stop_time: a signal requested a stop.
         orphan_time: the parent was seen to be gone.
-        leave_time: the processes were told to end, since they wait for nodes that will not come,
-            or the group is to start again with other nodes.
+        leave_time: the processes have to end, since they wait for nodes that will not come, or the
+            group is to start again with other nodes.
         leave_grace: seconds that they have for that.
         hang: why the agent holds that the group hangs; None: it does not.
         hang_time: when the processes are to write their stacks for that.
         sent: when which signal was sent to all.
         seen: by rank, the last state from its observer.
         early: ranks that had written a reason before the agent's first signal, and so failed by
-            themselves, whatever their exit code became.
+            themselves; their exit codes do not matter.
     """
 
     exits: Mapping[int, Exit] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def stacks_due(record: Record, stop_grace: float) -> float:
     """When the processes that hang, or that SIGTERM did not end, write their stacks.
 
     The process that made the others fail may be the one that cannot end: its stacks must not be
-    lost. Infinite: not at all; nobody reads an orphan's.
+    lost. Infinite: not at all; an orphan's have no reader.
     """
     if record.orphan_time < _NEVER or signal.SIGABRT in record.sent:
         return _NEVER

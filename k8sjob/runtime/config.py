@@ -68,7 +68,7 @@ def heartbeat_file(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def launcher_hosts_store() -> bool:
-    """Whether the rendezvous' store belongs to the launcher, as torchrun tells its processes."""
+    """Whether the launcher hosts the rendezvous' store, as torchrun does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 

@@ -1,7 +1,7 @@
 """The rank and the size of the group, read from the environment and checked before anything hangs.
 
 The training operator's RANK counts nodes (a node is a pod), while torchrun's counts processes;
-LOCAL_RANK tells them apart, because the operator never sets it. An impossible combination would
+LOCAL_RANK distinguishes them, because the operator never sets it. An impossible combination would
 make a group wait for ranks that never come, so it is refused. This module and config.py alone read
 and write the process's environment.
 
@@ -381,8 +381,8 @@ def max_ranks(local_world_size: int) -> int:
 def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
     """An elastic group runs at its full size; its bounds do not count the Master.
 
-    The bounds also tell where spec.elasticPolicy.nProcPerNode was used: the operator then leaves
-    it out of WORLD_SIZE, and the number of nodes comes out wrong.
+    The bounds also show that spec.elasticPolicy.nProcPerNode was used: the operator then leaves it
+    out of WORLD_SIZE, and the number of nodes is wrong.
     """
     if not is_elastic(environ):
         return

@@ -57,8 +57,8 @@ class Heartbeat:
 class HeartbeatMonitor:
     """The agent's side: which of its processes have stopped making progress.
 
-    A process without a file has not begun to beat, or has finished; of it is only seen whether
-    somebody has stopped it.
+    A process without a file has not begun to beat, or has finished; it counts only while it is
+    stopped, as by SIGSTOP.
     """
 
     def __init__(

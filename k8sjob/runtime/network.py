@@ -84,7 +84,7 @@ def await_master(
     """Return once the Master's name resolves, or a stop is requested.
 
     The name resolves only once the Master's pod is ready. Whether its port answers is left to the
-    rendezvous: a script that has one of its own may open the port late.
+    rendezvous: a script that makes its group itself may open the port late.
 
     Raises:
         PeerLost: the name did not resolve in time. The Master may still come, so this is no error

@@ -61,7 +61,7 @@ class Seen:
         ranks: size of the largest process group that it was in; 0 before the first.
         step: optimizer steps done, also those of a checkpoint that a session resumed; -1 before
             the first of this process.
-        where: its place in the user's code; empty where nobody watches for a hang.
+        where: its place in the user's code; empty where hangs are not watched for.
         waited: whole seconds that it has been blocked in a collective; 0: it is not.
         stuck: whether that is too long.
         steps_on: whether it has done a step within hang_timeout.

@@ -116,8 +116,8 @@ class Watchdog:
         """Watch for the others' alarm; begin() starts the watch over this rank's progress.
 
         Args:
-            store: another connection: a TCPStore's client serves one thread at a time, and the main
-                one may wait in it. None with one process.
+            store: a connection for the watchdog alone: a TCPStore's client serves one thread at a
+                time. None with one process.
             env: this rank.
             timeout: seconds without a beat after which the group is ended; it must cover the
                 longest step, checkpoint or evaluation. 0: nothing is watched.
@@ -215,9 +215,9 @@ class Watchdog:
         if not self._raise_alarm(message, by_main=True):
             self._threads[0].join()  # the alarm is older, and that thread ends this process
             return None
-        guilty, words = self._find_culprits()
+        guilty, text = self._find_culprits()
         self._await_others()
-        return Hung(f"{words}; {message}", guilty)
+        return Hung(f"{text}; {message}", guilty)
 
     def _has_alarm(self) -> bool:
         # A rank that has waited too long breaks its connections before its alarm is seen here. It
@@ -258,12 +258,11 @@ class Watchdog:
 
     def _end_process(self) -> NoReturn:
         age = time.monotonic() - self._last[2]
-        guilty, words = self._find_culprits()
-        message = (
-            f"{words}; {self._message}"
-            if self._message
-            else f"no progress for {age:.0f} s: {words}"
-        )
+        guilty, text = self._find_culprits()
+        if self._message:
+            message = f"{text}; {self._message}"
+        else:
+            message = f"no progress for {age:.0f} s: {text}"
         # One piece, with the rank on each line.
         sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
         sys.stderr.flush()

@@ -155,7 +155,7 @@ class WorkerGroup:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent ends (Linux), as PID 1 is in a pod.
 
-    Such a process has left its rank's group: a daemon, or one with a session of its own.
+    Such a process has left its rank's group: a daemon, or the leader of another session.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

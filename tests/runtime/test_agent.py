@@ -91,7 +91,7 @@ class TestEnvironment:
         assert run(self.SAVE, environ={"RANK": "1", "WORLD_SIZE": "4", **group}).code == 0
         assert json.loads((tmp_path / "rank-1").read_text())["PET_NNODES"] == "4"
 
-    def test_a_node_alone_gets_an_address_to_meet_at(self, run, tmp_path):
+    def test_a_single_node_gets_an_address_for_its_rendezvous(self, run, tmp_path):
         assert run(self.SAVE, environ={"PET_NPROC_PER_NODE": "auto"}).code == 0
         seen = json.loads((tmp_path / "rank-0").read_text())
         assert seen["MASTER_ADDR"] == "127.0.0.1"
@@ -107,7 +107,7 @@ class TestEnvironment:
         """
         assert run(script).code == 0
 
-    def test_threads_are_shared_out_and_that_is_said(self, start, tmp_path):
+    def test_a_number_of_threads_that_is_set_is_kept(self, start, tmp_path):
         environ = {"OMP_NUM_THREADS": "5"}
         result = start(self.SAVE, nproc=2, environ=environ).finish()
         assert json.loads((tmp_path / "rank-1").read_text())["OMP_NUM_THREADS"] == "5"
@@ -135,7 +135,7 @@ class TestFirstFailure:
         assert (result.reason.rank, result.reason.type) == (1, "ValueError")
         assert result.seconds < 40
 
-    def test_who_lost_a_peer_is_not_the_cause(self, run):
+    def test_a_rank_that_lost_a_peer_is_not_the_cause(self, run):
         """The rank that fails by itself is slower to end than the ones that notice it."""
         script = f"""
             import os, time
@@ -176,7 +176,7 @@ class TestRestart:
         pathlib.Path(f"start-{restart}-{os.environ['RANK']}").touch()
     """
 
-    def test_a_killed_process_is_started_anew_with_its_peers(self, run, tmp_path):
+    def test_a_killed_process_is_restarted_with_its_peers(self, run, tmp_path):
         script = f"""
             if restart < 2:
                 if os.environ["RANK"] == "1":
@@ -189,13 +189,13 @@ class TestRestart:
         assert len(list(tmp_path.glob("start-*"))) == 6
         assert "restart 2 of 2" in result.err
 
-    def test_restarts_are_numbered_and_then_given_up(self, run, tmp_path):
+    def test_restarts_are_numbered_and_limited(self, run, tmp_path):
         result = run([self.COUNT, "os.kill(os.getpid(), 9)"], max_restarts=2)
         assert result.code == 137
         assert len(list(tmp_path.glob("start-*"))) == 3
 
     @pytest.mark.parametrize("end", ["1 / 0", "os._exit(2)", "raise SystemExit(127)"])
-    def test_a_failure_that_would_come_again_is_not_repeated(self, run, tmp_path, end):
+    def test_a_failure_that_a_restart_cannot_cure_is_not_retried(self, run, tmp_path, end):
         result = run([self.COUNT, end], max_restarts=3)
         assert 0 < result.code < 128
         assert len(list(tmp_path.glob("start-*"))) == 1
@@ -246,7 +246,7 @@ class TestStop:
         result = stop(f"on_stop(lambda *_: sys.exit({answer}))")
         assert (result.code, result.reason.type) == (143, "Stopped")
 
-    def test_one_that_ignores_it_is_killed_at_the_deadline(self, stop):
+    def test_a_rank_that_ignores_it_is_killed_at_the_deadline(self, stop):
         result = stop("on_stop(signal.SIG_IGN)", stop_grace=1.0)
         assert result.code == 143
         assert result.seconds < 40
@@ -255,7 +255,7 @@ class TestStop:
         result = stop("", signal.SIGINT)
         assert (result.code, result.reason.message) == (130, "stopped by SIGINT")
 
-    def test_a_data_loaders_worker_is_not_shot_under_its_parent(self, stop, tmp_path):
+    def test_sigterm_is_not_sent_to_a_data_loaders_worker(self, stop, tmp_path):
         """Only the rank itself gets SIGTERM: it may need its children for its last steps."""
         script = """
             import subprocess
@@ -371,7 +371,7 @@ class TestHang:
         unmarked = [line for line in result.err.splitlines() if "File" in line and "[" not in line]
         assert unmarked == []
 
-    def test_one_that_cannot_stop_is_not_waited_for_to_the_end_of_the_grace(self, start, tmp_path):
+    def test_a_rank_that_cannot_stop_does_not_use_the_whole_grace(self, start, tmp_path):
         script = """
             import os, pathlib, signal
             from k8sjob.runtime import config
@@ -407,17 +407,17 @@ class TestHang:
         assert "[rank 0] Fatal Python error: Aborted" in result.err
 
     @pytest.mark.skipif(sys.platform != "linux", reason="tells a stopped process by /proc")
-    def test_one_that_is_stopped_before_its_first_beat_is_ended(self, run):
-        """Its peers would wait for it in a meeting, time and again."""
+    def test_a_rank_that_is_stopped_before_its_first_beat_is_ended(self, run):
+        """Its peers would wait for it in the rendezvous, again and again."""
         script = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
         result = run(script, hang_timeout=1.0)
         assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hang")
         assert result.seconds < 40
 
-    def test_one_that_does_not_beat_is_not_watched(self, run):
+    def test_a_rank_that_does_not_beat_is_not_watched(self, run):
         assert run("import time; time.sleep(2.5)", hang_timeout=0.5).code == 0
 
-    def test_one_that_beats_goes_on(self, run):
+    def test_a_rank_that_beats_continues(self, run):
         script = """
             import time
             from k8sjob.runtime import config

@@ -44,27 +44,27 @@ class TestDeadlines:
             10 + PEER_GRACE + KILL_GRACE,
         )
 
-    def test_whoever_meets_again_has_a_time_of_its_own(self):
+    def test_a_group_that_starts_again_has_a_different_grace(self):
         assert deadlines(Record(leave_time=10, leave_grace=600), 45) == (10, 610)
         assert deadlines(Record(leave_time=10, leave_grace=600, stop_time=20), 45) == (10, 65)
 
     def test_an_orphan_does_not_wait_for_the_stop_it_was_in(self):
         assert deadlines(Record(stop_time=10, orphan_time=12), 45) == (10, 12 + KILL_GRACE)
 
-    def test_who_hangs_has_time_to_write_its_stacks(self):
+    def test_a_process_that_hangs_has_time_to_write_its_stacks(self):
         assert deadlines(Record(hang_time=10), 45) == (NEVER, 10 + DUMP_GRACE)
 
-    def test_who_does_not_end_writes_its_stacks_before_it_is_killed(self):
+    def test_a_process_that_does_not_end_writes_its_stacks_before_it_is_killed(self):
         assert stacks_due(Record(stop_time=10), 45) == 55 - DUMP_GRACE
         assert stacks_due(Record(stop_time=10), 1) == 10.5
         assert stacks_due(Record(exits={0: ended(1, 10)}), 45) == 10 + PEER_GRACE + KILL_GRACE / 2
 
-    def test_stacks_are_written_once_and_not_for_nobody(self):
+    def test_stacks_are_written_once_and_not_by_orphans(self):
         assert stacks_due(Record(), 45) == NEVER
         assert stacks_due(Record(stop_time=10, orphan_time=12), 45) == NEVER
         assert stacks_due(Record(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
 
-    def test_an_exit_that_was_asked_for_is_no_failure(self):
+    def test_a_requested_exit_is_not_a_failure(self):
         record = Record(
             exits={0: killed(15, 11), 1: ended(143, 12), 2: killed(9, 60)},
             stop_time=10,
@@ -72,7 +72,7 @@ class TestDeadlines:
         )
         assert record.failures == {}
 
-    def test_a_kill_by_somebody_else_is_one(self):
+    def test_a_kill_by_another_process_is_a_failure(self):
         assert Record(exits={0: killed(9, 11)}, sent={signal.SIGTERM: 10}).failures
 
 
@@ -87,11 +87,11 @@ class TestVerdict:
         )
         assert verdict(record, None).message == "first"
 
-    def test_a_lost_peer_is_blamed_last(self):
+    def test_a_lost_peer_is_the_cause_only_without_another_one(self):
         record = Record(exits={0: ended(138, 1), 1: killed(9, 2)}, reasons={0: Reason(138, time=1)})
         assert verdict(record, None).exit_code == 137
 
-    def test_the_watchdogs_word_stands_over_the_exit_code(self):
+    def test_a_written_reason_counts_before_the_exit_code(self):
         """The main thread may meet the broken connection while the watchdog takes its leave."""
         record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
         assert verdict(record, None).exit_code == ExitCode.HUNG
@@ -105,7 +105,7 @@ class TestVerdict:
         reason = verdict(Record(stop_time=3), signal.SIGTERM)
         assert (reason.exit_code, reason.type) == (143, "Stopped")
 
-    def test_a_failure_while_stopping_is_told_in_the_stop(self):
+    def test_a_failure_while_stopping_is_in_the_message(self):
         record = Record(
             exits={0: ended(1, 12)},
             reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
@@ -116,7 +116,7 @@ class TestVerdict:
         assert reason.exit_code == 143
         assert "OSError: disk full" in reason.message
 
-    def test_a_group_that_meets_again(self):
+    def test_a_group_that_starts_again(self):
         record = Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10})
         reason = verdict(record, None)
         assert reason.exit_code == 143

@@ -35,7 +35,7 @@ def test_nothing_given_means_the_defaults():
     assert config.runtime_config({}) == RuntimeConfig()
 
 
-def test_keys_of_a_newer_client_are_passed_over():
+def test_keys_of_a_newer_client_are_ignored():
     text = json.dumps({"version": 9, "job": "digits", "teleport": {"speed": 3}})
     assert config.runtime_config({contract.CONFIG_ENV: text}) == RuntimeConfig(job="digits")
 
@@ -68,7 +68,7 @@ def test_the_checkpoint_folder_of_this_machine_wins():
         ('{"strategy": null}', "strategy is null, not text"),
     ],
 )
-def test_what_cannot_be_read_is_named(text, seen):
+def test_an_invalid_value_is_named(text, seen):
     with pytest.raises(EnvError) as caught:
         config.runtime_config({contract.CONFIG_ENV: text})
     assert seen in str(caught.value)
@@ -81,7 +81,7 @@ def test_any_text_is_read_or_refused(text):
         assert isinstance(config.runtime_config({contract.CONFIG_ENV: text}), RuntimeConfig)
 
 
-def test_places(tmp_path):
+def test_files_and_paths(tmp_path):
     environ = {
         contract.ERROR_FILE_ENV: "/run/error",
         config.HEARTBEAT_ENV: "/run/beat",
@@ -96,7 +96,7 @@ def test_places(tmp_path):
     assert config.mapped_paths(environ) == {"/data": "/home/me/data"}
 
 
-def test_no_places():
+def test_no_files_and_paths():
     assert config.error_file({}) is None
     assert config.heartbeat_file({}) is None
     assert config.lifeline({}) is None

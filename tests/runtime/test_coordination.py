@@ -49,7 +49,7 @@ def group(start, tmp_path):
         yield begin
 
 
-def last_words(folder, node):
+def message_of(folder, node):
     return Reason.decode((folder / f"node-{node}" / "words").read_text())
 
 
@@ -91,15 +91,15 @@ class TestDone:
         nodes = group(script, max_restarts=3)
         codes = [node.finish().code for node in nodes]
         assert codes[1 - left] == ExitCode.RESTARTS_SPENT
-        reason = last_words(tmp_path, 1 - left)
+        reason = message_of(tmp_path, 1 - left)
         assert (reason.type, reason.culprits) == ("Left", (left,))
         assert starts(tmp_path, 1 - left) == 2
         if left == 0:
             assert codes[0] == ExitCode.RESTARTS_SPENT, "a job with a failed rank has failed"
-            said = last_words(tmp_path, 0).message
+            said = message_of(tmp_path, 0).message
             assert said.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
 
-    def test_who_never_met_does_not_need_the_others(self, group, tmp_path):
+    def test_replicas_without_a_group_do_not_need_the_others(self, group, tmp_path):
         """Replicas that each do work of their own: what one lacks is not what another has ended."""
         script = """
             if rank and restart == 0:
@@ -110,7 +110,7 @@ class TestDone:
         assert [node.finish().code for node in nodes] == [0, 0]
         assert [starts(tmp_path, rank) for rank in range(2)] == [1, 2]
 
-    def test_a_killed_rank_has_waited_for_nobody(self, group, tmp_path):
+    def test_a_killed_rank_did_not_wait_for_another(self, group, tmp_path):
         """It is not tried again, since the others are gone, but they are not to blame."""
         script = """
             import types
@@ -124,7 +124,7 @@ class TestDone:
         nodes = group(script, max_restarts=3)
         codes = [node.finish().code for node in nodes]
         assert codes[1] == ExitCode.RESTARTS_SPENT
-        reason = last_words(tmp_path, 1)
+        reason = message_of(tmp_path, 1)
         assert (reason.type, reason.culprits) == ("Signal", ())
         assert "rank 0 had ended with exit code 0, so it is not tried again" in reason.message
         assert starts(tmp_path, 1) == 1
@@ -144,7 +144,7 @@ class TestDone:
 class TestCount:
     KILLED = "import signal; os.kill(os.getpid(), 9)"
 
-    def test_the_containers_of_a_pod_count_on(self, run, tmp_path):
+    def test_the_containers_of_a_pod_share_a_count(self, run, tmp_path):
         settings = {"max_restarts": 1, "restart_policy": "OnFailure"}
         first = run([COUNT, self.KILLED], **settings)
         assert (first.code, starts(tmp_path, 0)) == (137, 2)
@@ -167,7 +167,7 @@ class TestCount:
             node.process.kill()
             node.process.wait()
 
-    def test_a_good_end_is_forgotten(self, run, tmp_path):
+    def test_a_success_resets_the_count(self, run, tmp_path):
         assert run([COUNT, f"if restart == 0: {self.KILLED}"], max_restarts=1).code == 0
         assert run([COUNT, f"if restart == 0: {self.KILLED}"], max_restarts=1).code == 0
         assert starts(tmp_path, 0) == 4
@@ -195,7 +195,7 @@ class TestEnd:
         """
         codes = [node.finish().code for node in group(script, max_restarts=3)]
         assert codes == [ExitCode.RESTARTS_SPENT] * 2
-        reason = last_words(tmp_path, 0)
+        reason = message_of(tmp_path, 0)
         assert (reason.rank, reason.type) == (1, "Left")
         assert reason.where.endswith("main.py:9")
         assert starts(tmp_path, 1) == 1
@@ -219,12 +219,12 @@ class TestUnmet:
             results = [node.finish() for node in group(script, **how)]
             assert {result.code for result in results} == {0}
             found = [Event.decode(line) for line in results[0].out.splitlines()]
-            return [event for event in found if event], last_words(tmp_path, 0)
+            return [event for event in found if event], message_of(tmp_path, 0)
 
         return run
 
     @pytest.mark.parametrize(("nnodes", "nproc"), [(2, 1), (1, 2)])
-    def test_it_is_told_at_the_end(self, outcome, nnodes, nproc):
+    def test_it_is_reported_at_the_end(self, outcome, nnodes, nproc):
         (event,), reason = outcome("import torch", nnodes=nnodes, nproc=nproc)
         assert event.kind == EventKind.UNMET
         assert (event.data["world_size"], event.data["replicas"]) == (2, nnodes)

@@ -1,4 +1,4 @@
-"""The environment of every shape becomes one value, and an impossible one is refused."""
+"""The environments of all launchers, read into one form, and those that cannot work."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestNode:
         assert caught.value.exit_code == ExitCode.CONFIG
 
     @pytest.mark.parametrize(("nnodes", "nproc", "serving"), [(3, 1, 2), (3, 4, 3), (2, 1, 6)])
-    def test_a_node_that_serves_has_processes_of_its_own(self, nnodes, nproc, serving):
+    def test_a_node_that_serves_has_a_different_number_of_processes(self, nnodes, nproc, serving):
         nodes = [node_env(operator(rank, nnodes, str(nproc))) for rank in range(nnodes)]
         nodes = [replace(node, serving=serving) for node in nodes]
         assert [node.processes for node in nodes] == [serving, *[nproc] * (nnodes - 1)]
@@ -171,7 +171,7 @@ class TestNode:
             ),
         )
     )
-    def test_any_environment_is_accepted_or_refused_in_words(self, environ):
+    def test_any_environment_is_accepted_or_refused_with_a_message(self, environ):
         """What is accepted is possible: a rank inside its group, with a way to meet it."""
         for read in (node_env, dist_env):
             try:

@@ -1,6 +1,6 @@
-"""What torch says when a peer is gone, and what it says otherwise.
+"""The messages of torch that mean a lost peer, and others.
 
-The texts were written down from torch 2.15; tests/dist/test_agent_dist.py provokes them anew.
+They were recorded with torch 2.15; tests/dist/test_agent_dist.py provokes them again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_a_lost_peer(error):
 
 
 @pytest.mark.parametrize("error", OWN, ids=str)
-def test_a_fault_of_its_own(error):
+def test_an_error_of_the_rank_itself(error):
     assert not peer_loss(error)
 
 
@@ -65,7 +65,7 @@ def raised(make):
     return caught.value
 
 
-def test_what_a_script_makes_of_it_is_still_a_lost_peer():
+def test_an_error_that_a_script_raises_from_it_is_still_a_lost_peer():
     def wrap():
         try:
             raise LOST[0]
@@ -89,7 +89,7 @@ def test_what_a_script_makes_of_it_is_still_a_lost_peer():
     assert not peer_loss(raised(hide))
 
 
-def test_a_subclass_of_the_users_speaks_for_itself():
+def test_a_subclass_of_the_users_is_not_a_lost_peer():
     class MineError(RuntimeError):
         pass
 
@@ -125,6 +125,6 @@ def after(error, *, cause=None, context=None):
     ],
     ids=str,
 )
-def test_what_says_that_a_rank_did_not_come(error, said):
+def test_the_messages_that_mean_that_a_rank_did_not_come(error, said):
     assert (lateness(error) or "").startswith(said or "")
     assert (lateness(error) is None) == (said is None)

@@ -1,4 +1,4 @@
-"""Whose code a frame is, and the paths by which its author knows it."""
+"""The frames of the user's code, and the paths by which the user knows it."""
 
 import json
 import site
@@ -43,11 +43,11 @@ def test_library_code_is_not_the_users(file):
 
 
 @pytest.mark.parametrize("file", ["/app/main.py", "/home/me/k8sjob/train.py", "/srv/lib/mine.py"])
-def test_everything_else_is(file):
+def test_everything_else_is_the_users(file):
     assert frames.caller(frame_in(file)) == (file, 1)
 
 
-def test_the_copy_on_this_machine_is_shown_as_what_it_is_a_copy_of(monkeypatch, tmp_path):
+def test_the_users_path_is_shown_in_place_of_the_copy(monkeypatch, tmp_path):
     real, source = tmp_path / "real", tmp_path / "mine"
     real.mkdir()
     (tmp_path / "state").symlink_to(real)

@@ -1,4 +1,4 @@
-"""A file that is touched, and one who watches its age."""
+"""Heartbeat files, and the monitor of their age."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_step_of_the_wall_clock_ends_no_job(tmp_path):
     assert monitor.stale([0]) == ()
 
 
-def test_nobody_watches_without_a_timeout(tmp_path):
+def test_there_is_no_watch_without_a_timeout(tmp_path):
     monitor = HeartbeatMonitor([tmp_path / "beat", None], timeout=0)
     assert monitor.interval == float("inf")
     assert monitor.stale([0, 1]) == ()

@@ -23,7 +23,7 @@ NODE_1 = {
 
 
 class TestBanner:
-    def test_it_comes_first_and_says_who_this_is(self, run):
+    def test_it_comes_first_and_names_the_node(self, run):
         result = run("import sys; sys.stderr.write('script')", nproc=2, job="digits")
         first = result.err.splitlines()[0]
         version = ".".join(map(str, sys.version_info[:3]))
@@ -88,7 +88,7 @@ class TestRefusals:
 class TestSpentRestarts:
     KILLED = "import os; os.kill(os.getpid(), 9)"
 
-    def test_the_operator_is_told_not_to_start_it_again(self, run):
+    def test_the_exit_code_keeps_the_operator_from_starting_it_again(self, run):
         result = run(self.KILLED, max_restarts=1, restart_policy="ExitCode")
         assert result.code == ExitCode.RESTARTS_SPENT
         assert (result.reason.exit_code, result.reason.type) == (137, "Signal")
@@ -116,7 +116,7 @@ class TestSpentRestarts:
 
 
 class TestMastersName:
-    def test_it_waits_with_a_deadline_and_says_for_what(self, run):
+    def test_the_wait_has_a_deadline_and_names_the_master(self, run):
         result = run("print('never')", environ=NODE_1, rendezvous_timeout=0.5)
         assert result.code == ExitCode.PEER_LOST
         assert result.reason.culprits == (0,)
@@ -161,7 +161,7 @@ class TestExec:
         result = run(argv=["--exec", "sh", "-c", "exit 7"], max_restarts=3)
         assert (result.code, result.reason.exit_code) == (7, 7)
 
-    def test_it_is_not_started_anew(self, run, tmp_path):
+    def test_it_is_not_restarted(self, run, tmp_path):
         result = run(argv=["--exec", "sh", "-c", "echo x >> starts; kill -9 $$"], max_restarts=3)
         assert result.code == 137
         assert (tmp_path / "starts").read_text() == "x\n"

@@ -112,7 +112,7 @@ class TestAsPython:
         assert result.code == 0, result.err
         assert result.out.split() == ["3", k8sjob.runtime.__file__]
 
-    def test_a_safe_path_is_kept_where_it_was_asked_for(self, run, tmp_path):
+    def test_a_safe_path_is_kept_where_the_user_set_it(self, run, tmp_path):
         (tmp_path / "beside.py").touch()
         result = run("import beside", environ={"PYTHONSAFEPATH": "1"})
         assert "ModuleNotFoundError: No module named 'beside'" in result.err
@@ -126,7 +126,7 @@ class TestAsPython:
         assert without_agent(result.err) == expected.stderr
         assert result.code == expected.returncode
 
-    def test_an_excepthook_of_ones_own_is_used(self, run):
+    def test_the_scripts_excepthook_is_used(self, run):
         result = run("import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); 1 / 0")
         assert result.out == "mine ZeroDivisionError\n"
         assert result.code == 1
@@ -146,7 +146,7 @@ class TestAsPython:
         assert result.reason.where == "/home/me/job/main.py:2"
         assert f"{tmp_path}/" not in result.err
 
-    def test_the_cause_in_a_process_of_its_own_comes_first(self, run):
+    def test_the_cause_in_another_process_comes_first(self, run):
         script = """
             class SpawnError(Exception):
                 pass
@@ -156,7 +156,7 @@ class TestAsPython:
         reason = run(script).reason
         assert (reason.type, reason.message, reason.where) == ("OSError", "x", "/app/a.py:3")
 
-    def test_processes_of_its_own_can_be_spawned(self, run):
+    def test_a_script_can_spawn_processes(self, run):
         script = """
             import multiprocessing as mp
             def work(x):
@@ -178,7 +178,7 @@ class TestAsPython:
             (["empty"], "there is no __main__.py in the folder"),
         ],
     )
-    def test_what_is_not_there_is_one_line(self, run, tmp_path, argv, seen):
+    def test_a_missing_program_is_one_line(self, run, tmp_path, argv, seen):
         (tmp_path / "empty").mkdir()
         result = run("", argv=argv)
         assert result.code == ExitCode.CONFIG
@@ -260,7 +260,7 @@ class TestReason:
     def test_missing_ranks_are_culprits(self):
         assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
 
-    def test_a_lost_peer_is_told_in_one_line(self):
+    def test_a_lost_peer_is_one_line(self):
         text = "[/a/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1. "
         error = RuntimeError(f"{text}This is typically caused by a remote worker crashing. Check")
         reason = reason_of(error, 138)
@@ -285,7 +285,7 @@ class TestReason:
         assert read_reason(file).type == "Hang"
         assert list(tmp_path.iterdir()) == [file]
 
-    def test_without_an_agent_nobody_is_told(self, tmp_path):
+    def test_without_an_agent_no_reason_is_written(self, tmp_path):
         write_reason(Reason(1), None)
         write_reason(Reason(1), tmp_path / "no" / "folder")
         assert read_reason(tmp_path / "no" / "folder") is None

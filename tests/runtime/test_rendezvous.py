@@ -1,4 +1,4 @@
-"""Meetings of threads, each with a connection of its own."""
+"""The rendezvous, with threads as ranks, each with its connection."""
 
 import socket
 import threading
@@ -56,7 +56,7 @@ def test_all_meet_and_agree(port):
     assert meetings[0].again().get("word") == b"heard"
 
 
-def test_the_late_one_is_waited_for(port):
+def test_a_late_rank_is_waited_for(port):
     def late():
         time.sleep(1)
         return join(port, 0, 2)
@@ -65,7 +65,7 @@ def test_the_late_one_is_waited_for(port):
     assert [meeting.backend for meeting in meetings] == ["gloo"] * 2
 
 
-def test_rank_0_tells_who_is_missing_until_all_are_here(port):
+def test_rank_0_reports_the_missing_ranks_until_all_are_here(port):
     told, come = [], threading.Event()
 
     def tell(missing):
@@ -80,20 +80,20 @@ def test_rank_0_tells_who_is_missing_until_all_are_here(port):
     assert told == [[1], []]
 
 
-def test_nothing_is_told_of_a_meeting_without_a_wait(port):
+def test_there_is_no_report_without_a_wait(port):
     told = []
     in_threads(lambda: join(port, 0, 2, on_wait=told.append), lambda: join(port, 1, 2))
     assert told == []
 
 
-def test_a_store_serves_one_meeting(port):
+def test_a_store_serves_one_rendezvous(port):
     first = in_threads(lambda: join(port, 0, 2), lambda: join(port, 1, 2))
     with pytest.raises(PeerLost, match="an earlier group is still running"):
         join(port, 1, 2, timeout=1)
     assert first[0].store.get(NOTE) == b"rank 1 was started again"
 
 
-def test_the_next_meeting_follows_when_the_old_store_is_gone(port):
+def test_the_next_rendezvous_follows_when_the_old_store_is_gone(port):
     old = in_threads(lambda: join(port, 0, 2), lambda: join(port, 1, 2))
 
     def host_again():

@@ -65,7 +65,7 @@ def test_for_k8sjob_every_event_is_a_line(kind):
     assert event.time > 1e9
 
 
-def test_an_own_loops_checkpoint_has_no_epoch():
+def test_the_checkpoint_of_a_hand_written_loop_has_no_epoch():
     speaker, out = reporter(events=False)
     speaker.emit(EventKind.CHECKPOINT, path="p", step=3, seconds=1.0)
     assert out.getvalue() == "checkpoint p (step 3)\n"
@@ -77,13 +77,13 @@ def test_the_other_ranks_are_silent():
     assert out.getvalue() == ""
 
 
-def test_tensors_and_numpys_numbers_are_numbers():
+def test_tensors_and_numpy_numbers_are_numbers():
     speaker, out = reporter()
     speaker.emit(EventKind.METRICS, loss=torch.tensor(0.5), n=torch.ones(1).numpy().sum())
     assert Event.decode(out.getvalue()).data == {"loss": 0.5, "n": 1.0}
 
 
-def test_a_number_that_is_none_survives():
+def test_nan_survives():
     speaker, out = reporter()
     speaker.emit(EventKind.METRICS, loss=float("nan"))
     line = out.getvalue().splitlines()[-1]
@@ -91,7 +91,7 @@ def test_a_number_that_is_none_survives():
     assert json.loads(line.partition(" ")[2])
 
 
-def test_a_loss_that_is_no_number_is_warned_of_once():
+def test_one_warning_for_a_loss_that_is_not_finite():
     speaker, out = reporter(events=False)
     speaker.emit(EventKind.METRICS, epoch=2, auc=float("nan"), best_loss=float("inf"))
     assert "warning" not in out.getvalue()

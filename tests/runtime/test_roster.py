@@ -1,4 +1,4 @@
-"""The agents' roster, over real sockets."""
+"""The roster of the nodes, over real sockets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_all_learn_how_each_is(nodes):
+def test_all_nodes_learn_the_states_of_all(nodes):
     with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
         with Roster(nodes[2], "j") as third:
             until(lambda: len(first.others()) == 2)
@@ -56,7 +56,7 @@ def test_all_learn_how_each_is(nodes):
         assert first.failure() == Reason(1, rank=3, message="x" * 300)
 
 
-def test_a_node_that_comes_late_counts_with_the_others(nodes):
+def test_a_late_node_has_the_count_of_the_others(nodes):
     with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
         first.report(restarts=2)
         until(lambda: second.restarts() == 2)
@@ -96,7 +96,7 @@ def test_a_new_node_0_learns_from_the_others(nodes):
         call(0),
     ],
 )
-def test_what_is_no_call_changes_nothing(nodes, line):
+def test_an_invalid_call_changes_nothing(nodes, line):
     with Roster(nodes[0], "j") as first:
         with _connect(nodes[0]) as wire:
             wire.sendall(line)
@@ -104,11 +104,11 @@ def test_what_is_no_call_changes_nothing(nodes, line):
         assert (first.others(), first.restarts()) == ([], 0)
 
 
-def test_a_taken_port_leaves_each_to_itself(nodes):
+def test_with_a_taken_port_each_node_decides_alone(nodes):
     with Roster(nodes[0], "j") as first, Roster(nodes[0], "j") as second:
         assert (first.active, second.active) == (True, False)
 
 
-def test_one_node_alone_listens_nowhere():
+def test_a_single_node_does_not_listen():
     with Roster(NodeEnv(0, 1, 2, "127.0.0.1", 1), "j") as roster:
         assert not roster.active

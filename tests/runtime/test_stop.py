@@ -100,7 +100,7 @@ def test_a_failing_rank_warns_the_others(group):
         ranks.coordinators[1].finish(10)
 
 
-def test_nobody_leaves_before_all_are_at_the_end(group):
+def test_no_rank_leaves_before_all_are_at_the_end(group):
     ranks = group(2)
     left = []
 
@@ -117,14 +117,14 @@ def test_nobody_leaves_before_all_are_at_the_end(group):
     assert left == [1, 0]  # the host of the store last
 
 
-def test_who_does_not_come_to_the_end_is_named(group):
+def test_a_rank_that_does_not_come_to_the_end_is_named(group):
     ranks = group(3)
     with pytest.raises(PeerLost, match="ranks 1-2 did not come") as caught:
         ranks.coordinators[0].finish(0.2)
     assert caught.value.culprits == (1, 2)
 
 
-def test_a_rank_that_is_done_holds_up_no_stop(group):
+def test_a_finished_rank_does_not_delay_a_stop(group):
     ranks = group(2)
     done, other = ranks.coordinators
     assert done.passes()

@@ -1,4 +1,4 @@
-"""A group that makes no progress: who is named, and how each rank ends."""
+"""A group that makes no progress: the ranks that are named, and how each rank ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestCulprits:
             ([beat(0, "start"), beat(1, SYNC)], (0,), "rank 0 is before its training"),
         ],
     )
-    def test_who_is_waited_for(self, beats, guilty, words):
+    def test_the_ranks_that_are_waited_for(self, beats, guilty, words):
         named = dict(enumerate(beats))
         assert culprits(named) == guilty
         assert words in explain(named, guilty)
@@ -54,7 +54,7 @@ class TestCulprits:
         ),
         st.data(),
     )
-    def test_one_that_is_behind_alone_is_found(self, beats, data):
+    def test_the_only_rank_that_is_behind_is_found(self, beats, data):
         rank = data.draw(st.integers(0, len(beats)))
         behind = beat(-1, "compute")
         assert culprits(dict(enumerate([*beats[:rank], behind, *beats[rank:]]))) == (rank,)
