@@ -35,17 +35,11 @@ from k8sjob.runtime.termination import by_rank, write_reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-    from typing import NoReturn, Protocol
+    from typing import NoReturn
+
+    from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.env import DistEnv
-
-    class Store(Protocol):
-        """The part of torch.distributed.Store that is used."""
-
-        def set(self, key: str, value: str, /) -> None: ...
-        def get(self, key: str, /) -> bytes: ...
-        def check(self, keys: list[str], /) -> bool: ...
-
 
 __all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
 

@@ -198,7 +198,7 @@ class TestTheEnd:
                 print("thread", __name__, sys.modules["__main__"].__dict__ is globals())
             threading.Thread(target=late).start()
             atexit.register(print, "atexit", end="")
-            ctypes.CDLL(None).printf(b"from C ")
+            ctypes.CDLL(None).printf(b"from C\\n")
         """
         result = run(script)
         assert result.code == 0
