@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pytorchjobs import manifests
-from strategies import job_specs
+from strategies import examples, job_specs
 
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.adopt.meaning import config_of
@@ -19,37 +19,24 @@ from k8sjob.rendering import render
 from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
 
-EXAMPLES = pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+
+@given(manifests())
+@examples(60)
+def test_any_manifest_is_rendered_with_its_meaning(job):
+    adopted = adopt(dump(job))
+    written = JobSpec.from_yaml(adopted.spec.to_yaml())
+    assert written == adopted.spec
+    assert same_meaning(manifest(written), job)
 
 
-def holds(property_, examples, *given_):
-    """Check a property of generated values."""
-    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    configured = settings(deadline=None, max_examples=examples, suppress_health_check=checks)
-    configured(given(*given_)(property_))()
-
-
-@EXAMPLES
-def test_any_manifest_is_rendered_with_its_meaning(examples):
-    def check(job):
-        adopted = adopt(dump(job))
-        written = JobSpec.from_yaml(adopted.spec.to_yaml())
-        assert written == adopted.spec
-        assert same_meaning(manifest(written), job)
-
-    holds(check, examples, manifests())
-
-
-@EXAMPLES
-def test_what_k8sjob_rendered_comes_back(examples):
-    def check(spec):
-        rendered = render(spec)
-        again = adopt(rendered).spec
-        assert same_meaning(manifest(again), manifest(spec))
-        assert config_of(manifest(again)) == config_of(manifest(spec))
-        assert adopt(render(again)).spec == again
-
-    holds(check, examples, job_specs())
+@given(job_specs())
+@examples(60)
+def test_what_k8sjob_rendered_comes_back(spec):
+    rendered = render(spec)
+    again = adopt(rendered).spec
+    assert same_meaning(manifest(again), manifest(spec))
+    assert config_of(manifest(again)) == config_of(manifest(spec))
+    assert adopt(render(again)).spec == again
 
 
 def leaves(value, path=()):
@@ -64,24 +51,21 @@ def leaves(value, path=()):
         yield path
 
 
-@EXAMPLES
-def test_a_changed_value_is_a_changed_meaning(examples):
+@given(manifests(), st.data())
+@examples(100)
+def test_a_changed_value_is_a_changed_meaning(job, data):
     """What `same_meaning` is worth: no scalar may change unseen."""
-
-    def check(job, data):
-        path = data.draw(st.sampled_from(sorted(leaves(job), key=str)))
-        changed = copy.deepcopy(job)
-        holder = changed
-        for step in path[:-1]:
-            holder = holder[step]
-        # The old name of serviceAccountName counts only where the new one is not there.
-        assume(path[-1] != "serviceAccount" or "serviceAccountName" not in holder)
-        holder[path[-1]] = "another-value"
-        # Of two variables with one name only the last counts, but here no name is there twice.
-        assert not same_meaning(changed, job)
-        assert same_meaning(parse(dump(job)).data, job)
-
-    holds(check, 2 * examples, manifests(), st.data())
+    path = data.draw(st.sampled_from(sorted(leaves(job), key=str)))
+    changed = copy.deepcopy(job)
+    holder = changed
+    for step in path[:-1]:
+        holder = holder[step]
+    # The old name of serviceAccountName counts only where the new one is not there.
+    assume(path[-1] != "serviceAccount" or "serviceAccountName" not in holder)
+    holder[path[-1]] = "another-value"
+    # Of two variables with one name only the last counts, but here no name is there twice.
+    assert not same_meaning(changed, job)
+    assert same_meaning(parse(dump(job)).data, job)
 
 
 KEPT = sorted(Path(__file__).parents[2].glob("manifests/*/pytorchjob.yaml"))
@@ -125,16 +109,14 @@ def mutate(job, data):
             holder[key] = data.draw(st.sampled_from([[holder[key]], {str(key): holder[key]}]))
 
 
-@EXAMPLES
-def test_any_mutation_of_a_manifest_is_adopted_or_refused(examples):
-    def check(data):
-        job = parse(data.draw(st.sampled_from(KEPT)).read_text()).data
-        for _ in range(data.draw(st.integers(1, 3))):
-            mutate(job, data)
-        with contextlib.suppress(SpecError):
-            adopt(json.dumps(job)).spec.to_yaml()
-
-    holds(check, examples, st.data())
+@given(st.data())
+@examples(25)
+def test_any_mutation_of_a_manifest_is_adopted_or_refused(data):
+    job = parse(data.draw(st.sampled_from(KEPT)).read_text()).data
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(job, data)
+    with contextlib.suppress(SpecError):
+        adopt(json.dumps(job)).spec.to_yaml()
 
 
 @pytest.mark.parametrize(
