@@ -33,17 +33,11 @@ __all__ = [
     "adopt",
 ]
 
-_SERVERS: Final = (
-    "uid",
-    "resourceVersion",
-    "generation",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "managedFields",
-    "selfLink",
-    "ownerReferences",
+_SERVER_FIELDS: Final = (
+    "uid resourceVersion generation creationTimestamp deletionTimestamp "
+    "deletionGracePeriodSeconds managedFields selfLink ownerReferences"
 )
+_SERVERS: Final = tuple(_SERVER_FIELDS.split())
 _MAX_SHOWN: Final = 80
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 

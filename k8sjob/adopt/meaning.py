@@ -36,30 +36,12 @@ __all__ = [
 
 Json = dict[str, Any]
 
-_EMPTY_IS_ABSENT: Final = frozenset(
-    {
-        "annotations",
-        "args",
-        "command",
-        "env",
-        "envFrom",
-        "imagePullSecrets",
-        "initContainers",
-        "labels",
-        "limits",
-        "nodeSelector",
-        "ports",
-        "requests",
-        "resources",
-        "runPolicy",
-        "schedulingPolicy",
-        "securityContext",
-        "tolerations",
-        "topologySpreadConstraints",
-        "volumeMounts",
-        "volumes",
-    }
+_OPTIONAL: Final = (
+    "annotations args command env envFrom imagePullSecrets initContainers labels limits "
+    "nodeSelector ports requests resources runPolicy schedulingPolicy securityContext "
+    "tolerations topologySpreadConstraints volumeMounts volumes"
 )
+_EMPTY_IS_ABSENT: Final = frozenset(_OPTIONAL.split())
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 _SHM: Final = "dshm"
 
