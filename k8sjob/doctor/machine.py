@@ -91,7 +91,9 @@ def _python_client(version: str | None) -> Check:
     if int(version.partition(".")[0]) in CLIENTS:
         return fine("client", seen)
     tested = f"{CLIENTS.start} to {CLIENTS.stop - 1}"
-    return warning("client", f"{seen}; k8sjob knows {tested}", f"{_INSTALL}, or --client kubectl")
+    return warning(
+        "client", f"{seen}; k8sjob was tested with {tested}", f"{_INSTALL}, or --client kubectl"
+    )
 
 
 def _kubectl_client(version: str, server: str) -> Check:

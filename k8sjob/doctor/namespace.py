@@ -42,7 +42,7 @@ def pod_security(facts: Facts) -> Iterator[Check]:
     found = facts.one("namespace")
     if found is None:
         if not facts.missing("namespace"):
-            seen = f"not known: the labels of {facts.namespace} may not be read"
+            seen = f"not known: you may not read the labels of {facts.namespace}"
             yield unknown("pod-security", seen, _VIEWER)
         return
     level = ((found.get("metadata") or {}).get("labels") or {}).get(_ENFORCE, "")
@@ -85,7 +85,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
         for container in (pod.get("spec") or {}).get("initContainers") or ()
     )
     if seen_so:
-        return fine(topic, f"{seen}; the operator's init container is such, as pods here show")
+        return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
     template = flag(facts, _TEMPLATE)
     if template:
         return fine(topic, f"{seen}; the operator has an init container template, {template}")
@@ -102,7 +102,7 @@ def storage(facts: Facts) -> Iterator[Check]:
     classes = facts.items("storage classes")
     if classes is None:
         step = "ask for manifests/rbac/cluster-viewer.yaml"
-        yield unknown("storage", "the storage classes may not be read", step)
+        yield unknown("storage", "you may not read the storage classes", step)
         return
     default = [
         one["metadata"]["name"]
@@ -143,7 +143,7 @@ def quotas(facts: Facts) -> Iterator[Check]:
     if found is None:
         yield unknown(
             "quota",
-            f"the quotas of {facts.namespace} may not be read",
+            f"you may not read the quotas of {facts.namespace}",
             "ask for manifests/rbac/viewer.yaml",
         )
         return

@@ -53,12 +53,12 @@ def named_objects(facts: Facts) -> Iterator[Check]:
         if one.kind == "claim":
             yield from _claim(one, facts)
     if there:
-        yield fine("objects", f"there: {_listed(there)}")
+        yield fine("objects", f"found: {_listed(there)}")
     if hidden := [one for one in wanted if one not in there and not facts.missing(str(one))]:
         yield unknown(
             "objects",
-            f"may not be read, so it is not known whether they are there: {_listed(hidden)}",
-            "ask whoever may: a job waits for what it names",
+            f"you may not read these, so whether they exist is not known: {_listed(hidden)}",
+            "ask somebody who may: a job waits for what it names",
         )
 
 

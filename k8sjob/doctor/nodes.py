@@ -33,15 +33,15 @@ def nodes(facts: Facts) -> Iterator[Check]:
     if found is None:
         yield unknown(
             "nodes",
-            "the nodes may not be read, so what is free is not known",
-            "ask for manifests/rbac/cluster-viewer.yaml, or who keeps the cluster",
+            "you may not read the nodes, so what is free is not known",
+            "ask for manifests/rbac/cluster-viewer.yaml, or the cluster's administrator",
         )
         return
     all_nodes = nodes_of(found, {})
     trouble = tuple(f"{node.name}: {node.trouble}" for node in all_nodes if node.trouble)
     seen = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes take pods"
     if len(trouble) == len(all_nodes):
-        step = "no pod can be scheduled; ask whoever keeps the cluster"
+        step = "no pod can be scheduled; ask the cluster's administrator"
         yield problem("nodes", seen, step, details=_some(trouble))
     else:
         yield fine("nodes", seen, details=_some(trouble))
@@ -73,8 +73,8 @@ def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Che
     if facts.usage is None:
         return unknown(
             "devices",
-            f"{name}: {whole} on {len(those)} nodes; how many are free is not known, since the"
-            " pods of all namespaces may not be read",
+            f"{name}: {whole} on {len(those)} nodes; how many are free is not known, since"
+            " you may not read the pods of all namespaces",
             "ask for manifests/rbac/capacity.yaml",
         )
     free = sum((node.free(resource) for node in those), Decimal())
@@ -109,7 +109,7 @@ def fit(facts: Facts) -> Iterator[Check]:
         return
     found = facts.items("nodes")
     if found is None:
-        seen = "whether the job fits is not known: the nodes may not be read"
+        seen = "whether the job fits is not known: you may not read the nodes"
         yield unknown("fit", seen, "ask for manifests/rbac/cluster-viewer.yaml")
         return
     nodes = nodes_of(found, facts.usage or {})
@@ -172,7 +172,7 @@ def _now(job: Json, nodes: Sequence[Node]) -> Check:
         return fine("fit", f"all {wanted} replicas fit now")
     return warning(
         "fit",
-        f"{placed} of {wanted} replicas fit now; those hold what they have while the others wait",
+        f"{placed} of {wanted} replicas fit now; they hold their resources while the others wait",
         "wait for other jobs to end, make the job smaller, or use gang scheduling (gang)",
     )
 

@@ -70,13 +70,13 @@ def webhook(facts: Facts) -> Iterator[Check]:
         yield warning(
             "webhook",
             f"a bad job was not refused: {_registered(facts)}",
-            f"see whether the operator runs; {_INSTALL}",
+            f"check that the operator runs; {_INSTALL}",
         )
     elif error is not None and "failed calling webhook" in said:
         yield problem(
             "webhook",
             f"does not answer, so jobs can be neither made nor changed: {said}",
-            "have the operator looked at: kubectl -n kubeflow get pods",
+            "look at the operator: kubectl -n kubeflow get pods",
         )
     elif error is not None and error.code != 404:  # that there is no API, crd says
         yield unknown(
@@ -131,7 +131,7 @@ def _refused(error: ApiError, what: str, namespace: str) -> tuple[str, str]:
     if "failed calling webhook" in said:
         return f"{what} cannot be checked: {said}", "see the check of the webhook"
     if "admission webhook" in said:
-        whose = "correct the job" if _VALIDATOR in said else "ask whoever keeps that policy"
+        whose = "correct the job" if _VALIDATOR in said else "ask the owner of that policy"
         return f"{what} is refused: {said}", whose
     if error.code == 403:
         return f"{what} may not be made: {said}", "see the check of the permissions"
@@ -148,14 +148,16 @@ def operator(facts: Facts) -> Iterator[Check]:
         yield from map(_deployment, deployments)
         return
     seen = (
-        "its Deployment may not be read"
+        "you may not read its Deployment"
         if deployments is None
         else "no Deployment is labelled control-plane=kubeflow-training-operator"
     )
     if _answers(facts):
         yield fine("operator", f"runs, since its webhook answers; {seen}")
     else:
-        step = "ask whoever keeps the cluster whether it runs, or for manifests/rbac/capacity.yaml"
+        step = (
+            "ask the cluster's administrator whether it runs, or for manifests/rbac/capacity.yaml"
+        )
         yield unknown("operator", seen, step)
 
 

@@ -237,8 +237,8 @@ def _way_in(error: ApiError) -> str:
     if error.code == 401:
         return "log in again: the credentials have expired, were revoked or could not be got"
     if error.code:
-        return "ask whoever keeps the cluster"
-    return "see that the cluster and the network are up, or name another one by --context"
+        return "ask the cluster's administrator"
+    return "check that the cluster and the network are up, or name another one by --context"
 
 
 def permissions(facts: Facts) -> Iterator[Check]:
@@ -256,10 +256,10 @@ def permissions(facts: Facts) -> Iterator[Check]:
     who, where = facts.user or "you", facts.namespace
     if any(rule.vital for rule, _ in ours):
         seen = f"{who} may not submit and follow jobs in {where}"
-        yield problem("permissions", seen, "ask for the roles that stand below", details=details)
+        yield problem("permissions", seen, "ask for the roles shown below", details=details)
     elif ours:
         seen = f"{who} may submit and follow jobs in {where}, and not all the rest"
-        yield warning("permissions", seen, "ask for the roles that stand below", details=details)
+        yield warning("permissions", seen, "ask for the roles shown below", details=details)
     else:
         yield fine("permissions", f"{who} may do all that k8sjob does in {where}")
     if wide := [(rule, missing) for rule, missing in lacking if rule.grant.cluster_wide]:

@@ -155,7 +155,7 @@ def test_a_server_that_is_not_there(doctor, tmp_path):
     done = doctor()
     assert done.code == 1
     assert "problem  server" in done.out
-    assert "see that the cluster and the network are up" in done.out
+    assert "check that the cluster and the network are up" in done.out
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -125,7 +125,7 @@ def test_what_is_there_is_found(cluster, namespace, doctor, job_file):
     assert code == 0
     shared, there = checks["objects"]
     assert (shared["verdict"], "ReadWriteOnce:" in shared["seen"]) == ("warning", True)
-    assert there["seen"] == "there: claim data, secret keys"
+    assert there["seen"] == "found: claim data, secret keys"
 
 
 def test_what_the_apiserver_would_refuse(doctor, job_file):
@@ -218,6 +218,6 @@ def test_a_restricted_namespace_and_the_template_of_the_documentation(
     eventually(lambda: restricted() == ["Running"] * 2, "two pods")
     checks, code = doctor()
     assert (checks["pod-security"][0]["verdict"], code) == ("ok", 0)
-    assert checks["pod-security"][0]["seen"].endswith("init container is such, as pods here show")
+    assert checks["pod-security"][0]["seen"].endswith("init container complies, as pods here show")
     assert "pulled on 1 nodes" in checks["init-image"][0]["seen"]
     assert "init-wait" not in checks  # that template asks at once again

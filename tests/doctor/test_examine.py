@@ -51,7 +51,7 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
         (ApiError("connection refused"), "name another one by --context"),
         (ApiError("self-signed certificate", reason="Untrusted"), "certificate-authority"),
         (ApiError("Unauthorized", code=401), "log in again"),
-        (ApiError("internal error", code=500), "ask whoever keeps the cluster"),
+        (ApiError("internal error", code=500), "ask the cluster's administrator"),
     ],
 )
 def test_a_server_that_does_not_answer_is_all_there_is_to_say(error, step, facts):

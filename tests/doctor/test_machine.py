@@ -30,8 +30,8 @@ def test_this_machine():
     ("machine", "chosen", "verdict", "said"),
     [
         (Machine("3.11", kubernetes="37.0.2"), None, Verdict.OK, "kubernetes 37.0.2"),
-        (Machine("3.11", kubernetes="34.1.0"), None, Verdict.WARNING, "knows 35 to 37"),
-        (Machine("3.11", kubernetes="38.0.0"), "python", Verdict.WARNING, "knows 35 to 37"),
+        (Machine("3.11", kubernetes="34.1.0"), None, Verdict.WARNING, "tested with 35 to 37"),
+        (Machine("3.11", kubernetes="38.0.0"), "python", Verdict.WARNING, "tested with 35 to 37"),
         (Machine("3.11", kubectl="v1.34.4"), "python", Verdict.PROBLEM, "not installed"),
         (Machine("3.11", kubectl="v1.34.4"), None, Verdict.OK, "kubectl v1.34.4"),
         (Machine("3.11", kubernetes="37.0.2", kubectl="v1.33.0"), "kubectl", Verdict.OK, "v1.33"),

@@ -128,7 +128,7 @@ def test_a_claim_and_many_replicas(modes, phase, verdict, facts, make_job):
     answers = {f"{TEAM}/persistentvolumeclaims/data": claim}
     *found, there = named_objects(facts(answers, job=job))
     assert [check.verdict for check in found] == ([verdict] if verdict else [])
-    assert there.seen == "there: claim data"
+    assert there.seen == "found: claim data"
 
 
 GROUPS = {"kind": "APIGroupList", "groups": [{"name": "kueue.x-k8s.io"}, {"name": "apps"}]}

@@ -136,7 +136,7 @@ def test_a_job_that_is_there_already(facts, make_job):
         (
             ApiError('admission webhook "p.example" denied the request: no', code=403),
             "p.example",
-            "keeps that policy",
+            "owner of that policy",
         ),
         (
             ApiError(f'admission webhook "{WEBHOOK}" denied the request: no', code=403),
