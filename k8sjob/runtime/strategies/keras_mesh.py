@@ -8,7 +8,6 @@ loop is job.fit, and there is no prepare here.
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.dlpack import from_dlpack
 
 from k8sjob.runtime import layout, model_state, rng
+from k8sjob.runtime.env import copy_environ
 from k8sjob.runtime.errors import EnvError
 from k8sjob.runtime.keras_model import TEST_BATCH
 from k8sjob.runtime.mesh import Mesh
@@ -130,7 +130,7 @@ def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
         raise EnvError(
             f"Keras computes with {found}, and strategy.keras_backend is {wanted}; set"
             f" KERAS_BACKEND={wanted} before `import keras` (`k8sjob run` and the pods do), seen"
-            f" {os.environ.get('KERAS_BACKEND')!r}"
+            f" {copy_environ().get('KERAS_BACKEND')!r}"
         )
     before = distribution.distribution()
     distribution.set_distribution(JobDistribution(group, options))
