@@ -1,5 +1,6 @@
 """The bed itself: nothing is left of it, however it ends, and two do not meet."""
 
+import contextlib
 import json
 import os
 import signal
@@ -34,14 +35,26 @@ def processes(name):
     return found
 
 
-def network_namespaces():
-    """All network namespaces that some process is in."""
+def network_namespaces(pids=None):
+    """All network namespaces that some process is in, or one of these."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
+        if pids is not None and int(process.name) not in pids:
+            continue
         try:
             found.add(str((process / "ns/net").readlink()))
         except OSError:
             continue
+    return found
+
+
+def below(pid):
+    """A process and all that descend from it."""
+    found = {pid}
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in thread.read_text().split():
+                found |= below(int(child))
     return found
 
 
@@ -83,16 +96,19 @@ def run_a_pod(bed, eventually):
 
 
 def test_two_beds_side_by_side_leave_nothing(a_bed, eventually):
-    before, others = interfaces(), network_namespaces()
+    before = interfaces()
     with a_bed() as one, a_bed() as other:
         folders = [one.folder, other.folder]
         for bed in (one, other):
             run_a_pod(bed, eventually)
         assert all(processes(folder.name) for folder in folders)
+        pids = below(one.keeper.pid) | below(other.keeper.pid)
+        inside = network_namespaces(pids) - network_namespaces({os.getpid()})
+        assert len(inside) >= 2  # those of other sessions' beds come and go
         assert one.kubectl("get", "pods", "-o", "name").stdout == "pod/lookup\n"
     eventually(lambda: [traces(folder) for folder in folders] == [NOTHING, NOTHING], "their end")
     assert interfaces() == before
-    assert network_namespaces() <= others
+    assert not inside & network_namespaces()
 
 
 @pytest.mark.parametrize("victim", ["owner", "keeper"])

@@ -121,7 +121,7 @@ class Bed(Cluster):
             shutil.rmtree(self.folder)
             return
         self.keeper.send_signal(signal.SIGTERM)
-        self.keeper.wait(60)
+        self.keeper.wait(180)
         self.keeper.stdout.close()
 
     def keep_logs(self):
