@@ -288,7 +288,8 @@ def starts(bed: Bed) -> list[Told]:
                 time.sleep(0.2)
                 snapshot = backend.snapshot(ref)
             recovered = time.monotonic() - back
-        backend.delete_and_wait(ref)
+        backend.delete(ref)
+        backend.wait_for_pods(ref, 180.0)
         return Told(fault, found[0].message, told, recovered)
 
     nowhere = f"{bed.registry}/k8sjob-tests:no-such"

@@ -164,7 +164,8 @@ def test_without_the_operator_nothing_is_made_and_what_is_there_can_go(
         with pytest.raises(BackendError, match="the training operator does not answer"):
             attempt()
     # The collector of garbage is slow for a while after an outage of the apiserver.
-    backend.delete_and_wait(ref, timeout=180)
+    backend.delete(ref)
+    backend.wait_for_pods(ref, 180)
     assert backend.jobs() == []
 
 
