@@ -186,7 +186,7 @@ def test_the_command_says_how_to_bring_it_on(skopeo_is_there, write_job, registr
 def test_the_command_takes_no_other_place(write_job):
     done = push(write_job, "-o", "tar:x")
     assert done.returncode == 2
-    assert "'tar:x' is none of name, json and oci:DIR" in done.stderr
+    assert "'tar:x' is not one of name, json and oci:DIR" in done.stderr
 
 
 def test_a_disk_that_is_full(write_job, code, out):

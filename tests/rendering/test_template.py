@@ -78,3 +78,27 @@ def test_a_wheel_brings_its_templates(tmp_path):
     folder, _, text = done.stdout.partition("\n")
     assert Path(folder) == tmp_path / "installed/k8sjob/_templates"
     assert text == (job / "pytorchjob.yaml").read_text()
+
+
+def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = tmp_path / "k8sjob"
+    template._environment.cache_clear()
+    assert template._environment().get_template("Dockerfile.j2")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (cached,) = folder.glob("*.jinja")
+    cached.write_bytes(b"broken")
+    template._environment.cache_clear()
+    assert template._environment().get_template("Dockerfile.j2")
+    for mode in (0o770, 0o702):
+        folder.chmod(mode)
+        assert template._bytecode_cache() is None
+    folder.chmod(0o700)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert template._bytecode_cache() is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert template._bytecode_cache() is None
+    template._environment.cache_clear()
