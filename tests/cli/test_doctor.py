@@ -210,5 +210,5 @@ def test_packages_that_a_job_would_miss_here(alone, job_file, tmp_path):
 def test_this_machine_alone(doctor, cluster):
     done = doctor("--local")
     assert done.code == 0
-    assert "no cluster was looked at" in done.out
+    assert "no cluster was checked" in done.out
     assert cluster.asked == []
