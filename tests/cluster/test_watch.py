@@ -168,13 +168,14 @@ def test_leaving_says_how_to_come_back(make, start):
 
 
 def test_all_jobs_of_a_namespace(make, start):
-    _, ref = make("one", "sleep 3")
+    _, ref = make("one", "sleep 20")  # of a job that has ended before it a watch says nothing
     watching = start("watch", "-n", ref.namespace, "-o", "json")
-    make("two", "exit 1")
     last, deadline = {}, time.monotonic() + 120
     while set(last.values()) != {"Succeeded", "Failed"}:
         assert time.monotonic() < deadline, last
         data = json.loads(watching.stdout.readline())["data"]
+        if not last:  # it watches
+            make("two", "exit 1")
         last[f"{data['namespace']}/{data['name']}"] = data["state"]
     assert last == {str(ref): "Succeeded", f"{ref.namespace}/two": "Failed"}
     watching.send_signal(signal.SIGINT)
