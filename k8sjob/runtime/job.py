@@ -35,6 +35,7 @@ class Job:
         is_main: whether this is rank 0, the one that writes files.
         seed: the session's seed.
         checkpoint_dir: where checkpoints go, on this machine; None where they are off.
+        config: the job's settings as the container sees them.
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -43,7 +44,7 @@ class Job:
         self.rank, self.world_size = group.rank, group.world_size
         self.local_rank = context.env.local_rank
         self.device, self.is_main, self.seed = group.device, context.is_main, context.seed
-        self.checkpoint_dir = context.checkpoint_dir
+        self.checkpoint_dir, self.config = context.checkpoint_dir, context.config
         self._in_main_first = False
 
     # --- training -------------------------------------------------------------------------------
@@ -296,6 +297,15 @@ class Job:
         context.begin()
         context.beat(context.step + 1)
         return not context.stop_coordinator.passes()
+
+    def beat(self, step: int, phase: str = "compute") -> None:
+        """Report progress to the watchdog during a long part of the script's own code.
+
+        Args:
+            step: the same number on all ranks for the same step.
+            phase: "sync" before waiting for the others, else anything.
+        """
+        self._context.beat(step, phase)
 
 
 def _of(tensor: Tensor, *, rows: bool = True) -> str:

@@ -1,11 +1,15 @@
 """The pages of the reference are what the code says."""
 
 import importlib.util
+import inspect
+import re
 from pathlib import Path
 
+import pytest
 from pages import PAGES, name
 
 from k8sjob.compat import STRATEGIES
+from k8sjob.runtime import Job, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,3 +40,14 @@ def test_the_drawing_of_the_architecture_is_up_to_date():
 def test_every_strategy_has_a_row_of_its_proof():
     page = (ROOT / "docs/reference/strategies.md").read_text()
     assert [kind for kind in STRATEGIES if f"\n| `{kind}`" not in page] == []
+
+
+@pytest.mark.parametrize(("heading", "of"), [("Job", Job), ("Run", Run)])
+def test_what_the_reference_of_the_runtime_names_exists(heading, of):
+    page = (ROOT / "docs/reference/runtime.md").read_text()
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    names = {name for cell in cells for name in re.findall(r"`(\w+)[(`]", cell)}
+    known = set(dir(of)) | set(re.findall(r"self\.(\w+)", inspect.getsource(of)))
+    assert names
+    assert names - known == set()
