@@ -166,7 +166,7 @@ def hit(job: Job, chance: random.Random, whom: str) -> str:
     # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
     what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
     several = what == "killed" and chance.random() < 0.3
-    ids = job.processes("k8sjob.runtime.rank_main" if whom == "rank" else "k8sjob.runtime")
+    ids = job.processes("k8sjob.runtime.agent.rank_main" if whom == "rank" else "k8sjob.runtime")
     ids = chance.sample(ids, min(len(ids), 2 if several else 1))
     numbers = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM}
     for pid in ids:

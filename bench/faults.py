@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.bed import Bed  # noqa: E402 - of the tests
 
 from k8sjob.backends.connect import connect  # noqa: E402 - after the path
-from k8sjob.lifecycle.diagnose import Cause, diagnose  # noqa: E402 - the same
-from k8sjob.lifecycle.status import JobState, job_status  # noqa: E402 - the same
+from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
+from k8sjob.observe.status import JobState, job_status  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"
 MARK = "<!-- measured: bench/faults.py -->\n"
@@ -200,7 +200,7 @@ class Stage:
             "import os, pathlib\n"
             "for f in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
             "    pid = int(f.parent.name)\n"
-            "    if pid != os.getpid() and b'k8sjob.runtime.rank_main' in f.read_bytes():\n"
+            "    if pid != os.getpid() and b'k8sjob.runtime.agent.rank_main' in f.read_bytes():\n"
             f"        os.kill(pid, {number})"
         )
         return lambda: self.bed.kubectl("exec", f"faults-{replica}", "--", "python3", "-c", code)

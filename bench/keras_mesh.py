@@ -36,7 +36,7 @@ def rank() -> dict[str, Any]:
     from torch.utils.data import DataLoader, Subset, TensorDataset
 
     from k8sjob import runtime
-    from k8sjob.runtime.strategies.keras_mesh import ShardedModel
+    from k8sjob.runtime.keras.mesh import ShardedModel
 
     def build():
         keras.utils.set_random_seed(0)

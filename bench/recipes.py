@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from k8sjob.runtime.calls import server_name
+from k8sjob.runtime.strategies.rpc import server_name
 
 WIDTH, BATCH, MICRO_BATCHES, ACCUMULATE = 1024, 64, 4, 8
 ROWS, LOOKED_UP = 20_000, 32  # of the table, and in a sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k8sjob.document import flow
 from k8sjob.spec import schema
+from k8sjob.yamldoc import flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

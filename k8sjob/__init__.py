@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from k8sjob.contract import __version__
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.jobs.submit import submit
     from k8sjob.rendering import render, replica_env
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from k8sjob.spec.load import load
     from k8sjob.view.run import run
 
-__version__ = "0.1.0"
-
 _HOME = {
+    "__version__": "k8sjob.contract",
     "JobFailed": "k8sjob.errors",
     "JobSpec": "k8sjob.spec",
     "K8sJobError": "k8sjob.errors",

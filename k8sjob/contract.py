@@ -41,6 +41,9 @@ __all__ = [
     "decode_object",
 ]
 
+__version__ = "0.1.0"
+
+
 AGENT: Final = ("python", "-P", "-m", "k8sjob.runtime")
 """Starts the agent; -P: a k8sjob.py in the working directory is not taken for it."""
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from serving import served
 
-from k8sjob.backends.transport import ApiError, refusal
+from k8sjob.kube.client.transport import ApiError, refusal
 
 JOBS = "pytorchjobs"
 

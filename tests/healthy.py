@@ -6,7 +6,7 @@ import copy
 
 from serving import served
 
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.transport import ApiError
 
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 BAD_JOB = ApiError(

@@ -16,7 +16,7 @@ import urllib.request
 import pytest
 from inprocess import InProcessRegistry
 
-from k8sjob.image.http_client import RetryPolicy
+from k8sjob.image.registry.http_client import RetryPolicy
 from k8sjob.spec import JobSpec
 
 # Impatient: what a fault costs is a matter of tries here, not of time.

@@ -26,10 +26,10 @@ def test_importing_the_package_loads_nothing():
 
 @pytest.mark.parametrize(
     "module",
-    ["runtime.env", "runtime.config", "runtime.agent", "runtime.rank_main", "runtime.__main__"],
+    ["base.env", "base.config", "agent.agent", "agent.rank_main", "__main__"],
 )
 def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
-    names = loaded(f"import k8sjob.{module}")
+    names = loaded(f"import k8sjob.runtime.{module}")
     assert not names & (CLIENT_ONLY | {"torch", "numpy"})
 
 
@@ -44,9 +44,9 @@ def test_the_session_needs_torch_alone():
     "statement",
     [
         "from k8sjob import JobSpec, render, run",
-        "import k8sjob.lint, k8sjob.adopt, k8sjob.view",
+        "import k8sjob.checks.lint, k8sjob.adopt, k8sjob.view",
         "import k8sjob.image.push",
-        "import k8sjob.backends.local, k8sjob.lifecycle.watch",
+        "import k8sjob.backends.local, k8sjob.observe.watch",
     ],
 )
 def test_the_client_never_loads_torch_or_kubernetes(statement):

@@ -18,12 +18,12 @@ from k8sjob.adopt.meaning import (
     same_meaning,
 )
 from k8sjob.contract import after_agent
-from k8sjob.document import Document, objects, parse_all
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest
-from k8sjob.rendering.operator import API_VERSION, KIND, webhook_problems
-from k8sjob.rendering.schema import typed
 from k8sjob.spec import JobSpec
+from k8sjob.targets.pytorchjob.operator import API_VERSION, KIND, webhook_problems
+from k8sjob.targets.pytorchjob.schema import typed
+from k8sjob.yamldoc import Document, objects, parse_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from k8sjob.contract import (
     Role,
     after_agent,
 )
-from k8sjob.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
-from k8sjob.spec.quantity import parse
+from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

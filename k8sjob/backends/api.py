@@ -8,10 +8,12 @@ written once for all back ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from k8sjob.kube.objects import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
     from threading import Event
@@ -20,21 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCAL",
-    "MAX_LINE",
     "Backend",
     "JobRef",
     "Json",
-    "Line",
     "LogLine",
     "Plan",
     "Snapshot",
-    "lines",
 ]
 
 LOCAL: Final = "local"
 """The namespace of jobs on this machine."""
-Json = dict[str, Any]
-"""A Kubernetes object, as parsed from JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,44 +203,3 @@ class Backend(Protocol):
 
     def delete(self, ref: JobRef) -> None:
         """Stop the job and remove it with all that belongs to it."""
-
-
-MAX_LINE: Final = 16 * 2**20
-"""Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
-a progress bar that never ends its line is."""
-
-
-class Line:
-    """A line that comes in pieces; only its first MAX_LINE bytes are kept."""
-
-    def __init__(self) -> None:
-        self._kept = bytearray()
-        self._left_out = 0
-
-    def add(self, piece: bytes) -> None:
-        """Append a piece without a newline."""
-        room = MAX_LINE - len(self._kept)
-        self._kept += piece[:room]
-        self._left_out += max(len(piece) - room, 0)
-
-    def take(self) -> bytes:
-        """The line so far, with a note if part of it was left out; starts the next line."""
-        if self._left_out:
-            self._kept += b" [k8sjob: %d more bytes of this line are left out]" % self._left_out
-        taken = bytes(self._kept)
-        self._kept.clear()
-        self._left_out = 0
-        return taken
-
-
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
-    line = Line()
-    for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        line.add(first)
-        for other in others:
-            yield line.take() + b"\n"
-            line.add(other)
-    if rest := line.take():
-        yield rest

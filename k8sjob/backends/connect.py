@@ -6,15 +6,15 @@ import importlib.util
 import shutil
 from typing import TYPE_CHECKING, Literal
 
-from k8sjob.backends.kubeconfig import access, configured, contexts
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.kubeconfig import access, configured, contexts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.cluster import ClusterBackend
-    from k8sjob.backends.kubeconfig import Access
-    from k8sjob.backends.transport import Transport
+    from k8sjob.kube.client.kubeconfig import Access
+    from k8sjob.kube.client.transport import Transport
 
 __all__ = ["Client", "configured", "connect", "contexts"]
 
@@ -62,9 +62,9 @@ def _client() -> Client:
 
 def _transport(found: Access, client: Client) -> Transport:
     if client == "python":
-        from k8sjob.backends.kubernetes import PythonTransport  # noqa: PLC0415 - only one of them
+        from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 
         return PythonTransport(found)
-    from k8sjob.backends.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
+    from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 
     return KubectlTransport(found)

@@ -15,8 +15,8 @@ from k8sjob.cli.options import FILE, folder_of, plain_http_option
 from k8sjob.cli.output import document, line
 from k8sjob.image.build import build
 from k8sjob.image.builders import AUTO, BUILDERS
-from k8sjob.image.context import shown_size
-from k8sjob.image.http_client import HttpClient
+from k8sjob.image.layer.context import shown_size
+from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.spec import load
 from k8sjob.view.safe import safe_line
 

@@ -12,7 +12,7 @@ from k8sjob.cli.naming import find_all, job_argument, jobs_here, local_backend, 
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.lifecycle.status import deletion, job_status
+from k8sjob.observe.status import deletion, job_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
     backend.delete(ref, checkpoints=checkpoints)
     line(f"{ref} deleted")
     if saved and saved.exists():
-        from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use in a cluster
+        from k8sjob.image.layer.context import shown_size  # noqa: PLC0415 - of no use in a cluster
 
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""

@@ -54,7 +54,7 @@ def diff_command(
             plan = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
         if spec.builds_image and image is None:
-            from k8sjob.image.http_client import HttpClient  # noqa: PLC0415 - see push_code
+            from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - see push_code
 
             http = HttpClient(plain_http=plain_http)
             plan, _ = push_code(spec, plan, backend, dry_run=True, onto=onto, http=http)

@@ -11,25 +11,25 @@ from rich.text import Text
 
 from k8sjob.backends.connect import configured
 from k8sjob.backends.local.machine import check_packages
+from k8sjob.checks.doctor import Report, Verdict, examine, gather
+from k8sjob.checks.doctor.check import problem, warning
+from k8sjob.checks.doctor.machine import client, here, look
 from k8sjob.cli.naming import is_namespace, place_options
 from k8sjob.cli.options import folder_of, format_option
 from k8sjob.cli.output import count, document
-from k8sjob.doctor import Report, Verdict, examine, gather
-from k8sjob.doctor.check import problem, warning
-from k8sjob.doctor.machine import client, here, look
-from k8sjob.document import dump
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
 from k8sjob.spec import Image, JobSpec, load
 from k8sjob.view.safe import safe_line
 from k8sjob.view.views import console_for
+from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.checks.doctor import Check
+    from k8sjob.checks.doctor.machine import Machine
     from k8sjob.cli.naming import Place
-    from k8sjob.doctor import Check
-    from k8sjob.doctor.machine import Machine
 
 __all__ = ["doctor_command"]
 

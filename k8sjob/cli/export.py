@@ -78,7 +78,13 @@ def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dic
     asked = {"source": str(source), "target": str(target)}
     options = {"everything": everything, "force": force}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "k8sjob.runtime.export", json.dumps(asked | options)],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "k8sjob.runtime.checkpoint.export",
+            json.dumps(asked | options),
+        ],
         capture_output=True,
         text=True,
         check=False,

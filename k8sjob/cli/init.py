@@ -12,10 +12,10 @@ import click
 from k8sjob.cli.failure import say
 from k8sjob.cli.options import source_name
 from k8sjob.cli.output import text
-from k8sjob.document import content, scalar
 from k8sjob.errors import K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
+from k8sjob.yamldoc import content, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

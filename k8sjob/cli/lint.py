@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from k8sjob.checks.lint import Severity, lint
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line
-from k8sjob.document import JOB_FILE, job_file
 from k8sjob.errors import SpecError
-from k8sjob.lint import Severity, lint
+from k8sjob.yamldoc import JOB_FILE, job_file
 
 __all__ = ["lint_command", "show_lint_errors"]
 

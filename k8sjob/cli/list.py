@@ -16,12 +16,12 @@ from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.cli.status import image, record, times
 from k8sjob.errors import BackendError
-from k8sjob.lifecycle.status import job_status
+from k8sjob.observe.status import job_status
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import JobRef, Json, Snapshot
     from k8sjob.cli.naming import Place
-    from k8sjob.lifecycle.status import JobStatus
+    from k8sjob.observe.status import JobStatus
 
 __all__ = ["list_command"]
 

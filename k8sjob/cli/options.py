@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.document import JOB_FILE
+from k8sjob.yamldoc import JOB_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.document import dump
 from k8sjob.view.safe import safe_line
+from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
 
-from k8sjob import __version__
 from k8sjob.cli.failure import Failures
+from k8sjob.contract import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from k8sjob.cli.build import build_and_report, progress_line
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.options import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.output import count, document, line, some
-from k8sjob.image.blobs import Sent
-from k8sjob.image.context import shown_size
-from k8sjob.image.http_client import HttpClient
+from k8sjob.image.layer.context import shown_size
 from k8sjob.image.push import push
+from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located

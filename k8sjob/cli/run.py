@@ -12,7 +12,7 @@ from k8sjob.cli.lint import show_lint_errors
 from k8sjob.cli.options import FILE, folder_of, view_options
 from k8sjob.errors import JobNotFound
 from k8sjob.jobs.run import plan_run, stop_on_interrupt
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import load
 from k8sjob.spec.load import located
 from k8sjob.view.follow import follow

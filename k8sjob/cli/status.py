@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.objects import pod_specs
 from k8sjob.cli.naming import find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import count, document, line, table
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
-from k8sjob.labels import IMAGE_ORIGIN
-from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.logs import tail_lines
-from k8sjob.lifecycle.status import JobState, job_status, speaker
+from k8sjob.kube.labels import IMAGE_ORIGIN
+from k8sjob.kube.objects import pod_specs
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import tail_lines
+from k8sjob.observe.status import JobState, job_status, speaker
 from k8sjob.provenance import Provenance
 from k8sjob.view.lines import duration, last_line
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, Json, Snapshot
     from k8sjob.cli.naming import Place
-    from k8sjob.lifecycle.status import JobStatus, ReplicaStatus
+    from k8sjob.observe.status import JobStatus, ReplicaStatus
 
 __all__ = ["image", "record", "status_command", "times"]
 
@@ -150,7 +150,7 @@ def _provenance(job: Json) -> Provenance | None:
 
 def _made_of(job: Json) -> list[str]:
     """The layers of the image, the highest first, and its base."""
-    from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use for a list
+    from k8sjob.image.layer.context import shown_size  # noqa: PLC0415 - of no use for a list
 
     made_of = _provenance(job)
     if made_of is None:

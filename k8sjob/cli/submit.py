@@ -141,7 +141,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
 def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     """Warn of what the job names and the cluster lacks: it would wait for that silently."""
-    from k8sjob.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
+    from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
 
     with suppress(BackendError):
         facts = gather_needs(backend.transport, backend.namespace, plan.manifest)
@@ -161,7 +161,7 @@ def _with_image(
     """The plan with the image that was made of the job's code."""
     from k8sjob.cli.build import build_and_report, progress_line  # noqa: PLC0415 - see push_code
     from k8sjob.cli.push import report_push  # noqa: PLC0415 - the same
-    from k8sjob.image.http_client import HttpClient  # noqa: PLC0415 - the same
+    from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - the same
 
     with progress_line() as progress:
         http = HttpClient(plain_http=plain_http)

@@ -11,11 +11,11 @@ import click
 from k8sjob.cli.failure import fail, warn
 from k8sjob.cli.options import folder_of, format_option, source_name
 from k8sjob.cli.output import count, document, line
-from k8sjob.document import JOB_FILE, job_file
 from k8sjob.errors import SpecError
 from k8sjob.rendering import check_script, manifest
 from k8sjob.spec import load, schema
 from k8sjob.spec.load import located
+from k8sjob.yamldoc import JOB_FILE, job_file
 
 __all__ = ["schema_command", "validate_command"]
 

@@ -8,9 +8,9 @@ from importlib import metadata
 import click
 from click.shell_completion import get_completion_class
 
-from k8sjob import __version__
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document
+from k8sjob.contract import __version__
 
 __all__ = ["completion_command", "version_command"]
 

@@ -13,7 +13,7 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import find, job_argument, jobs_here, place_options
 from k8sjob.cli.options import selector_option, view_options
-from k8sjob.lifecycle.watch_all import poll_all, watch_all
+from k8sjob.observe.watch_all import poll_all, watch_all
 from k8sjob.view.follow import follow, follow_all
 
 if TYPE_CHECKING:

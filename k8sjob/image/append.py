@@ -11,28 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
-from k8sjob.errors import ImageError
-from k8sjob.image.manifest import digest_of, encode
+from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.rendering.dockerfile import HOME
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from k8sjob.image.archive import Layer
-    from k8sjob.image.manifest import Manifest
-    from k8sjob.image.reference import Reference
+    from k8sjob.image.layer.archive import Layer
+    from k8sjob.image.registry.manifest import Base
     from k8sjob.spec import JobSpec
 
 __all__ = [
     "BASE_DIGEST",
     "BASE_NAME",
     "Appended",
-    "Base",
     "append_code",
     "append_packages",
-    "environment",
-    "labels",
 ]
 
 BASE_NAME: Final = "org.opencontainers.image.base.name"
@@ -41,48 +36,6 @@ BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 """The same with the digest of the base's manifest."""
 _CREATED: Final = "1970-01-01T00:00:00Z"
 _USER_NAME: Final = "k8sjob"
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The image below.
-
-    Attributes:
-        reference: where it is.
-        manifest: of one platform.
-        config: parsed; not to be changed.
-    """
-
-    reference: Reference
-    manifest: Manifest
-    config: dict[str, Any]
-
-    @property
-    def pinned(self) -> str:
-        """Its reference by digest."""
-        return self.reference.at(self.manifest.digest)
-
-    @property
-    def platform(self) -> str:
-        """What it is for: os/architecture."""
-        return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
-
-    @property
-    def diff_ids(self) -> list[str]:
-        """The digests of its layers as archives, the lowest first.
-
-        Raises:
-            ImageError: the config does not fit the manifest.
-        """
-        rootfs = self.config.get("rootfs")
-        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-        layers = len(self.manifest.layers)
-        if not isinstance(diff_ids, list) or len(diff_ids) != layers:
-            raise ImageError(
-                f"{self.reference}: its config does not name its {layers} layers; the image is"
-                " broken"
-            )
-        return diff_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +110,7 @@ def _append(
     if isinstance(config.get("history"), list):
         config["history"] += [{"created": _CREATED, "created_by": created_by} for _ in layers]
     config["config"] = {
-        **_table(base.config, "config"),
+        **table(base.config, "config"),
         "Env": [f"{name}={value}" for name, value in variables.items()],
         **run,
         "Labels": labels(base.config) | origin,
@@ -176,22 +129,5 @@ def _append(
         for layer in layers
     ]
     if below.is_oci:
-        content["annotations"] = _table(content, "annotations") | origin
+        content["annotations"] = table(content, "annotations") | origin
     return Appended(encode(content), below.media_type, raw)
-
-
-def _table(content: dict[str, Any], key: str) -> dict[str, Any]:
-    found = content.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def environment(config: dict[str, Any]) -> dict[str, str]:
-    """The variables that a container with this image config starts with."""
-    found = _table(config, "config").get("Env")
-    lines = found if isinstance(found, list) else []
-    return dict(str(line).partition("=")[::2] for line in lines)
-
-
-def labels(config: dict[str, Any]) -> dict[str, Any]:
-    """The labels in an image config."""
-    return _table(_table(config, "config"), "Labels")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.blobs import SmallContent
 from k8sjob.image.builders import AUTO, choose
-from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
-from k8sjob.image.http_client import HttpClient
-from k8sjob.image.manifest import digest_of
-from k8sjob.image.reference import Reference
-from k8sjob.image.repository import Registries, Repository, read_base
+from k8sjob.image.registry.blobs import SmallContent
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
+from k8sjob.image.registry.manifest import digest_of
+from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.repository import Registries, Repository, read_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable

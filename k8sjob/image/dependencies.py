@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.append import append_packages
-from k8sjob.image.transfer import Transfer
+from k8sjob.image.registry.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.append import Base
-    from k8sjob.image.archive import Layer
-    from k8sjob.image.reference import Reference
-    from k8sjob.image.repository import Repository
+    from k8sjob.image.layer.archive import Layer
+    from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
 __all__ = ["BuildRequest", "Dependencies", "image_on_base"]

@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append_code, labels
-from k8sjob.image.context import read_context
-from k8sjob.image.credentials import Keyring
+from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append_code
 from k8sjob.image.dependencies import Dependencies, image_on_base
-from k8sjob.image.http_client import HttpClient
-from k8sjob.image.layers import pack_code
-from k8sjob.image.layout import Layout
-from k8sjob.image.reference import Reference
-from k8sjob.image.repository import Registries, Repository, read_base
-from k8sjob.image.transfer import Transfer, start
+from k8sjob.image.layer.context import read_context
+from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
+from k8sjob.image.registry.manifest import labels
+from k8sjob.image.registry.oci_layout import Layout
+from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.repository import Registries, Repository, read_base
+from k8sjob.image.registry.transfer import Transfer, start
 from k8sjob.provenance import ImageLayer, Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.append import Base
-    from k8sjob.image.layers import Secret
-    from k8sjob.image.manifest import Manifest
-    from k8sjob.image.transfer import Blob
+    from k8sjob.image.layer.layers import Secret
+    from k8sjob.image.registry.manifest import Base, Manifest
+    from k8sjob.image.registry.transfer import Blob
     from k8sjob.spec import Image, JobSpec
 
 __all__ = ["Pushed", "push"]

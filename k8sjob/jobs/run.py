@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from k8sjob.errors import JobFailed
 from k8sjob.jobs.plan import plan_job
-from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.logs import last_lines
-from k8sjob.lifecycle.status import JobState, JobStatus, job_status
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import JobState, JobStatus, job_status
 from k8sjob.rendering import check_script
 
 if TYPE_CHECKING:

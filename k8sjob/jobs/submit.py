@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.connect import connect
-from k8sjob.backends.objects import seconds_to_end
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import load_spec, plan_job, plan_submission
-from k8sjob.labels import MANAGED_BY, same_manifest
-from k8sjob.lifecycle.status import job_status
+from k8sjob.kube.labels import MANAGED_BY, same_manifest
+from k8sjob.kube.objects import seconds_to_end
+from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference
 

@@ -11,9 +11,10 @@ from k8sjob.rendering.manifest import (
     container_env,
     manifest,
     render,
+    replica_env,
 )
-from k8sjob.rendering.operator import operator_env, replica_env, webhook_problems
 from k8sjob.rendering.template import templates_dir
+from k8sjob.targets.pytorchjob.operator import operator_env, webhook_problems
 
 __all__ = [
     "check_script",

@@ -218,6 +218,6 @@ def runtime_files() -> Iterator[tuple[str, Path]]:
 
     These parts of k8sjob need torch and the standard library alone.
     """
-    shared = (_PACKAGE / name for name in ("__init__.py", "compat.py", "contract.py"))
+    shared = (_PACKAGE / name for name in ("__init__.py", "contract.py", "strategies.py"))
     for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
         yield f"{_PACKAGE.name}/{file.relative_to(_PACKAGE).as_posix()}", file

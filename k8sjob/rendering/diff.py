@@ -10,10 +10,10 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob import document
+from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
-from k8sjob.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
+from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,14 +65,14 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
     paths = list(_paths(old, new, ()))
     at_once = [path for path in paths if _is_read_again(path)]
     return Difference(
-        _unified(document.dump(old).splitlines(), new, f"{_name(old)} in the cluster"),
+        _unified(yamldoc.dump(old).splitlines(), new, f"{_name(old)} in the cluster"),
         tuple(field_path(path) for path in paths if path not in at_once),
         tuple(field_path(path) for path in at_once),
     )
 
 
 def _unified(old: list[str], new: _Json, heading: str) -> tuple[str, ...]:
-    lines = document.dump(new).splitlines()
+    lines = yamldoc.dump(new).splitlines()
     wanted = f"{_name(new)} as it would be"
     return tuple(difflib.unified_diff(old, lines, heading, wanted, lineterm=""))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob import document
+from k8sjob import yamldoc
 from k8sjob.contract import (
     AGENT,
     CONFIG_ENV,
@@ -23,9 +23,10 @@ from k8sjob.contract import (
     Role,
 )
 from k8sjob.errors import Problem, SpecError
-from k8sjob.labels import IMAGE_ORIGIN, ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
+from k8sjob.kube.labels import IMAGE_ORIGIN, ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
+from k8sjob.targets.pytorchjob.operator import operator_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,7 @@ __all__ = [
     "literal",
     "manifest",
     "render",
+    "replica_env",
 ]
 
 IMAGE_UID: Final = 1000
@@ -56,7 +58,7 @@ _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 
 def render(spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None) -> str:
     """The job as a PyTorchJob manifest, YAML; see `manifest` for the arguments."""
-    return _HEADER + document.dump(manifest(spec, image, provenance=provenance))
+    return _HEADER + yamldoc.dump(manifest(spec, image, provenance=provenance))
 
 
 def manifest(
@@ -80,7 +82,7 @@ def manifest(
     text = fill(_TEMPLATE, **values)
     # Text of our own, so the parser in C will do: a tenth of the time of the one with positions.
     rendered: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    overlay = document.dump(spec.overlay) if spec.overlay else ""
+    overlay = yamldoc.dump(spec.overlay) if spec.overlay else ""
     annotations = {MANIFEST_DIGEST: hashlib.sha256((text + overlay).encode()).hexdigest()}
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
@@ -265,3 +267,20 @@ def _replica(role: Role, count: int, resources: Resources) -> _Replica:
         has_shm=resources.shm != "0",
         shm=resources.shm,
     )
+
+
+def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
+    """What the operator injects into a replica of the job, in the operator's order.
+
+    It is appended to the variables of the manifest, so it wins over them. The local back end
+    changes what differs on one machine (addresses, the port).
+
+    Args:
+        spec: the job.
+        role: Master or Worker.
+        index: the replica's index in its role, from 0.
+
+    Raises:
+        ValueError: the job has no such replica.
+    """
+    return operator_env(manifest(spec), role, index)

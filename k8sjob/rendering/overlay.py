@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.rendering.operator import webhook_problems
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

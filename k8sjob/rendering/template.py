@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob import document
+from k8sjob import yamldoc
 from k8sjob.errors import RenderError
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ def _only_written(value: Any) -> Any:
 
 def _scalar(value: Any) -> _Written:
     """A string, number, boolean or null, in YAML."""
-    return _Written(document.scalar(value))
+    return _Written(yamldoc.scalar(value))
 
 
 def _tree(value: Any, indent: int) -> _Written:
     """A mapping or list as a YAML block, every leaf by the same rules as a scalar."""
-    return _Written(textwrap.indent(document.dump(value), " " * indent).removesuffix("\n"))
+    return _Written(textwrap.indent(yamldoc.dump(value), " " * indent).removesuffix("\n"))
 
 
 def _word(value: str) -> _Written:

@@ -13,21 +13,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from k8sjob.runtime.base.errors import EnvError, PeerLost
+    from k8sjob.runtime.context import Stopped
     from k8sjob.runtime.data import ShardSampler
-    from k8sjob.runtime.errors import EnvError, PeerLost
     from k8sjob.runtime.job import Job
+    from k8sjob.runtime.run import Run
     from k8sjob.runtime.sessions import session
-    from k8sjob.runtime.sync_batchnorm import SyncBatchNorm
-    from k8sjob.runtime.training import Run, Stopped
+    from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm
 
 _HOME = {
-    "EnvError": "errors",
+    "EnvError": "base.errors",
     "Job": "job",
-    "PeerLost": "errors",
-    "Run": "training",
+    "PeerLost": "base.errors",
+    "Run": "run",
     "ShardSampler": "data",
-    "Stopped": "training",
-    "SyncBatchNorm": "sync_batchnorm",
+    "Stopped": "context",
+    "SyncBatchNorm": "strategies.sync_batchnorm",
     "session": "sessions",
 }
 

@@ -19,12 +19,14 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from k8sjob import __version__, compat
-from k8sjob.contract import ExitCode, Reason, RuntimeConfig
-from k8sjob.runtime import config
-from k8sjob.runtime.agent import End, retryable, run_agent, single_program, training_program
-from k8sjob.runtime.coordination import Coordinator, RestartCount
-from k8sjob.runtime.env import (
+from k8sjob import strategies
+from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
+from k8sjob.runtime.agent.agent import End, retryable, run_agent, single_program, training_program
+from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
+from k8sjob.runtime.agent.roster import Roster
+from k8sjob.runtime.agent.worker_group import adopt_orphans
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.env import (
     ElasticEnv,
     NodeEnv,
     copy_environ,
@@ -33,18 +35,16 @@ from k8sjob.runtime.env import (
     is_elastic,
     node_env,
 )
-from k8sjob.runtime.errors import EnvError, PeerLost
-from k8sjob.runtime.network import await_master, reserve
-from k8sjob.runtime.report import log_line
-from k8sjob.runtime.roster import Roster
-from k8sjob.runtime.signals import Inbox
-from k8sjob.runtime.termination import describe, write_message
-from k8sjob.runtime.worker_group import adopt_orphans
+from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.network import await_master, reserve
+from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.signals import Inbox
+from k8sjob.runtime.base.termination import describe, write_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from k8sjob.runtime.attempt import Program
+    from k8sjob.runtime.agent.attempt import Program
 
 __all__ = ["main"]
 
@@ -100,7 +100,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             node = node_env(environ)
             if is_elastic(environ):  # with a Master it runs at its full size, and does not change
                 environ = {**environ, "PET_NNODES": str(node.nnodes)}
-            node = replace(node, serving=compat.serving(settings.strategy, settings.options))
+            node = replace(node, serving=strategies.serving(settings.strategy, settings.options))
         log_line(
             f"{__version__}, job {settings.job or '(no name)'}, {_banner(node, shape)},"
             f" Python {platform.python_version()}"
@@ -157,10 +157,10 @@ def _run_elastic(
     settings: RuntimeConfig,
     inbox: Inbox,
 ) -> _Outcome:
-    """Run the program in an elastic group; see k8sjob.runtime.elastic."""
+    """Run the program in an elastic group; see k8sjob.runtime.agent.elastic."""
     # When its host is lost, a store writes a warning with C++ frames in each of torch's threads.
     export("TORCH_CPP_LOG_LEVEL", "ERROR", override=False)
-    from k8sjob.runtime.elastic import run_elastic  # imports torch
+    from k8sjob.runtime.agent.elastic import run_elastic  # imports torch
 
     reason = run_elastic(shape, program, settings, inbox)
     if reason is None or inbox.stopping():
@@ -179,7 +179,7 @@ def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -
 
 def _check_resizable(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
     """Refuse a strategy that needs a fixed number of ranks in a group that may change."""
-    if not compat.STRATEGIES[settings.strategy].resizes:
+    if not strategies.STRATEGIES[settings.strategy].resizes:
         raise EnvError(
             f"strategy.kind: {settings.strategy} needs a fixed number of ranks, and "
             f"PET_NNODES={environ['PET_NNODES']} lets it change; leave replicas.elastic out"
@@ -232,7 +232,7 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
 
 def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
     """Keras's backend, which has to be set before a script imports Keras."""
-    wanted = compat.keras_backend(settings.strategy, settings.options)
+    wanted = strategies.keras_backend(settings.strategy, settings.options)
     if wanted is None:
         return environ
     chosen = environ.get("KERAS_BACKEND", wanted)

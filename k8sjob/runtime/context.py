@@ -5,30 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import EventKind
-from k8sjob.runtime import config as settings
-from k8sjob.runtime.call_order import LEAVING, CallOrder, CallOrderError
-from k8sjob.runtime.checkpoint import Checkpoints
-from k8sjob.runtime.checkpoint_writer import Checkpointer
-from k8sjob.runtime.env import is_elastic, max_ranks
-from k8sjob.runtime.errors import PeerLost, first_line, lateness, peer_loss
-from k8sjob.runtime.progress import Computing, Waiting
-from k8sjob.runtime.watchdog import Hung, Watchdog
+from k8sjob.contract import EventKind, ExitCode
+from k8sjob.runtime.base import config as settings
+from k8sjob.runtime.base.env import is_elastic, max_ranks
+from k8sjob.runtime.base.errors import PeerLost, first_line, lateness, peer_loss
+from k8sjob.runtime.checkpoint.store import Checkpoints
+from k8sjob.runtime.checkpoint.writer import Checkpointer
+from k8sjob.runtime.comm.call_order import LEAVING, CallOrder, CallOrderError
+from k8sjob.runtime.comm.watchdog import Hung, Watchdog
+from k8sjob.runtime.metrics.progress import Computing, Waiting
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
     from k8sjob.contract import RuntimeConfig
-    from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.process_group import Group
-    from k8sjob.runtime.report import Reporter
-    from k8sjob.runtime.stop import StopCoordinator
+    from k8sjob.runtime.base.env import DistEnv
+    from k8sjob.runtime.base.report import Reporter
+    from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.comm.stop import StopCoordinator
 
-__all__ = ["RankContext", "mapped_path"]
+__all__ = ["RankContext", "Stopped", "mapped_path"]
 
 _LAST_SAVE_S: Final = 3.0
 """Seconds without progress after which a rank that fails abandons its last checkpoint."""
+
+
+class Stopped(SystemExit):
+    """All ranks stopped at a common point, with a checkpoint where there is a place for it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(int(ExitCode.STOPPED))
+        self.reason = reason
 
 
 class RankContext:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from k8sjob.runtime.context import mapped_path
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.training import prepare
+from k8sjob.runtime.run import prepare
 
 if TYPE_CHECKING:
     import os
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from k8sjob.runtime.comm.process_group import Reduction
     from k8sjob.runtime.context import RankContext
-    from k8sjob.runtime.process_group import Reduction
-    from k8sjob.runtime.training import Run
+    from k8sjob.runtime.run import Run
 
 __all__ = ["Job"]
 
@@ -123,7 +123,7 @@ class Job:
             ValueError: the model or the job's settings cannot be trained this way.
             Stopped: all ranks were asked to stop.
         """
-        from k8sjob.runtime.keras_fit import fit  # imports keras
+        from k8sjob.runtime.keras.fit import fit  # imports keras
 
         self._calls.check("job.fit", f"epochs={epochs}")
         return fit(
@@ -153,7 +153,7 @@ class Job:
             ValueError: the file is of another kind.
             OSError: it cannot be written; one that was there before is as it was.
         """
-        from k8sjob.runtime.keras_fit import save_model  # imports keras
+        from k8sjob.runtime.keras.fit import save_model  # imports keras
 
         save_model(self._context, model, self.path(path))
 

@@ -13,26 +13,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob import compat
+from k8sjob import strategies
 from k8sjob.contract import EventKind, ExitCode
-from k8sjob.runtime import config as settings
-from k8sjob.runtime import keras_model, rng
+from k8sjob.runtime.base import config as settings
+from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.base.errors import EnvError, first_line
+from k8sjob.runtime.base.report import Reporter
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.comm.process_group import local_device, open_group
+from k8sjob.runtime.comm.stop import StopCoordinator
 from k8sjob.runtime.context import RankContext, mapped_path
-from k8sjob.runtime.env import dist_env
-from k8sjob.runtime.errors import EnvError, first_line
-from k8sjob.runtime.jax_processes import JaxProcesses
 from k8sjob.runtime.job import Job
-from k8sjob.runtime.process_group import local_device, open_group
-from k8sjob.runtime.report import Reporter
-from k8sjob.runtime.stop import StopCoordinator
+from k8sjob.runtime.keras import model as keras_model
+from k8sjob.runtime.keras.jax_processes import JaxProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.contract import RuntimeConfig
-    from k8sjob.runtime.calls import Calls
-    from k8sjob.runtime.env import DistEnv
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.base.env import DistEnv
+    from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.rpc import Calls
 
 __all__ = ["session"]
 
@@ -65,8 +66,8 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     import_s = _process_age()
     config, env = settings.runtime_config(), dist_env()
     _check(config, env)
-    serving = compat.serving(config.strategy, config.options)
-    keras = compat.keras_backend(config.strategy, config.options)
+    serving = strategies.serving(config.strategy, config.options)
+    keras = strategies.keras_backend(config.strategy, config.options)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
     context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
@@ -139,9 +140,9 @@ def _keras_settings(context: RankContext) -> Iterator[None]:
         with keras_model.on(context.device):
             yield
         return
-    from k8sjob.runtime.strategies.keras_mesh import distributed
+    from k8sjob.runtime.keras.mesh import distributed
 
-    options = compat.STRATEGIES["keras_mesh"].settings(context.config.options)
+    options = strategies.STRATEGIES["keras_mesh"].settings(context.config.options)
     with keras_model.on(context.device), distributed(context.group, options):
         yield
 
@@ -176,7 +177,7 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
             f"this torch {torch.__version__} is built without RPC (TensorPipe), which a parameter"
             " server needs; take torch's own packages or image, or another strategy.kind"
         )
-    from k8sjob.runtime.calls import Calls  # imports half of torch.distributed
+    from k8sjob.runtime.strategies.rpc import Calls  # imports half of torch.distributed
 
     met = context.group.rendezvous
     if met is None:
@@ -229,11 +230,11 @@ def _sigterm_handler(context: RankContext) -> Iterator[None]:
 def _check(config: RuntimeConfig, env: DistEnv) -> None:
     _check_torch(config, env)
     nproc = env.local_world_size if env.world_size % env.local_world_size == 0 else env.world_size
-    shape = compat.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
-    serving = compat.serving(config.strategy, config.options)
+    shape = strategies.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
+    serving = strategies.serving(config.strategy, config.options)
     if serving:  # the first node has other processes than the rest
-        shape = compat.Shape(nnodes=1 + max(0, env.world_size - serving), nproc_per_node=1)
-    for conflict in compat.conflicts(config.strategy, config.options, shape):
+        shape = strategies.Shape(nnodes=1 + max(0, env.world_size - serving), nproc_per_node=1)
+    for conflict in strategies.conflicts(config.strategy, config.options, shape):
         raise EnvError(f"{conflict.field}: {conflict.message}")
     _check_keras(config)
 
@@ -254,7 +255,10 @@ def _check_keras(config: RuntimeConfig) -> None:
         return
     if find_spec("keras") is None:
         raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
-    if compat.keras_backend(config.strategy, config.options) == "jax" and find_spec("jax") is None:
+    if (
+        strategies.keras_backend(config.strategy, config.options) == "jax"
+        and find_spec("jax") is None
+    ):
         raise EnvError(
             "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
             " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"

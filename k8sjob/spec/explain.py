@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from k8sjob.document import flow
 from k8sjob.errors import Problem, RenderError, field_path
 from k8sjob.spec.base import UNEXPLAINED, Part, part_types, seen
 from k8sjob.spec.run import shell_words
+from k8sjob.yamldoc import flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from k8sjob.document import Document
     from k8sjob.spec.base import Loc, Part
+    from k8sjob.yamldoc import Document
 
 __all__ = [
     "MAX_PROBLEMS",

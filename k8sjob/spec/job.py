@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from k8sjob import compat
+from k8sjob import strategies
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
@@ -35,7 +35,7 @@ from k8sjob.spec.training import Checkpoint, Strategy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.document import Document
+    from k8sjob.yamldoc import Document
 
 __all__ = ["JobSpec"]
 
@@ -171,8 +171,8 @@ class JobSpec(Part):
             SpecError: with every problem and its line.
         """
         # YAML is not needed for specs from Python.
-        from k8sjob.document import only, parse_all  # noqa: PLC0415
         from k8sjob.spec.load import refuse_manifests  # noqa: PLC0415
+        from k8sjob.yamldoc import only, parse_all  # noqa: PLC0415
 
         documents = parse_all(text, source)
         refuse_manifests(documents)
@@ -187,7 +187,7 @@ class JobSpec(Part):
 
     def to_yaml(self) -> str:
         """The spec as a job.yaml with what differs from the defaults; from_yaml reads it back."""
-        from k8sjob.document import dump  # noqa: PLC0415 - see from_yaml
+        from k8sjob.yamldoc import dump  # noqa: PLC0415 - see from_yaml
 
         return dump(self.model_dump(exclude_defaults=True))
 
@@ -245,13 +245,13 @@ class JobSpec(Part):
     @property
     def nproc_per_node(self) -> int:
         """Training processes in each pod: as given, or as many as the strategy takes GPUs for."""
-        derived = compat.processes_per_node(self.strategy.kind, self.resources.gpus)
+        derived = strategies.processes_per_node(self.strategy.kind, self.resources.gpus)
         return self.replicas.nproc_per_node or derived
 
     @property
     def world_size(self) -> int:
         """Processes of the whole job, those of a parameter server's Master included."""
-        serving = compat.serving(self.strategy.kind, self.strategy.settings)
+        serving = strategies.serving(self.strategy.kind, self.strategy.settings)
         training = self.nnodes - 1 if serving else self.nnodes
         return serving + training * self.nproc_per_node
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import PurePath
 
-    from k8sjob.document import Document
+    from k8sjob.yamldoc import Document
 
 __all__ = [
     "load",
@@ -42,7 +42,7 @@ def load(path: str | Path) -> JobSpec:
     Raises:
         SpecError: it cannot be read, or is not a valid spec; with every problem and its place.
     """
-    from k8sjob.document import content, job_file  # noqa: PLC0415 - YAML is not needed for specs from Python
+    from k8sjob.yamldoc import content, job_file  # noqa: PLC0415 - YAML is not needed for specs from Python
 
     if str(path) == "-":
         return JobSpec.from_yaml(content(path), source="<stdin>")
@@ -70,7 +70,7 @@ def located(path: str | Path) -> Iterator[None]:
     Raises:
         SpecError: the one that was raised inside.
     """
-    from k8sjob.document import content, job_file, parse  # noqa: PLC0415 - only for what is wrong
+    from k8sjob.yamldoc import content, job_file, parse  # noqa: PLC0415 - only for what is wrong
 
     try:
         yield
@@ -98,7 +98,7 @@ def refuse_manifests(documents: list[Document]) -> None:
     Raises:
         SpecError: one of the documents is a manifest, with the command for a PyTorchJob.
     """
-    from k8sjob.document import objects  # noqa: PLC0415 - as in load
+    from k8sjob.yamldoc import objects  # noqa: PLC0415 - as in load
 
     kinds = ((document, item.get("kind")) for document, _, item in objects(documents))
     found = [(document, kind) for document, kind in kinds if isinstance(kind, str)]
@@ -122,7 +122,7 @@ def refuse_script(file: PurePath) -> None:
         return
     step = "`k8sjob init DIR` writes one to begin with"
     if file.suffix == ".py":
-        from k8sjob.document import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
+        from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
 
         job = {
             "name": suggested_name(file.stem) or "my-job",

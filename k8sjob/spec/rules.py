@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from k8sjob import compat
-from k8sjob.compat import STRATEGIES
+from k8sjob import strategies
 from k8sjob.contract import WORKDIR
-from k8sjob.labels import OF_THE_OPERATOR, QUEUE
+from k8sjob.kube.labels import OF_THE_OPERATOR, QUEUE
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
+from k8sjob.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
             " inside it, as main.py, or start what the base has with run.command",
         )
     checkpoint = spec.checkpoint
-    whole = compat.STRATEGIES[spec.strategy.kind].saved_whole
+    whole = strategies.STRATEGIES[spec.strategy.kind].saved_whole
     if checkpoint and checkpoint.format == "sharded" and whole:
         yield Broken(
             ("checkpoint", "format"), f"{whole}; set it to auto, under which rank 0 writes one file"
@@ -96,21 +96,23 @@ def _labels(spec: JobSpec) -> Iterator[Broken]:
 
 
 def _fitting(spec: JobSpec) -> Iterator[Broken]:
-    """Strategy, processes, GPUs and backend go together: see compat."""
+    """Strategy, processes, GPUs and backend go together: see strategies.py."""
     master = spec.resources.master
-    shape = compat.Shape(
+    shape = strategies.Shape(
         nnodes=spec.nnodes,
         nproc_per_node=spec.nproc_per_node,
         gpus=spec.resources.gpus,
         master_gpus=master.gpus if master else None,
     )
     strategy = spec.strategy
-    found_by = compat.conflicts(strategy.kind, strategy.settings, shape, backend=strategy.backend)
+    found_by = strategies.conflicts(
+        strategy.kind, strategy.settings, shape, backend=strategy.backend
+    )
     for found in found_by:
         yield Broken(tuple(found.field.split(".")), found.message)
-    kind = compat.STRATEGIES.get(strategy.kind)
+    kind = strategies.STRATEGIES.get(strategy.kind)
     if spec.replicas.elastic and spec.uses_agent and kind and not kind.resizes:
-        able = ", ".join(name for name, row in compat.STRATEGIES.items() if row.resizes)
+        able = ", ".join(name for name, row in strategies.STRATEGIES.items() if row.resizes)
         yield Broken(
             ("replicas", "elastic"),
             f"{strategy.kind} divides the model over a number of ranks that must not change; leave"

@@ -55,7 +55,7 @@ def _script(value: str) -> str:
     started = _started_by(value)
     is_line = started.keys() != {"command"} or started["command"][0] in _LAUNCHERS
     if is_line and started != {"script": value}:
-        from k8sjob.document import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
+        from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
 
         fields = " and ".join(f"{field}: {flow(given)}" for field, given in started.items())
         refuse(f"{value!r} is a command line; write {fields}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from k8sjob.compat import GONE, pattern_error
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
 from k8sjob.spec.names import AbsolutePath, Text
+from k8sjob.strategies import GONE, pattern_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.lifecycle.status import JobState
-from k8sjob.lifecycle.watch import watch
+from k8sjob.observe.status import JobState
+from k8sjob.observe.watch import watch
 from k8sjob.view.views import board, close_with_report, viewer
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     """Show many jobs until an interrupt comes; the exit code.
 
     Args:
-        events: see lifecycle.watch_all.
+        events: see observe.watch_all.
         output: "auto" is a table in a terminal and a line a change elsewhere.
 
     Raises:

@@ -16,7 +16,7 @@ from k8sjob.view.summary import STARTING, waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.lifecycle.diagnose import Finding
+    from k8sjob.observe.diagnose import Finding
     from k8sjob.view.summary import Progress
 
 __all__ = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import EventKind
-from k8sjob.lifecycle.diagnose import Finding
+from k8sjob.observe.diagnose import Finding
 from k8sjob.view.safe import flat, integer, real, safe_text, text
 
 if TYPE_CHECKING:

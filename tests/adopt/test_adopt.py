@@ -4,14 +4,14 @@ import copy
 
 import pytest
 
-from k8sjob import document
+from k8sjob import yamldoc
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.contract import AGENT
-from k8sjob.document import dump
 from k8sjob.errors import SpecError
-from k8sjob.labels import IMAGE_ORIGIN
+from k8sjob.kube.labels import IMAGE_ORIGIN
 from k8sjob.provenance import Provenance
 from k8sjob.rendering.manifest import manifest, render
+from k8sjob.yamldoc import dump
 
 CONTAINER = {"name": "pytorch", "image": "registry/train:1", "command": ["python", "main.py"]}
 
@@ -245,7 +245,7 @@ def test_what_servers_wrote_is_left_out_and_said():
 def test_what_submit_has_noted_about_the_image_is_left_out():
     origin = Provenance("registry/train@sha256:1", "b", "b", "linux/amd64", ())
     spec = adopted(job())
-    noted = document.parse(render(spec, provenance=origin)).data
+    noted = yamldoc.parse(render(spec, provenance=origin)).data
     assert IMAGE_ORIGIN in noted["metadata"]["annotations"]
     assert adopted(noted) == spec
 

@@ -13,11 +13,11 @@ from strategies import examples, job_specs
 
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.adopt.meaning import config_of
-from k8sjob.document import dump, parse
 from k8sjob.errors import SpecError
 from k8sjob.rendering import render
 from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
+from k8sjob.yamldoc import dump, parse
 
 
 @given(manifests())

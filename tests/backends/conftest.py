@@ -12,7 +12,7 @@ from collections import deque
 import pytest
 import yaml
 
-from k8sjob.backends.kubeconfig import access
+from k8sjob.kube.client.kubeconfig import access
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ def kubeconfig(tmp_path, apiserver, certificate):
 def python(kubeconfig):
     """Makes a transport over the Python client."""
     pytest.importorskip("kubernetes")
-    from k8sjob.backends.kubernetes import PythonTransport
+    from k8sjob.kube.client.python_client import PythonTransport
 
     return lambda *args, **fields: PythonTransport(access(kubeconfig=kubeconfig(*args, **fields)))
 
@@ -155,7 +155,7 @@ def kubectl(kubeconfig):
     """Makes a transport over kubectl."""
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed")
-    from k8sjob.backends.kubectl import KubectlTransport
+    from k8sjob.kube.client.kubectl import KubectlTransport
 
     return lambda *args, **fields: KubectlTransport(access(kubeconfig=kubeconfig(*args, **fields)))
 

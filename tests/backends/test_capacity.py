@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8sjob.backends.capacity import amounts, devices, nodes_of, pod_requests, taken, told
+from k8sjob.kube.capacity import amounts, devices, nodes_of, pod_requests, taken, told
 
 
 def container(cpu=None, *, always=False, limits=None, **more):

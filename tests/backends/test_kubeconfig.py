@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from k8sjob.backends.kubeconfig import access, configured, contexts
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.kubeconfig import access, configured, contexts
 
 
 def config(name="one", *, current=True, user=None, **context):

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from k8sjob.backends.kubeconfig import access
-from k8sjob.backends.kubectl import KubectlTransport
-from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.kubectl import KubectlTransport
+from k8sjob.kube.client.transport import ApiError
 
 JOB = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/one"
 NOISE = "E1121 16:00:00.000000   12 memcache.go:265] not now\nWarning: deprecated\n"
@@ -189,7 +189,7 @@ def test_what_is_sent_goes_to_its_standard_input(fake):
 
 
 def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
-    from k8sjob.backends.kubeconfig import IN_CLUSTER, Access
+    from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access
 
     _, calls = fake(stdout="{}")
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -218,8 +218,8 @@ def test_without_kubectl_it_is_named(kubeconfig):
 
 READER = """
 import os, signal, sys, threading
-from k8sjob.backends.kubeconfig import access
-from k8sjob.backends.kubectl import KubectlTransport
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.kubectl import KubectlTransport
 
 transport = KubectlTransport(access(kubeconfig=sys.argv[1]), sys.argv[2])
 first = threading.Event()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.transport import ApiError
 
 NODES = "/api/v1/nodes"
 DENIED = (401, {"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "no"})

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from k8sjob.backends.objects import event_time, moment
+from k8sjob.kube.objects import event_time, moment
 
 OLD, NEW = "2026-01-01T00:01:00Z", "2026-01-01T00:02:00.500000Z"
 

@@ -1,7 +1,7 @@
 import pytest
 
-from k8sjob.backends.resources import JOBS, Target, path
 from k8sjob.errors import BackendError
+from k8sjob.kube.resources import JOBS, Target, path
 
 
 @pytest.mark.parametrize(("namespace", "name"), [("..", ""), (".", "x"), ("a", ".."), ("a", ".")])

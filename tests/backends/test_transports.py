@@ -8,8 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from k8sjob.backends.api import MAX_LINE, lines
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.transport import MAX_LINE, ApiError, lines
 
 PODS = "/api/v1/namespaces/team/pods"
 STATUS = {

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from healthy import HealthyCluster
 
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.transport import ApiError
 
 TOKEN = "marked-and-never-to-be-shown"
 CLIENTS = [

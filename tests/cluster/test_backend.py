@@ -8,8 +8,8 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.connect import configured, connect, contexts
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.lifecycle.diagnose import Cause, diagnose
-from k8sjob.lifecycle.status import JobState, job_status, replica_names
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.status import JobState, job_status, replica_names
 
 SLEEP = ["sh", "-c", "trap 'exit 143' TERM; sleep 300 & wait"]
 POD_GRACE = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k8sjob.doctor.permissions import Grant, binding
+from k8sjob.checks.doctor.permissions import Grant, binding
 
 ROOT = Path(__file__).resolve().parents[2]
 RBAC = ROOT / "manifests/rbac"

@@ -13,9 +13,9 @@ from learnt import LEARNT
 
 from k8sjob.backends.connect import connect
 from k8sjob.contract import Event
-from k8sjob.lifecycle.diagnose import Cause, diagnose
-from k8sjob.lifecycle.logs import last_lines
-from k8sjob.lifecycle.status import speaker
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import speaker
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec, Requests, load
 

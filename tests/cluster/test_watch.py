@@ -13,7 +13,7 @@ import pytest
 from cluster.proxy import Proxy
 
 from k8sjob.backends.connect import connect
-from k8sjob.lifecycle.watch import watch
+from k8sjob.observe.watch import watch
 
 pytestmark = pytest.mark.cluster
 

@@ -12,7 +12,7 @@ import pytest
 
 from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.observe.status import JobState, job_status
 
 CLIENTS = ("python", "kubectl")
 PODS = "/api/v1/namespaces/{}/pods"

@@ -14,9 +14,9 @@ import uuid
 import pytest
 
 from k8sjob.backends.connect import connect
-from k8sjob.lifecycle.diagnose import Cause, diagnose
-from k8sjob.lifecycle.logs import last_lines
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import JobState, job_status
 
 pytestmark = pytest.mark.cluster
 

@@ -24,8 +24,8 @@ MEET = """
     import torch
     import torch.distributed as dist
     from k8sjob.runtime import config
-    from k8sjob.runtime.env import dist_env
-    from k8sjob.runtime.watchdog import SYNC, Watchdog
+    from k8sjob.runtime.base.env import dist_env
+    from k8sjob.runtime.comm.watchdog import SYNC, Watchdog
 
     env = dist_env(os.environ)
     pathlib.Path(f"start-{env.restart}-{env.rank}").touch()

@@ -1,6 +1,6 @@
 """What a user gets wrong, under each strategy: one clear error, or the result of one process.
 
-Settings that are wrong by themselves are in tests/test_compat.py, layouts in tests/runtime.
+Settings that are wrong by themselves are in tests/test_strategies.py, layouts in tests/runtime.
 """
 
 import pytest

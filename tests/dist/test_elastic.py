@@ -13,8 +13,8 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.contract import Event, ExitCode, Reason
-from k8sjob.runtime.elastic import is_loss
-from k8sjob.runtime.env import NodeEnv
+from k8sjob.runtime.agent.elastic import is_loss
+from k8sjob.runtime.base.env import NodeEnv
 
 pytestmark = pytest.mark.dist
 

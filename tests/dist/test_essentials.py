@@ -5,7 +5,7 @@ Shapes, settings and models are in test_proof.py and test_strategies.py.
 
 import pytest
 
-from k8sjob.compat import STRATEGIES
+from k8sjob.strategies import STRATEGIES
 
 pytestmark = [pytest.mark.dist, pytest.mark.essential]
 TOLERANCE = 1e-5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.lifecycle.status import JobState
+from k8sjob.observe.status import JobState
 from k8sjob.spec import JobSpec, load
 from k8sjob.view.run import run
 

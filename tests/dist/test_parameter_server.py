@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from k8sjob.runtime.calls import name_of
+from k8sjob.runtime.strategies.rpc import name_of
 
 pytestmark = pytest.mark.dist
 TOLERANCE = 1e-5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.compat import STRATEGIES
+from k8sjob.strategies import STRATEGIES
 
 pytestmark = pytest.mark.dist
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/strategies.md"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from k8sjob import contract
-from k8sjob.runtime import config
-from k8sjob.runtime.env import dist_env, elastic_env, node_env
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.env import dist_env, elastic_env, node_env
+from k8sjob.runtime.base.errors import EnvError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors-environment.md"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from k8sjob.document import parse
 from k8sjob.errors import K8sJobError
 from k8sjob.rendering import check_script, dockerfile, render, write_context
 from k8sjob.spec import JobSpec, load
+from k8sjob.yamldoc import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, name
 
-from k8sjob.compat import STRATEGIES
 from k8sjob.runtime import Job, Run
+from k8sjob.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ import pytest
 from faulty import FaultyRegistry
 from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
-from k8sjob.image.credentials import Keyring
-from k8sjob.image.http_client import HttpClient
 from k8sjob.image.push import push
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
 
 
 def pytest_generate_tests(metafunc):

@@ -14,9 +14,9 @@ from registries import HTPASSWD, PASSWORD, QUICK
 from tokens import TokenServer
 
 from k8sjob.errors import ImageError
-from k8sjob.image.blobs import Sent
-from k8sjob.image.credentials import Keyring
-from k8sjob.image.http_client import HttpClient
+from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
 
 
 def keys(folder, logins):

@@ -25,9 +25,9 @@ from k8sjob.errors import ImageError
 from k8sjob.image.build import build
 from k8sjob.image.builders import BUILDERS
 from k8sjob.image.builders.containers import exported
-from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.http_client import HttpClient
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
 
 pytestmark = pytest.mark.system
 REGISTRIES = ("docker",)  # builders need a Debian as well

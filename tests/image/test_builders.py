@@ -10,17 +10,17 @@ import pytest
 from registries import CONFIG, job
 
 from k8sjob.errors import ImageError
-from k8sjob.image import manifest
-from k8sjob.image.append import Base
 from k8sjob.image.builders import BUILDERS, containers
 from k8sjob.image.builders.containers import written
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run
-from k8sjob.image.credentials import Keyring
 from k8sjob.image.dependencies import BuildRequest, Dependencies
-from k8sjob.image.http_client import HttpClient
-from k8sjob.image.reference import DEFAULT_REGISTRY, Reference
-from k8sjob.image.repository import Registries, Repository
+from k8sjob.image.registry import manifest
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
+from k8sjob.image.registry.manifest import Base
+from k8sjob.image.registry.reference import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.repository import Registries, Repository
 
 MANIFEST = {
     "schemaVersion": 2,

@@ -14,7 +14,7 @@ import pytest
 from registries import QUICK, read_image
 
 from k8sjob.errors import ImageError
-from k8sjob.image.http_client import HttpClient, RetryPolicy
+from k8sjob.image.registry.http_client import HttpClient, RetryPolicy
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,15 @@ import wheelhouse
 from registries import tar_of
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import Base
-from k8sjob.image.archive import ZSTD_MAGIC, _zstd_compressor, pax_record
-from k8sjob.image.blobs import SmallContent
-from k8sjob.image.client import RegistryClient
-from k8sjob.image.http_client import HttpClient
-from k8sjob.image.inventory import read_inventory, take_inventory
-from k8sjob.image.layer_scan import scan_layer
-from k8sjob.image.manifest import Descriptor, Manifest
-from k8sjob.image.reference import Reference
-from k8sjob.image.repository import Repository
+from k8sjob.image.layer.archive import ZSTD_MAGIC, _zstd_compressor, pax_record
+from k8sjob.image.layer.inventory import read_inventory, take_inventory
+from k8sjob.image.layer.scan import scan_layer
+from k8sjob.image.registry.blobs import SmallContent
+from k8sjob.image.registry.client import RegistryClient
+from k8sjob.image.registry.http_client import HttpClient
+from k8sjob.image.registry.manifest import Base, Descriptor, Manifest
+from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.repository import Repository
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -257,7 +256,7 @@ def test_a_layer_that_would_fill_the_memory(data, cache):
 
 
 def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
-    monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT", 250)
+    monkeypatch.setattr("k8sjob.image.layer.inventory._MAX_KEPT", 250)
     cache.mkdir(parents=True)
     kept = {"form": 1, "traces": {"marks": {"a": "x" * 99}}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))

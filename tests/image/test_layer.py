@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import Member, tar_end, tar_header, tar_padding
-from k8sjob.image.context import read_context, shown_size
-from k8sjob.image.layers import SecretScanner, pack_code
+from k8sjob.image.layer.archive import Member, tar_end, tar_header, tar_padding
+from k8sjob.image.layer.context import read_context, shown_size
+from k8sjob.image.layer.layers import SecretScanner, pack_code
 from k8sjob.rendering.context import write_context
 
 
@@ -128,8 +128,8 @@ ANYWHERE = """
 import os, sys
 from contextlib import closing
 from pathlib import Path
-from k8sjob.image.context import read_context
-from k8sjob.image.layers import pack_code
+from k8sjob.image.layer.context import read_context
+from k8sjob.image.layer.layers import pack_code
 os.umask(int(sys.argv[2], 8))
 with closing(pack_code(read_context(Path(sys.argv[1])))) as layer:
     print(layer.content.digest)
@@ -276,8 +276,8 @@ def test_a_file_that_changes_meanwhile(code, change):
 UNREADABLE = """
 import os, sys
 from pathlib import Path
-from k8sjob.image.context import read_context
-from k8sjob.image.layers import pack_code
+from k8sjob.image.layer.context import read_context
+from k8sjob.image.layer.layers import pack_code
 pack_code(read_context(Path(sys.argv[1])))
 """
 
@@ -296,8 +296,8 @@ def test_what_cannot_be_read_is_named(code, name):
 FULL = """
 import resource, sys, tempfile
 from pathlib import Path
-from k8sjob.image.context import read_context
-from k8sjob.image.layers import pack_code
+from k8sjob.image.layer.context import read_context
+from k8sjob.image.layer.layers import pack_code
 tempfile.tempdir = sys.argv[2]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 pack_code(read_context(Path(sys.argv[1])))
@@ -322,8 +322,8 @@ def test_no_folder_for_what_is_temporary(code, monkeypatch):
 MEMORY = """
 import sys
 from pathlib import Path
-from k8sjob.image.context import read_context
-from k8sjob.image.layers import pack_code
+from k8sjob.image.layer.context import read_context
+from k8sjob.image.layer.layers import pack_code
 pack_code(read_context(Path(sys.argv[1]))).close()
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """

@@ -7,9 +7,9 @@ import pytest
 from registries import LAYERS, Layout, read_image
 
 from k8sjob.errors import ImageError
-from k8sjob.image.blobs import Sent
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.reference import Reference
+from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.reference import Reference
 from k8sjob.provenance import ImageLayer
 
 

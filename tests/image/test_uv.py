@@ -14,8 +14,8 @@ from wheelhouse import SITE, wheel
 
 from k8sjob.errors import ImageError
 from k8sjob.image.build import build
-from k8sjob.image.credentials import Keyring
-from k8sjob.image.http_client import HttpClient
+from k8sjob.image.registry.credentials import Keyring
+from k8sjob.image.registry.http_client import HttpClient
 
 COMMAND = "[console_scripts]\nskl = skl:main\n"
 NATIVE = "cp311-cp311-{}"

@@ -8,10 +8,10 @@ import pytest
 from registries import free_port
 
 from k8sjob.errors import ImageError
-from k8sjob.image import http_client
-from k8sjob.image.blobs import RemoteContent
-from k8sjob.image.client import Authorizer, RegistryClient, parse_challenges
-from k8sjob.image.http_client import (
+from k8sjob.image.registry import http_client
+from k8sjob.image.registry.blobs import RemoteContent
+from k8sjob.image.registry.client import Authorizer, RegistryClient, parse_challenges
+from k8sjob.image.registry.http_client import (
     HttpClient,
     Response,
     RetryPolicy,
@@ -20,9 +20,9 @@ from k8sjob.image.http_client import (
     host_of,
     is_loopback,
 )
-from k8sjob.image.manifest import Descriptor
-from k8sjob.image.reference import Reference
-from k8sjob.image.transfer import run_parallel, start
+from k8sjob.image.registry.manifest import Descriptor
+from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.transfer import run_parallel, start
 
 
 @pytest.mark.parametrize(

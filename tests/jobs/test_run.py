@@ -17,7 +17,7 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import JobFailed, SpecError
 from k8sjob.jobs.plan import plan_job
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
 from k8sjob.view.run import run
 

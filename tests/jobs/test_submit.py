@@ -6,7 +6,6 @@ import pytest
 from apiserver import Apiserver, InMemory, status
 
 from k8sjob.backends.cluster import ClusterBackend
-from k8sjob.backends.transport import refusal
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
 from k8sjob.jobs.plan import plan_submission, warnings
@@ -18,7 +17,8 @@ from k8sjob.jobs.submit import (
     submit,
     submit_plan,
 )
-from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.kube.client.transport import refusal
+from k8sjob.kube.labels import MANIFEST_DIGEST
 from k8sjob.spec import JobSpec
 
 DIGEST = "team/tiny@sha256:" + "a" * 64

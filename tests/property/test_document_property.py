@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import examples, json_values, texts
 
-from k8sjob.document import dump, flow, parse, scalar
 from k8sjob.errors import SpecError
+from k8sjob.yamldoc import dump, flow, parse, scalar
 
 
 @given(json_values())

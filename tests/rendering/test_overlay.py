@@ -5,9 +5,9 @@ from copy import deepcopy
 import pytest
 
 from k8sjob import SpecError
-from k8sjob.document import parse
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
+from k8sjob.yamldoc import parse
 
 DIGEST = "registry.example/d@sha256:" + "0" * 64
 

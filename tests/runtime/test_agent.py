@@ -11,8 +11,8 @@ import time
 import pytest
 
 from k8sjob.contract import LIFELINE_ENV, ExitCode
-from k8sjob.runtime.agent import retryable
-from k8sjob.runtime.termination import describe
+from k8sjob.runtime.agent.agent import retryable
+from k8sjob.runtime.base.termination import describe
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 
@@ -35,7 +35,7 @@ class TestExitCodes:
             ("import os; os.kill(os.getpid(), 11)", 139),
             ("import os; os.kill(os.getpid(), 15)", 143),
             (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
-            ("from k8sjob.runtime.env import EnvError; raise EnvError('no')", ExitCode.CONFIG),
+            ("from k8sjob.runtime.base.env import EnvError; raise EnvError('no')", ExitCode.CONFIG),
         ],
     )
     def test_the_container_ends_as_its_process(self, run, script, code):

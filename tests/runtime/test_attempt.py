@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.attempt import (
+from k8sjob.runtime.agent.attempt import (
     DUMP_GRACE,
     KILL_GRACE,
     PEER_GRACE,
@@ -18,7 +18,7 @@ from k8sjob.runtime.attempt import (
     stacks_due,
     verdict,
 )
-from k8sjob.runtime.worker_group import Exit
+from k8sjob.runtime.agent.worker_group import Exit
 
 NEVER = math.inf
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from k8sjob.runtime.checkpoint_writer import Background
-from k8sjob.runtime.env import dist_env
-from k8sjob.runtime.process_group import Group
-from k8sjob.runtime.rendezvous import Rendezvous
-from k8sjob.runtime.tally import AbandonedError, Tally
+from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.checkpoint.writer import Background
+from k8sjob.runtime.comm.process_group import Group
+from k8sjob.runtime.comm.rendezvous import Rendezvous
+from k8sjob.runtime.comm.tally import AbandonedError, Tally
 
 
 def test_what_came_of_it_is_handed_over_where_it_is_asked_for():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from k8sjob.runtime.blocks import find_blocks, prepare_layers, tied
+from k8sjob.runtime.strategies.blocks import find_blocks, prepare_layers, tied
 
 
 class Language(nn.Module):
@@ -133,7 +133,7 @@ def test_a_copy_of_compiled_layers_has_weights_of_its_own(monkeypatch, copied, r
 COMPILED = """
 import torch
 from torch import nn
-from k8sjob.runtime.blocks import prepare_layers
+from k8sjob.runtime.strategies.blocks import prepare_layers
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

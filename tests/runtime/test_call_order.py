@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from k8sjob.runtime.call_order import LEAVING, Call, CallOrder, disagreement
-from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.errors import ranks_in_words
-from k8sjob.runtime.process_group import Group
-from k8sjob.runtime.rendezvous import Rendezvous
+from k8sjob.runtime.base.env import DistEnv
+from k8sjob.runtime.base.errors import ranks_in_words
+from k8sjob.runtime.comm.call_order import LEAVING, Call, CallOrder, disagreement
+from k8sjob.runtime.comm.process_group import Group
+from k8sjob.runtime.comm.rendezvous import Rendezvous
 
 
 def call(number, name, detail="", line=1):

@@ -6,9 +6,9 @@ from collections import Counter, OrderedDict
 import pytest
 import torch
 
-from k8sjob.runtime import checkpoint_reader
-from k8sjob.runtime.checkpoint import Checkpoints
-from k8sjob.runtime.checkpoint_reader import load
+from k8sjob.runtime.checkpoint import reader
+from k8sjob.runtime.checkpoint.reader import load
+from k8sjob.runtime.checkpoint.store import Checkpoints
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def names(checkpoints):
 def newest(checkpoints):
     """(state, warnings)"""
     warnings = []
-    found = checkpoint_reader.newest(checkpoints, warnings.append)
+    found = reader.newest(checkpoints, warnings.append)
     return found and load(found), warnings
 
 
@@ -131,7 +131,7 @@ def test_what_could_not_be_loaded_is_not_saved(checkpoints, value, seen):
 FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
-from k8sjob.runtime.checkpoint import Checkpoints
+from k8sjob.runtime.checkpoint.store import Checkpoints
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 try:

@@ -12,13 +12,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from k8sjob.runtime import checkpoint_format, digests
-from k8sjob.runtime.checkpoint import Checkpoints
-from k8sjob.runtime.checkpoint_writer import Checkpointer
-from k8sjob.runtime.env import dist_env
-from k8sjob.runtime.observer import Observer
-from k8sjob.runtime.process_group import Group
-from k8sjob.runtime.report import Reporter
+from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.report import Reporter
+from k8sjob.runtime.checkpoint import digests
+from k8sjob.runtime.checkpoint import format as checkpoint_format
+from k8sjob.runtime.checkpoint.store import Checkpoints
+from k8sjob.runtime.checkpoint.writer import Checkpointer
+from k8sjob.runtime.comm.process_group import Group
 
 
 class Desk:

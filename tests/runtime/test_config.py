@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
-from k8sjob.runtime import config
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.errors import EnvError
 
 CONFIGS = st.builds(
     RuntimeConfig,

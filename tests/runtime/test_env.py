@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.env import DistEnv, ElasticEnv, NodeEnv, dist_env, elastic_env, node_env
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.base.env import DistEnv, ElasticEnv, NodeEnv, dist_env, elastic_env, node_env
+from k8sjob.runtime.base.errors import EnvError
 
 MASTER = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 

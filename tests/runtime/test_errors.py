@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.errors import PeerLost, lateness, peer_loss
+from k8sjob.runtime.base.errors import PeerLost, lateness, peer_loss
 
 PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
 LOST = [

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.evaluation import accuracy, evaluate
-from k8sjob.runtime.mesh import Mesh
-from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.base.env import DistEnv
+from k8sjob.runtime.comm.mesh import Mesh
+from k8sjob.runtime.comm.process_group import Group
+from k8sjob.runtime.metrics.evaluation import accuracy, evaluate
 from k8sjob.runtime.strategies import assemble
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import k8sjob
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR
-from k8sjob.runtime import frames
+from k8sjob.runtime.base import frames
 
 
 def frame_in(file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from k8sjob.runtime.heartbeat import Heartbeat, HeartbeatMonitor
+from k8sjob.runtime.base.heartbeat import Heartbeat, HeartbeatMonitor
 
 
 def test_a_beat_renews_the_file_and_is_cheap(tmp_path):

@@ -3,7 +3,7 @@ import re
 import pytest
 from torch import nn
 
-from k8sjob.runtime.layout import outputs, parameters
+from k8sjob.runtime.strategies.layout import outputs, parameters
 
 
 class Net(nn.Module):

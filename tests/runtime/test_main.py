@@ -9,8 +9,8 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.env import NodeEnv
-from k8sjob.runtime.network import must_wait
+from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import must_wait
 
 NODE_1 = {
     "RANK": "1",

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from k8sjob.contract import Event, ExitCode
-from k8sjob.runtime.observer import (
+from k8sjob.runtime.base.observer import (
     Observer,
     Seen,
     StallClock,
@@ -21,7 +21,7 @@ from k8sjob.runtime.observer import (
     hang_of,
     read_seen,
 )
-from k8sjob.runtime.report import StartPhase
+from k8sjob.runtime.base.report import StartPhase
 
 NOT_YET, RUNS = Seen(), Seen(runs=True)
 IMPORTS = Seen(runs=True, torch=True, importing=True)

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from k8sjob.compat import STRATEGIES
-from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.process_group import Group
+from k8sjob.runtime.base.env import DistEnv
+from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.strategies import pipeline
 from k8sjob.runtime.strategies.pipeline import StageLinks
+from k8sjob.strategies import STRATEGIES
 
 
 @pytest.fixture

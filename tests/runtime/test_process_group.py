@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.errors import EnvError
-from k8sjob.runtime.process_group import Group, backend_for, common_backend
-from k8sjob.runtime.rendezvous import RankInfo
+from k8sjob.runtime.base.env import DistEnv
+from k8sjob.runtime.base.errors import EnvError
+from k8sjob.runtime.comm.process_group import Group, backend_for, common_backend
+from k8sjob.runtime.comm.rendezvous import RankInfo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

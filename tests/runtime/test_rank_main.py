@@ -11,9 +11,9 @@ import pytest
 
 import k8sjob.runtime
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
-from k8sjob.runtime.errors import EnvError, PeerLost
-from k8sjob.runtime.rank_main import exit_code, reason_of
-from k8sjob.runtime.termination import read_reason, write_reason
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of
+from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.termination import read_reason, write_reason
 
 LOOK = """
 import json, sys

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from k8sjob.runtime.env import DistEnv
-from k8sjob.runtime.errors import EnvError, PeerLost
-from k8sjob.runtime.network import is_loopback
-from k8sjob.runtime.process_group import common_backend
-from k8sjob.runtime.rendezvous import NOTE, RankInfo, rendezvous
+from k8sjob.runtime.base.env import DistEnv
+from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.comm.process_group import common_backend
+from k8sjob.runtime.comm.rendezvous import NOTE, RankInfo, rendezvous
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from k8sjob.contract import Reason
-from k8sjob.runtime.coordination import Coordinator, RestartCount
-from k8sjob.runtime.env import NodeEnv
-from k8sjob.runtime.network import reserve
-from k8sjob.runtime.roster import DONE, Roster, _connect
+from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
+from k8sjob.runtime.agent.roster import DONE, Roster, _connect
+from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import reserve
 
 
 @pytest.fixture(params=["127.0.0.1", "a name"])

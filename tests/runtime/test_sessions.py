@@ -3,7 +3,7 @@ import torch
 
 from k8sjob import runtime
 from k8sjob.contract import RuntimeConfig
-from k8sjob.runtime.errors import EnvError
+from k8sjob.runtime.base.errors import EnvError
 
 OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from k8sjob.runtime.stages import cut, keep_stage
 from k8sjob.runtime.strategies.pipeline import gpipe, one_f_one_b
+from k8sjob.runtime.strategies.stages import cut, keep_stage
 
 
 def chain():

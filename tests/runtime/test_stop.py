@@ -5,9 +5,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.errors import PeerLost
-from k8sjob.runtime.rendezvous import NOTE, Rendezvous
-from k8sjob.runtime.stop import StopCoordinator
+from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.comm.rendezvous import NOTE, Rendezvous
+from k8sjob.runtime.comm.stop import StopCoordinator
 
 
 class Group:

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from k8sjob.runtime.sync_batchnorm import SyncBatchNorm, convert
+from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm, convert
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

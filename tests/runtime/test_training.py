@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from k8sjob import runtime
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
-from k8sjob.runtime.errors import PeerLost
+from k8sjob.runtime.base.errors import PeerLost
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
 

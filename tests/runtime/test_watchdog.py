@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.env import dist_env
-from k8sjob.runtime.watchdog import SYNC, Beat, Watchdog, culprits, explain
+from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.comm.watchdog import SYNC, Beat, Watchdog, culprits, explain
 
 ALONE = dist_env({})
 
@@ -68,8 +68,8 @@ class TestOneRank:
     HANG = """
         import os, pathlib, sys, time
         from k8sjob.runtime import config
-        from k8sjob.runtime.env import dist_env
-        from k8sjob.runtime.watchdog import Watchdog
+        from k8sjob.runtime.base.env import dist_env
+        from k8sjob.runtime.comm.watchdog import Watchdog
         dog = Watchdog(None, dist_env(os.environ), timeout=0.5,
                        agent_file=config.heartbeat_file(), error_file=config.error_file())
         dog.begin()

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import HOSTILE, examples
 
-from k8sjob.document import parse
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
+from k8sjob.yamldoc import parse
 
 BASE = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}, "replicas": {"workers": 3}}
 BUILT = {"image": {"repository": "r/x", "base": "python:3.12"}}

@@ -2,9 +2,9 @@ import pytest
 from pydantic import ValidationError
 
 from k8sjob.contract import RuntimeConfig
-from k8sjob.document import parse
 from k8sjob.errors import SpecError
 from k8sjob.spec import EnvFrom, Image, JobSpec, Replicas, Resources, Run
+from k8sjob.yamldoc import parse
 
 
 def job(**changes):

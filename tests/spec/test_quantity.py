@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8sjob.spec.quantity import canonical, parse
+from k8sjob.kube.quantity import canonical, parse
 
 TABLE = Path(__file__).with_name("quantities.tsv")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from strategies import examples, job_specs
 
-from k8sjob.document import parse
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec, schema
+from k8sjob.yamldoc import parse
 
 MINIMAL = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}}
 

@@ -11,8 +11,8 @@ from registries import Registry, job
 from wheelhouse import wheel
 
 from k8sjob.image.build import build
-from k8sjob.image.credentials import Keyring
 from k8sjob.image.push import push
+from k8sjob.image.registry.credentials import Keyring
 
 pytestmark = pytest.mark.system
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.errors import ExplainedErrors, is_absent
 from k8sjob.backends.cluster.informer import snapshot, snapshots
-from k8sjob.backends.cluster.listwatch import list_all, reflect, slim
-from k8sjob.backends.objects import (
+from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.kube.client.errors import ExplainedErrors, is_absent
+from k8sjob.kube.client.listwatch import list_all, reflect, slim
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.labels import JOB_NAME, same_manifest
+from k8sjob.kube.objects import (
     Object,
     has_ended,
     is_suspended,
@@ -19,10 +22,7 @@ from k8sjob.backends.objects import (
     owned,
     seconds_to_end,
 )
-from k8sjob.backends.resources import JOBS, path
-from k8sjob.backends.transport import ApiError
-from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.labels import JOB_NAME, same_manifest
+from k8sjob.kube.resources import JOBS, path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Json, LogLine, Plan
     from k8sjob.backends.cluster.instances import JobPods
-    from k8sjob.backends.cluster.listwatch import Change
-    from k8sjob.backends.transport import Transport
+    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.transport import Transport
 
 __all__ = ["ClusterBackend"]
 

@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.backends.cluster.listwatch import Kind, list_all, reflect
-from k8sjob.backends.objects import in_time, is_of_pods, new_event, own_pods
-from k8sjob.backends.resources import JOBS, path
-from k8sjob.backends.transport import ApiError
-from k8sjob.labels import JOB_NAME
+from k8sjob.kube.client.listwatch import Kind, list_all, reflect
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.labels import JOB_NAME
+from k8sjob.kube.objects import in_time, is_of_pods, new_event, own_pods
+from k8sjob.kube.resources import JOBS, path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from k8sjob.backends.api import JobRef, Json
-    from k8sjob.backends.cluster.listwatch import Change
-    from k8sjob.backends.transport import Transport
+    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.transport import Transport
 
 __all__ = ["snapshot", "snapshots"]
 

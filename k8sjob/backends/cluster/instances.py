@@ -12,15 +12,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.objects import Pod, owned
-from k8sjob.backends.resources import path
-from k8sjob.labels import JOB_NAME, REPLICA_INDEX, replica_of
+from k8sjob.kube.labels import JOB_NAME, REPLICA_INDEX, replica_of
+from k8sjob.kube.objects import Pod, owned
+from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.backends.api import JobRef, Json
-    from k8sjob.backends.transport import Transport
+    from k8sjob.kube.client.transport import Transport
 
 __all__ = ["Instance", "JobPods", "Pace"]
 

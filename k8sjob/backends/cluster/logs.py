@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.backends.resources import path
-from k8sjob.backends.transport import ApiError
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

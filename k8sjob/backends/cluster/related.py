@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.cluster.errors import is_absent
-from k8sjob.backends.cluster.listwatch import list_all, pages, slim
-from k8sjob.backends.objects import Object, Pod, containers
-from k8sjob.backends.resources import Target, path, references
-from k8sjob.backends.transport import ApiError
-from k8sjob.labels import QUEUE
+from k8sjob.kube.client.errors import is_absent
+from k8sjob.kube.client.listwatch import list_all, pages, slim
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object, Pod, containers
+from k8sjob.kube.resources import Target, path, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from k8sjob.backends.api import Json, Snapshot
-    from k8sjob.backends.transport import Transport
+    from k8sjob.kube.client.transport import Transport
 
 __all__ = ["related"]
 

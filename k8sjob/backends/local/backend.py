@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.backends.local.logfiles import attempts, follow_lines, read
-from k8sjob.backends.local.operator import DeleteJob, reconcile
 from k8sjob.backends.local.runs import (
     LatestState,
     checkpoints_of,
@@ -31,8 +30,9 @@ from k8sjob.backends.local.runs import (
     source_of,
 )
 from k8sjob.backends.local.store import JobFolder, Store, write_json
-from k8sjob.backends.objects import has_ended, is_suspended, new_event, stamp
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.kube.objects import has_ended, is_suspended, new_event, stamp
+from k8sjob.targets.pytorchjob.reconcile import DeleteJob, reconcile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter, last_lines
-from k8sjob.backends.objects import stamp
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -24,6 +23,7 @@ from k8sjob.contract import (
     ExitCode,
     Reason,
 )
+from k8sjob.kube.objects import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

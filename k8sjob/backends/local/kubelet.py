@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Container
 from k8sjob.backends.local.logfiles import attempts
-from k8sjob.backends.objects import Object, Pod, replica_order, stamp
 from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.labels import JOB_NAME, JOB_ROLE, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE, replica_of
+from k8sjob.kube.labels import (
+    JOB_NAME,
+    JOB_ROLE,
+    OPERATOR_NAME,
+    REPLICA_INDEX,
+    REPLICA_TYPE,
+    replica_of,
+)
+from k8sjob.kube.objects import Object, Pod, replica_order, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

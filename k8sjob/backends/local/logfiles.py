@@ -12,7 +12,8 @@ from collections import deque
 from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from k8sjob.backends.api import Line, LogLine
+from k8sjob.backends.api import LogLine
+from k8sjob.kube.client.transport import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import k8sjob
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.machine import check_packages, visible_gpus
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Places", "Prepared", "copy_context", "mapped", "prepare"]
 
-_PACKAGE: Final = Path(k8sjob.__file__).parent
+_PACKAGE: Final = Path(__file__).resolve().parents[2]
 _NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
 """Left out even where a .dockerignore takes it in."""
 _LARGE: Final = 200 * 1024**2

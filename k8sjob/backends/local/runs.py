@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.container import End
 from k8sjob.backends.local.kubelet import container_ended
-from k8sjob.backends.local.operator import fail
 from k8sjob.backends.local.store import read_json
-from k8sjob.backends.objects import Pod, has_ended, is_true, stamp
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.labels import replica_of
+from k8sjob.kube.labels import replica_of
+from k8sjob.kube.objects import Pod, has_ended, is_true, stamp
+from k8sjob.targets.pytorchjob.reconcile import fail
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json

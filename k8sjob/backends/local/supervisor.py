@@ -19,14 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local import operator
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet, new_pod
-from k8sjob.backends.local.operator import CreatePod, DeletePod, Record, fail
 from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
-from k8sjob.backends.objects import Object, Pod, finished, is_true, new_event, stamp
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.labels import replica_of
+from k8sjob.kube.labels import replica_of
+from k8sjob.kube.objects import Object, Pod, finished, is_true, new_event, stamp
+from k8sjob.targets.pytorchjob import reconcile
+from k8sjob.targets.pytorchjob.reconcile import CreatePod, DeletePod, Record, fail
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -130,10 +130,10 @@ class Supervisor:
         if ended and self._kubelet.busy and not self._past_delay():
             return
         now = datetime.now(UTC)
-        status, actions = operator.reconcile(self._job, self._kubelet.pods, now)
+        status, actions = reconcile.reconcile(self._job, self._kubelet.pods, now)
         trouble = self._hopeless() or self._used_up()
         if trouble and not finished(status):
-            status, actions = operator.reconcile(
+            status, actions = reconcile.reconcile(
                 self._job, self._kubelet.pods, now, trouble=trouble
             )
         if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):

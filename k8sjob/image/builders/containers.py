@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import Layer
-from k8sjob.image.blobs import FileContent
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import run, succeeds
-from k8sjob.image.manifest import Manifest, read, read_object
+from k8sjob.image.layer.archive import Layer
+from k8sjob.image.registry.blobs import FileContent
+from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.dockerfile import dependencies_dockerfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
-    from k8sjob.image.manifest import Descriptor
+    from k8sjob.image.registry.manifest import Descriptor
 
 __all__ = [
     "build_by",

@@ -11,10 +11,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.compat import STRATEGIES
-from k8sjob.runtime import model_state
-from k8sjob.runtime.mesh import equalise_buffers
-from k8sjob.runtime.step import Backward, clip_gradients, forward
+from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.comm.mesh import equalise_buffers
+from k8sjob.runtime.strategies.step import Backward, clip_gradients, forward
+from k8sjob.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.mesh import Mesh
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.mesh import Mesh
+    from k8sjob.runtime.comm.process_group import Group
 
 __all__ = ["Strategy", "assemble", "clipping", "strategy"]
 
 
 _HOME: Final = {
-    "data_parallel": ("ddp", "prepare_data_parallel"),
-    "model_split": ("pipeline", "prepare_model_split"),
+    "data_parallel": ("strategies.ddp", "prepare_data_parallel"),
+    "keras": ("keras.strategy", "prepare"),
+    "keras_mesh": ("keras.mesh", "prepare"),
+    "model_split": ("strategies.pipeline", "prepare_model_split"),
 }
 """(module, function) of a strategy; for all others the module of its name, and `prepare`."""
 
@@ -119,7 +121,7 @@ def strategy(
     """A model under a strategy.
 
     Args:
-        kind: a key of compat.STRATEGIES; the caller has checked it and its options.
+        kind: a key of strategies.STRATEGIES; the caller has checked it and its options.
         model: the same on all ranks.
         loss: loss(output, *targets) -> the mean over the batch's samples, a scalar.
         group: the ranks.
@@ -128,8 +130,8 @@ def strategy(
     Raises:
         ValueError: the settings do not fit the model.
     """
-    module, function = _HOME.get(kind, (kind, "prepare"))
-    prepare = getattr(import_module(f"k8sjob.runtime.strategies.{module}"), function)
+    module, function = _HOME.get(kind, (f"strategies.{kind}", "prepare"))
+    prepare = getattr(import_module(f"k8sjob.runtime.{module}"), function)
     if not STRATEGIES[kind].places:
         model.to(group.device)
     prepared: Strategy = prepare(model, loss, group, options)

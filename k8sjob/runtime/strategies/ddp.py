@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from k8sjob.runtime import sync_batchnorm
-from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.mesh import Mesh
-from k8sjob.runtime.step import forward_backward, replicate
-from k8sjob.runtime.strategies import Strategy, assemble
+from k8sjob.runtime.comm.mesh import Mesh
+from k8sjob.runtime.strategies import Strategy, assemble, sync_batchnorm
+from k8sjob.runtime.strategies.blocks import prepare_layers
+from k8sjob.runtime.strategies.step import forward_backward, replicate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.process_group import Group
 
 __all__ = ["prepare", "prepare_data_parallel"]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from k8sjob.runtime import model_state, sync_batchnorm
-from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.step import forward_backward
-from k8sjob.runtime.strategies import Strategy, assemble, clipping
+from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.comm.mesh import Mesh, equalise
+from k8sjob.runtime.strategies import Strategy, assemble, clipping, sync_batchnorm
+from k8sjob.runtime.strategies.blocks import prepare_layers
+from k8sjob.runtime.strategies.step import forward_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.process_group import Group
 
 __all__ = ["prepare"]
 

@@ -18,11 +18,12 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime import layout, model_state, rng, sync_batchnorm
-from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.step import MixedError, forward, forward_backward, synchronise
-from k8sjob.runtime.strategies import Strategy, assemble, clipping
+from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.comm.mesh import Mesh, equalise
+from k8sjob.runtime.strategies import Strategy, assemble, clipping, layout, sync_batchnorm
+from k8sjob.runtime.strategies.blocks import prepare_layers
+from k8sjob.runtime.strategies.step import MixedError, forward, forward_backward, synchronise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.layout import Axes
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.layout import Axes
 
 __all__ = ["prepare"]
 

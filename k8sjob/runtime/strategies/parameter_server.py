@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.autograd as dist_autograd
 from torch.nn.parallel import DistributedDataParallel
 
-from k8sjob.runtime import model_state, tables
-from k8sjob.runtime.checkpoint_format import gathered
-from k8sjob.runtime.mesh import Mesh, equalise_buffers
-from k8sjob.runtime.model_state import StageState
-from k8sjob.runtime.step import autocast, call, mean_loss, synchronise
-from k8sjob.runtime.strategies import Strategy, assemble
-from k8sjob.runtime.tables import RemoteTables, choose
+from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.checkpoint.format import gathered
+from k8sjob.runtime.checkpoint.model_state import StageState
+from k8sjob.runtime.comm.mesh import Mesh, equalise_buffers
+from k8sjob.runtime.strategies import Strategy, assemble, tables
+from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronise
+from k8sjob.runtime.strategies.tables import RemoteTables, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.process_group import Group
 
 __all__ = ["prepare"]
 

@@ -14,12 +14,19 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime.blocks import prepare_layers
-from k8sjob.runtime.mesh import Mesh, equalise
-from k8sjob.runtime.model_state import StageState
-from k8sjob.runtime.stages import cut, keep_stage
-from k8sjob.runtime.step import autocast, call, forward, mean_loss, replicate, synchronise
+from k8sjob.runtime.checkpoint.model_state import StageState
+from k8sjob.runtime.comm.mesh import Mesh, equalise
 from k8sjob.runtime.strategies import Strategy, assemble, clipping
+from k8sjob.runtime.strategies.blocks import prepare_layers
+from k8sjob.runtime.strategies.stages import cut, keep_stage
+from k8sjob.runtime.strategies.step import (
+    autocast,
+    call,
+    forward,
+    mean_loss,
+    replicate,
+    synchronise,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from k8sjob.runtime.process_group import Group
+    from k8sjob.runtime.comm.process_group import Group
 
 __all__ = [
     "StageLinks",

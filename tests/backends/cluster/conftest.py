@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 
 import pytest
 
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.transport import ApiError
 
 
 class Script:

@@ -8,7 +8,7 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.labels import MANIFEST_DIGEST
+from k8sjob.kube.labels import MANIFEST_DIGEST
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 ONE = f"{JOBS}/one"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from k8sjob.backends.cluster.errors import ExplainedErrors, explained
-from k8sjob.backends.resources import Target, path
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.errors import ExplainedErrors, explained
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.resources import Target, path
 
 WEBHOOK = (
     'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: '

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from k8sjob.backends.cluster.listwatch import Kind, reflect
-from k8sjob.backends.transport import ApiError
+from k8sjob.kube.client.listwatch import Kind, reflect
+from k8sjob.kube.client.transport import ApiError
 
 PODS = "/api/v1/namespaces/team/pods"
 

@@ -11,8 +11,8 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster.instances import JobPods, Pace
 from k8sjob.backends.cluster.logs import replica_logs, stamped
-from k8sjob.backends.transport import ApiError
 from k8sjob.errors import BackendError
+from k8sjob.kube.client.transport import ApiError
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobRef("job", "ns", "job-uid")

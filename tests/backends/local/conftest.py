@@ -8,7 +8,7 @@ import pytest
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.jobs.plan import plan_job
-from k8sjob.lifecycle.status import job_status
+from k8sjob.observe.status import job_status
 from k8sjob.spec import JobSpec
 
 

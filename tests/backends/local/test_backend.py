@@ -17,8 +17,8 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import PATHS_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.lifecycle.diagnose import diagnose
-from k8sjob.lifecycle.status import JobState, job_status
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.status import JobState, job_status
 
 TELL_ENV = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
 FOR_EVER = "import time; print('here', flush=True); time.sleep(100)"

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
 
-from k8sjob.backends.local.operator import (
+from k8sjob.contract import Role
+from k8sjob.kube.objects import finished, is_true
+from k8sjob.targets.pytorchjob.reconcile import (
     CreatePod,
     DeleteJob,
     DeletePod,
     Record,
     reconcile,
 )
-from k8sjob.backends.objects import finished, is_true
-from k8sjob.contract import Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

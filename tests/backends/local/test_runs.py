@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from k8sjob.backends.local.operator import fail, set_condition
 from k8sjob.backends.local.runs import find_run, resumed_checkpoints
 from k8sjob.backends.local.store import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
+from k8sjob.targets.pytorchjob.reconcile import fail, set_condition
 
 NEW = "99999999-new"
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from k8sjob import runtime
-from k8sjob.runtime.errors import peer_loss
+from k8sjob.runtime.base.errors import peer_loss
 
 LENGTH = 16  # letters of a window
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from k8sjob.runtime.step import local
+from k8sjob.runtime.strategies.step import local
 
 OPTIONS = {
     "kind": "ddp",

@@ -12,8 +12,8 @@ from keras_models import conv, dense, guarded, shared, text_model
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from k8sjob import compat
-from k8sjob.runtime.strategies.keras_mesh import ShardedModel, distributed
+from k8sjob import strategies
+from k8sjob.runtime.keras.mesh import ShardedModel, distributed
 
 OPTIONS = {
     "options": {},
@@ -114,7 +114,7 @@ def train(job, case):
     job._context.config = replace(
         job._context.config, strategy=case["kind"], options=case["options"]
     )
-    options = compat.STRATEGIES["keras_mesh"].settings(case["options"])
+    options = strategies.STRATEGIES["keras_mesh"].settings(case["options"])
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
     keras.utils.set_random_seed(3)
@@ -171,7 +171,7 @@ def fit(job, case, model):
 
 
 def options_of(case):
-    return compat.STRATEGIES["keras_mesh"].settings(case["options"])
+    return strategies.STRATEGIES["keras_mesh"].settings(case["options"])
 
 
 def _norm(value):

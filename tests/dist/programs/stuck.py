@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from k8sjob import runtime
-from k8sjob.runtime.watchdog import Watchdog
+from k8sjob.runtime.comm.watchdog import Watchdog
 
 asked = json.loads(sys.argv[1])
 LAST = int(os.environ["WORLD_SIZE"]) - 1

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn import functional
 
 from k8sjob import runtime
-from k8sjob.runtime.mesh import Mesh
+from k8sjob.runtime.comm.mesh import Mesh
 
 OPTIONS = {
     "samples": 96,

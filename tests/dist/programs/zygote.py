@@ -19,7 +19,7 @@ import torch.distributed.rpc
 import torch.nn.parallel
 import torch.optim
 
-from k8sjob.runtime import rank_main
+from k8sjob.runtime.agent import rank_main
 
 
 def become(request):

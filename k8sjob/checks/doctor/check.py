@@ -1,0 +1,159 @@
+"""Results of checks, and the facts that the checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from k8sjob.backends.api import Json
+from k8sjob.kube.capacity import Amounts
+from k8sjob.kube.client.transport import ApiError
+
+__all__ = [
+    "Answer",
+    "Check",
+    "Facts",
+    "Permission",
+    "Usage",
+    "Verdict",
+    "fine",
+    "problem",
+    "unknown",
+    "warning",
+]
+
+
+class Verdict(StrEnum):
+    """What a check means for a submission."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    """The user may not look; it hinders nothing that is known."""
+    WARNING = "warning"
+    """A job can be submitted; something about it will not be as one may expect."""
+    PROBLEM = "problem"
+    """No job can be submitted, or none would run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One question to the apiserver: may I do this?
+
+    Attributes:
+        verb: "create", "get", ...
+        resource: as "pods", or "pods/log" with its subresource.
+        group: the API group; empty for the core one.
+        cluster_wide: in all namespaces, instead of the job's.
+    """
+
+    verb: str
+    resource: str
+    group: str = ""
+    cluster_wide: bool = False
+
+    def review(self, namespace: str) -> Json:
+        """The SelfSubjectAccessReview that asks it."""
+        resource, _, subresource = self.resource.partition("/")
+        attributes = {"verb": self.verb, "group": self.group, "resource": resource}
+        if subresource:
+            attributes["subresource"] = subresource
+        if not self.cluster_wide:
+            attributes["namespace"] = namespace
+        return {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what it is about, as `server`, `webhook`, `devices`; stable, for programs.
+        verdict: what it means.
+        seen: what was seen, one line.
+        next_step: what to do, or to know; empty where there is nothing.
+        details: further lines about what was seen, as one for each node.
+    """
+
+    topic: str
+    verdict: Verdict
+    seen: str
+    next_step: str = ""
+    details: tuple[str, ...] = ()
+
+
+def fine(topic: str, seen: str, next_step: str = "", *, details: tuple[str, ...] = ()) -> Check:
+    """A check that hinders nothing."""
+    return Check(topic, Verdict.OK, seen, next_step, details)
+
+
+def unknown(topic: str, seen: str, next_step: str) -> Check:
+    """A check that could not be made."""
+    return Check(topic, Verdict.UNKNOWN, seen, next_step)
+
+
+def warning(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] = ()) -> Check:
+    """A check that hinders nothing now, and has something to know."""
+    return Check(topic, Verdict.WARNING, seen, next_step, details)
+
+
+def problem(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] = ()) -> Check:
+    """A check that stands in the way."""
+    return Check(topic, Verdict.PROBLEM, seen, next_step, details)
+
+
+Answer = Json | ApiError
+"""An object, or why there is none."""
+Usage = Mapping[str, Amounts]
+"""What is requested on each node, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One look at a cluster.
+
+    Attributes:
+        context: the kubeconfig's context.
+        server: the apiserver's URL.
+        namespace: where a job would go.
+        user: who asks, as the apiserver knows them; empty where it does not tell.
+        seconds: how long its first answer took.
+        answers: by the question's name, see gather.py.
+        allowed: what the user may do; without what could not be asked.
+        usage: what Pods take of the nodes; None where not all of them may be read.
+        job: the PyTorchJob that is to be submitted; None where none was given.
+    """
+
+    context: str = ""
+    server: str = ""
+    namespace: str = "default"
+    user: str = ""
+    seconds: float = 0.0
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    allowed: Mapping[Permission, bool] = field(default_factory=dict)
+    usage: Usage | None = None
+    job: Json | None = None
+
+    def one(self, question: str) -> Json | None:
+        """The object; None where there is none, or it may not be read."""
+        answer = self.answers.get(question)
+        return None if isinstance(answer, ApiError) else answer
+
+    def items(self, question: str) -> list[Json] | None:
+        """The objects of a list; None where they may not be read."""
+        answer = self.one(question)
+        return None if answer is None else list(answer.get("items") or ())
+
+    def error(self, question: str) -> ApiError | None:
+        """Why there is no answer; None where there is one, or it was not asked."""
+        answer = self.answers.get(question)
+        return answer if isinstance(answer, ApiError) else None
+
+    def missing(self, question: str) -> bool:
+        """Whether the apiserver says that there is no such thing."""
+        error = self.error(question)
+        return error is not None and error.code == 404

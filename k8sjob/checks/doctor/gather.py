@@ -1,0 +1,218 @@
+"""Asks an apiserver all that the checks look at, several questions at a time."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from k8sjob.checks.doctor.check import Answer, Facts
+from k8sjob.checks.doctor.needs import gang_of
+from k8sjob.checks.doctor.permissions import all_permissions
+from k8sjob.kube.capacity import add, taken
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.labels import QUEUE, REPLICA_TYPE
+from k8sjob.kube.resources import references
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Executor, Future
+
+    from k8sjob.backends.api import Json
+    from k8sjob.checks.doctor.permissions import Permission
+    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.resources import Reference
+
+__all__ = ["gather", "gather_needs", "minimal_job"]
+
+_AT_ONCE: Final = 8
+_HURRY: Final = 3.0
+"""Seconds that a submission waits for an answer that only warns."""
+_PAGE: Final = 500
+"""Pods an answer; thousands at once would take hundreds of megabytes."""
+_OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
+_QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "jobs api": ("/apis/kubeflow.org/v1", {}),
+    "trainer api": ("/apis/trainer.kubeflow.org", {}),
+    "operator": ("/apis/apps/v1/deployments", _OPERATOR),
+    "operator's own namespace": ("/apis/apps/v1/namespaces/kubeflow/deployments", _OPERATOR),
+    "webhooks": ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", {}),
+    "nodes": ("/api/v1/nodes", {}),
+    "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
+    "namespace": ("/api/v1/namespaces/{namespace}", {}),
+    "service account": ("/api/v1/namespaces/{namespace}/serviceaccounts/default", {}),
+    "quotas": ("/api/v1/namespaces/{namespace}/resourcequotas", {}),
+    "limit ranges": ("/api/v1/namespaces/{namespace}/limitranges", {}),
+    "workers": (
+        "/api/v1/namespaces/{namespace}/pods",
+        {"labelSelector": f"{REPLICA_TYPE}=worker", "limit": "100"},
+    ),
+}
+_DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
+
+
+def gather(transport: Transport, namespace: str, job: Json | None = None) -> Facts:
+    """Everything about a cluster that a submission depends on; nothing in it is changed.
+
+    Args:
+        transport: the connection.
+        namespace: where the job would go.
+        job: the rendered PyTorchJob that is to be submitted, if there is one.
+    """
+    facts = Facts(context=transport.context, server=transport.server, namespace=namespace, job=job)
+    place = quote(namespace, safe="")
+    start = time.monotonic()
+    version = _ask(transport, "GET", "/version")
+    facts = replace(facts, seconds=time.monotonic() - start, answers={"version": version})
+    if isinstance(version, ApiError):
+        return facts
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        # The longest first.
+        usage = pool.submit(_usage, transport)
+        questions = {
+            name: pool.submit(_ask, transport, "GET", path.format(namespace=place), query=query)
+            for name, (path, query) in _QUESTIONS.items()
+        }
+        questions |= _about_needs(pool, transport, namespace, job)
+        path = f"/apis/kubeflow.org/v1/namespaces/{place}/pytorchjobs"
+        for name, body in (("dry run", job or minimal_job()), ("bad dry run", minimal_job("0-"))):
+            questions[name] = pool.submit(
+                _ask, transport, "POST", path, query=_DRY_RUN, body=_in(body, namespace)
+            )
+        reviews = {
+            one: pool.submit(_review, transport, one, namespace) for one in all_permissions()
+        }
+        user = pool.submit(_user, transport)
+        answered = {one: review.result() for one, review in reviews.items()}
+        return replace(
+            facts,
+            user=user.result(),
+            answers={
+                "version": version,
+                **{name: asked.result() for name, asked in questions.items()},
+            },
+            allowed={one: may for one, may in answered.items() if may is not None},
+            usage=usage.result(),
+        )
+
+
+def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
+    """What a submission itself asks: whether what the job names is there, and who schedules it.
+
+    All at once, a few seconds at most; what may not be read, or does not answer, is left out.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = _about_needs(pool, transport, namespace, job, timeout=_HURRY)
+        answers = {name: question.result() for name, question in asked.items()}
+    return Facts(context=transport.context, namespace=namespace, answers=answers, job=job)
+
+
+def _about_needs(
+    pool: Executor, transport: Transport, namespace: str, job: Json | None, timeout: float = 30.0
+) -> dict[str, Future[Answer]]:
+    """The questions about what a job names: objects, its queue, its gang scheduler."""
+    named = references(job or {})
+    questions = {str(one): pool.submit(_there, transport, one, namespace, timeout) for one in named}
+    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or gang_of(job)):
+        return questions
+    questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
+    path = f"/apis/kubeflow.org/v1/namespaces/{quote(namespace, safe='')}/pytorchjobs"
+    if any(one.kind == "queue" for one in named):
+        body = _in(_started(job), namespace)
+        query = {"dryRun": "All"}
+        questions["queue dry run"] = pool.submit(
+            _ask, transport, "POST", path, query=query, body=body, timeout=timeout
+        )
+    return questions
+
+
+def _started(job: Json) -> Json:
+    """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
+    meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
+    spec = job.get("spec") or {}
+    policy = {**(spec.get("runPolicy") or {}), "suspend": False}
+    return {**job, "metadata": meta, "spec": {**spec, "runPolicy": policy}}
+
+
+def minimal_job(prefix: str = "") -> Json:
+    """The smallest PyTorchJob that the operator accepts, for a dry run.
+
+    Args:
+        prefix: of its name; "0-" makes a name that the apiserver takes and the operator's webhook
+            refuses, which shows that the webhook answers.
+    """
+    container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"},
+        "spec": {
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+            }
+        },
+    }
+
+
+def _in(job: Json, namespace: str) -> Json:
+    return {**job, "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
+
+
+def _ask(
+    transport: Transport,
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    body: Json | None = None,
+    timeout: float = 30.0,
+) -> Answer:
+    try:
+        return transport.request(method, path, query=query, body=body, timeout=timeout)
+    except ApiError as error:
+        return error
+
+
+def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
+    """An object that the job names; of a secret or a config map not what is in it."""
+    bare = wanted.kind != "claim"
+    try:
+        return transport.request("GET", wanted.path(namespace), metadata_only=bare, timeout=timeout)
+    except ApiError as error:
+        return error
+
+
+def _review(transport: Transport, permission: Permission, namespace: str) -> bool | None:
+    """Whether the user may do it; None where the apiserver does not say."""
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    answer = _ask(transport, "POST", path, body=permission.review(namespace))
+    return None if isinstance(answer, ApiError) else bool(answer["status"].get("allowed"))
+
+
+def _user(transport: Transport) -> str:
+    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = _ask(transport, "POST", path, body=body)
+    if isinstance(answer, ApiError):
+        return ""
+    return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
+
+
+def _usage(transport: Transport) -> dict[str, Amounts] | None:
+    """What the Pods of all namespaces take, page by page; None where they may not be read."""
+    usage: dict[str, Amounts] = {}
+    query = {"limit": str(_PAGE), "fieldSelector": "spec.nodeName!="}
+    while True:
+        answer = _ask(transport, "GET", "/api/v1/pods", query=query)
+        if isinstance(answer, ApiError):
+            return None
+        for node, amounts in taken(answer.get("items") or ()).items():
+            add(usage.setdefault(node, {}), amounts)
+        resume = (answer.get("metadata") or {}).get("continue")
+        if not resume:
+            return usage
+        query = {**query, "continue": resume}

@@ -1,0 +1,157 @@
+"""What this machine has: clients for a cluster, and what jobs need that run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.local.machine import visible_gpus
+from k8sjob.checks.doctor.check import fine, problem, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.checks.doctor.check import Check
+
+__all__ = ["CLIENTS", "OLDEST_TORCH", "Machine", "client", "here", "look"]
+
+CLIENTS: Final = range(35, 38)
+"""Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
+OLDEST_TORCH: Final = (2, 6)
+_INSTALL: Final = "pip install 'k8sjob[kubernetes]'"
+_SKEW: Final = 1
+"""Minor releases that kubectl may be older or newer than the apiserver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is installed; None: it is not.
+
+    Attributes:
+        python: its version.
+        torch: the package's version.
+        kubernetes: the Python client's version.
+        kubectl: the program's version, as "v1.34.4"; None also where it is of no use.
+        gpus: how many GPUs a job on this machine can use.
+    """
+
+    python: str
+    torch: str | None = None
+    kubernetes: str | None = None
+    kubectl: str | None = None
+    gpus: int = 0
+
+
+def look(chosen: str | None = None) -> Machine:
+    """What this machine has; nothing large is imported for it.
+
+    Args:
+        chosen: the client that is meant, as for `client`; kubectl is looked at where it is used.
+    """
+    package = _package("kubernetes")
+    return Machine(
+        python=platform.python_version(),
+        torch=_package("torch"),
+        kubernetes=package,
+        kubectl=_kubectl() if chosen == "kubectl" or not package else None,
+        gpus=len(visible_gpus()),
+    )
+
+
+def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Check]:
+    """Whether the client for the cluster is there and of a version that fits.
+
+    Args:
+        machine: what is installed.
+        chosen: "python" or "kubectl"; None: as a command chooses that names none.
+        server: the apiserver's version, where it is known.
+    """
+    if (chosen or ("python" if machine.kubernetes else "kubectl")) == "python":
+        yield _python_client(machine.kubernetes)
+    elif machine.kubectl is None:
+        yield problem(
+            "client",
+            "neither the Python client nor kubectl is installed",
+            f"{_INSTALL}, or kubectl",
+        )
+    else:
+        yield _kubectl_client(machine.kubectl, server)
+
+
+def _python_client(version: str | None) -> Check:
+    if version is None:
+        return problem("client", "the Python client of Kubernetes is not installed", _INSTALL)
+    seen = f"the Python client, kubernetes {version}"
+    if int(version.partition(".")[0]) in CLIENTS:
+        return fine("client", seen)
+    tested = f"{CLIENTS.start} to {CLIENTS.stop - 1}"
+    return warning(
+        "client", f"{seen}; k8sjob was tested with {tested}", f"{_INSTALL}, or --client kubectl"
+    )
+
+
+def _kubectl_client(version: str, server: str) -> Check:
+    seen = f"kubectl {version}"
+    ours, theirs = _minor(version), _minor(server)
+    if ours is None or theirs is None or abs(ours - theirs) <= _SKEW:
+        return fine("client", seen)
+    return warning(
+        "client",
+        f"{seen} is {abs(ours - theirs)} minor releases from the server's {server}",
+        f"install a kubectl 1.{theirs}",
+    )
+
+
+def here(machine: Machine) -> Iterator[Check]:
+    """What jobs on this machine have."""
+    yield fine("python", f"Python {machine.python}")
+    if machine.torch is None:
+        step = "for k8sjob run: pip install 'k8sjob[torch]'"
+        yield warning("torch", "torch is not installed", step)
+    elif _numbers(machine.torch) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        step = f"for k8sjob run: pip install 'torch>={oldest}'"
+        yield warning("torch", f"torch {machine.torch} is older than {oldest}", step)
+    else:
+        yield fine("torch", f"torch {machine.torch}: k8sjob run works")
+    if machine.gpus:
+        yield fine("devices", f"{machine.gpus} GPUs on this machine")
+    else:
+        yield fine("devices", "no GPU on this machine: jobs run on its CPUs, with gloo")
+
+
+def _package(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _kubectl() -> str | None:
+    try:
+        told = subprocess.run(
+            ["kubectl", "version", "--client", "-o", "json"],  # noqa: S607 - the one on PATH
+            env=os.environ | {"KUBECONFIG": os.devnull},  # some vendors' ask the server
+            capture_output=True,
+            timeout=20,
+            check=True,
+        )
+        return str(json.loads(told.stdout)["clientVersion"]["gitVersion"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _minor(version: str) -> int | None:
+    """The minor number of a version like v1.34.4; None where it has another form."""
+    found = re.match(r"v?1\.(\d+)", version)
+    return int(found[1]) if found else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,233 @@
+"""Checks of the namespace: pod security, storage, pull secrets, quotas and limits."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.checks.doctor.needs import quota_need, unsaid
+from k8sjob.checks.doctor.operator import INIT_CONTAINER, flag
+from k8sjob.kube.capacity import add, amounts, told
+from k8sjob.kube.objects import pod_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.capacity import Amounts
+
+__all__ = ["limits", "namespace", "pod_security", "pull_secrets", "quotas", "storage"]
+
+_ENFORCE: Final = "pod-security.kubernetes.io/enforce"
+_VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
+_TEMPLATE: Final = "--pytorch-init-container-template-file"
+
+
+def namespace(facts: Facts) -> Iterator[Check]:
+    """Whether the namespace is there."""
+    refused = facts.error("dry run")
+    unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.said
+    if facts.missing("namespace") or unheard:
+        yield problem(
+            "namespace",
+            f"there is no namespace {facts.namespace}",
+            "name another one by -n, or have it made",
+        )
+
+
+def pod_security(facts: Facts) -> Iterator[Check]:
+    """What Pods the namespace lets in, and whether the job's and the operator's are such."""
+    found = facts.one("namespace")
+    if found is None:
+        if not facts.missing("namespace"):
+            seen = f"not known: you may not read the labels of {facts.namespace}"
+            yield unknown("pod-security", seen, _VIEWER)
+        return
+    level = ((found.get("metadata") or {}).get("labels") or {}).get(_ENFORCE, "")
+    if level != "restricted":
+        seen = f"{facts.namespace} enforces {level or 'nothing'}"
+        yield fine("pod-security", seen)
+        return
+    seen = f"{facts.namespace} enforces restricted"
+    if facts.job is not None and not _declares_restricted(facts.job):
+        step = "set security: restricted in the job.yaml"
+        yield problem("pod-security", f"{seen}, which the job's pods are not", step)
+    yield _init_container(facts, seen)
+
+
+def _declares_restricted(job: Json) -> bool:
+    return all(
+        _gives_up(container)
+        for _, _, pod in pod_specs(job)
+        for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
+    )
+
+
+def _gives_up(container: Json) -> bool:
+    """Whether it gives up what nothing gives up by default, and restricted wants given up."""
+    return (container.get("securityContext") or {}).get("allowPrivilegeEscalation") is False
+
+
+def _init_container(facts: Facts, seen: str) -> Check:
+    """Whether the operator's init container is let in: its own template says nothing of security.
+
+    It is put in front of the Workers of jobs with a Master alone.
+    """
+    topic = "pod-security"
+    roles = {role for role, _, _ in pod_specs(facts.job or {})}
+    if facts.job is not None and roles != {"Master", "Worker"}:
+        return fine(topic, f"{seen}; this job gets no init container from the operator")
+    seen_so = any(
+        container.get("name") == INIT_CONTAINER and _gives_up(container)
+        for pod in facts.items("workers") or ()
+        for container in (pod.get("spec") or {}).get("initContainers") or ()
+    )
+    if seen_so:
+        return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
+    template = flag(facts, _TEMPLATE)
+    if template:
+        return fine(topic, f"{seen}; the operator has an init container template, {template}")
+    return warning(
+        topic,
+        f"{seen}: Workers are refused unless the operator's init container gives up its rights",
+        f"have the operator given a template ({_TEMPLATE}, or the file that it looks for:"
+        " docs/how-to/set-up-a-cluster.md), or run Workers alone (replicas.elastic)",
+    )
+
+
+def storage(facts: Facts) -> Iterator[Check]:
+    """Which StorageClass claims get that name none."""
+    classes = facts.items("storage classes")
+    if classes is None:
+        step = "ask for manifests/rbac/cluster-viewer.yaml"
+        yield unknown("storage", "you may not read the storage classes", step)
+        return
+    default = [
+        one["metadata"]["name"]
+        for one in classes
+        if (one["metadata"].get("annotations") or {}).get(
+            "storageclass.kubernetes.io/is-default-class"
+        )
+        == "true"
+    ]
+    names = ", ".join(one["metadata"]["name"] for one in classes) or "none"
+    if default:
+        yield fine("storage", f"claims get the StorageClass {default[0]} (there are: {names})")
+    else:
+        yield warning(
+            "storage",
+            f"no StorageClass is the default (there are: {names})",
+            "name one in each PersistentVolumeClaim (storageClassName), or checkpoints get no disk",
+        )
+
+
+def pull_secrets(facts: Facts) -> Iterator[Check]:
+    """The pull secrets that Pods of the default service account get."""
+    account = facts.one("service account")
+    if account is None:
+        return
+    names = [secret.get("name", "") for secret in account.get("imagePullSecrets") or ()]
+    seen = f"the service account default brings {', '.join(names) or 'no pull secret'}"
+    step = "" if names else "for a private registry name one in image.pull_secrets"
+    yield fine("pull-secrets", seen, step)
+
+
+_NEARLY: Final = Decimal("0.9")
+
+
+def quotas(facts: Facts) -> Iterator[Check]:
+    """What ResourceQuotas leave, and whether the job fits in."""
+    found = facts.items("quotas")
+    if found is None:
+        yield unknown(
+            "quota",
+            f"you may not read the quotas of {facts.namespace}",
+            "ask for manifests/rbac/viewer.yaml",
+        )
+        return
+    if not found:
+        yield fine("quota", f"{facts.namespace} has no ResourceQuota")
+    need = quota_need(facts.job) if facts.job else {}
+    for quota in found:
+        name = (quota.get("metadata") or {}).get("name", "")
+        scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
+        yield _one(name, quota.get("status") or {}, {} if scoped else need)
+        hard = (quota.get("status") or {}).get("hard") or ()
+        if facts.job and not scoped and (lacking := unsaid(facts.job, hard, _filled(facts))):
+            yield problem(
+                "quota",
+                f"{name} wants every container to say {', '.join(lacking)}; the job's do not",
+                "set resources.cpu and resources.memory in the job.yaml",
+            )
+
+
+def _one(name: str, status: Json, need: Amounts) -> Check:
+    hard, used = amounts(status.get("hard")), amounts(status.get("used"))
+    lines = tuple(
+        f"{what}: {told(what, used.get(what, Decimal()))} of {told(what, limit)} used"
+        + (f", the job adds {told(what, need[what])}" if need.get(what) else "")
+        for what, limit in hard.items()
+    )
+    over = [what for what, limit in hard.items() if used.get(what, 0) + need.get(what, 0) > limit]
+    near = [what for what, limit in hard.items() if used.get(what, Decimal()) >= limit * _NEARLY]
+    if over and need:
+        step = "make the job smaller, delete other jobs, or ask for a larger quota"
+        return problem("quota", f"{name} has too little {', '.join(over)}", step, details=lines)
+    if near:
+        step = "delete finished jobs, or ask for a larger quota"
+        return warning("quota", f"{name} is nearly used up: {', '.join(near)}", step, details=lines)
+    return fine("quota", f"{name} has room", details=lines)
+
+
+def _filled(facts: Facts) -> set[str]:
+    """What LimitRanges fill in where a container does not state it, as "limits.memory"."""
+    filled = {
+        f"{group}.{resource}"
+        for limit_range in facts.items("limit ranges") or ()
+        for item in (limit_range.get("spec") or {}).get("limits") or ()
+        for group, key in (("limits", "default"), ("requests", "defaultRequest"))
+        for resource in item.get(key) or ()
+    }
+    return filled | {what.replace("limits.", "requests.") for what in filled}
+
+
+def limits(facts: Facts) -> Iterator[Check]:
+    """What LimitRanges allow one container or Pod, and whether the job asks for more."""
+    for limit_range in facts.items("limit ranges") or ():
+        name = (limit_range.get("metadata") or {}).get("name", "")
+        for item in (limit_range.get("spec") or {}).get("limits") or ():
+            most = amounts(item.get("max"))
+            if most and item.get("type") in {"Container", "Pod"}:
+                yield _limit(name, item["type"], most, facts.job or {})
+
+
+def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
+    over = tuple(
+        f"{role}: {what} {told(what, asked[what])}"
+        for role, _, pod in pod_specs(job)
+        for asked in _limits_of(pod, kind)
+        for what in most
+        if asked.get(what, 0) > most[what]
+    )
+    allowed = ", ".join(f"{what} {told(what, limit)}" for what, limit in most.items())
+    seen = f"{name} allows a {kind.lower()} at most {allowed}"
+    if not over:
+        return fine("limits", seen)
+    step = "ask for less in resources, or have the LimitRange raised"
+    return problem("limits", f"{seen}; the job asks for more", step, details=over)
+
+
+def _limits_of(pod: Json, kind: str) -> list[Amounts]:
+    """The limits of each container, or of the whole Pod."""
+    each = [
+        amounts((container.get("resources") or {}).get("limits"))
+        for container in pod.get("containers") or ()
+    ]
+    if kind == "Container":
+        return each
+    whole: Amounts = {}
+    for one in each:
+        add(whole, one)
+    return [whole]

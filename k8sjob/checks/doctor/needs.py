@@ -1,0 +1,184 @@
+"""What a job needs beside nodes: objects that it names, and its share of quotas. Pure."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.kube.capacity import add, pod_requests
+from k8sjob.kube.objects import pod_specs
+from k8sjob.kube.resources import references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.resources import Reference
+
+__all__ = ["gang", "gang_of", "named_objects", "queue", "quota_need", "unsaid"]
+
+_COUNTED: Final = ("cpu", "memory")
+"""What a quota wants every container to state."""
+_EACH: Final = ("pods", "count/pods", "services", "count/services")
+"""What the operator makes for each replica."""
+_STEPS: Final = {
+    "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
+    " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
+    "secret": "make it: kubectl create secret generic {name} -n {namespace}"
+    " --from-literal=KEY=VALUE",
+    "config map": "make it: kubectl create configmap {name} -n {namespace} --from-file=FILE",
+    "pull secret": "make it of your login: kubectl create secret docker-registry {name}"
+    " -n {namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json",
+    "service account": "make it: kubectl create serviceaccount {name} -n {namespace}",
+    "queue": "have the LocalQueue made, or correct kueue_queue",
+}
+
+
+def named_objects(facts: Facts) -> Iterator[Check]:
+    """Whether everything that the job's Pods name is there."""
+    if facts.job is None:
+        return
+    wanted = references(facts.job)
+    there = [one for one in wanted if facts.one(str(one)) is not None]
+    groups = _groups(facts)
+    kueue = groups is None or _KUEUE in groups
+    # Where there is no Kueue there are no queues, and the check of the queue says so.
+    absent = [one for one in wanted if facts.missing(str(one)) and (kueue or one.kind != "queue")]
+    for one in absent:
+        yield _absent(one, facts.namespace)
+    for one in there:
+        if one.kind == "claim":
+            yield from _claim(one, facts)
+    if there:
+        yield fine("objects", f"found: {_listed(there)}")
+    if hidden := [one for one in wanted if one not in there and not facts.missing(str(one))]:
+        yield unknown(
+            "objects",
+            f"you may not read these, so whether they exist is not known: {_listed(hidden)}",
+            "ask somebody who may: a job waits for what it names",
+        )
+
+
+def queue(facts: Facts) -> Iterator[Check]:
+    """Whether Kueue is there and manages PyTorchJobs: else a job in its queue never starts."""
+    groups, asked = _groups(facts), facts.one("queue dry run")
+    if groups is None or (facts.error("queue dry run") is None and asked is None):
+        return
+    without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
+    if _KUEUE not in groups:
+        yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
+    elif asked and not ((asked.get("spec") or {}).get("runPolicy") or {}).get("suspend"):
+        yield problem(
+            "queue",
+            "Kueue does not manage PyTorchJobs in this cluster",
+            "have kubeflow.org/pytorchjob added to integrations.frameworks in Kueue's"
+            f" configuration, {without}",
+        )
+
+
+def gang_of(job: Json) -> Json | None:
+    """What a job asks of a gang scheduler; None where it asks nothing."""
+    policy = (job.get("spec") or {}).get("runPolicy") or {}
+    found: Json | None = policy.get("schedulingPolicy")
+    return found
+
+
+def gang(facts: Facts) -> Iterator[Check]:
+    """Whether a gang scheduler is there: else Pods of that scheduler are never placed."""
+    groups = _groups(facts)
+    if groups is None or facts.job is None or gang_of(facts.job) is None:
+        return
+    if not _GANGS & groups:
+        yield problem(
+            "gang",
+            "no gang scheduler is installed in this cluster: it knows no PodGroups",
+            "install Volcano or the coscheduling plugin and start the operator with"
+            " --gang-scheduler-name, or take gang out of the job.yaml",
+        )
+
+
+def _groups(facts: Facts) -> set[str] | None:
+    """The API groups that the cluster serves; None where that is not known."""
+    found = facts.one("apis") or {}
+    if found.get("kind") != "APIGroupList":
+        return None
+    return {group.get("name", "") for group in found.get("groups") or ()}
+
+
+_KUEUE: Final = "kueue.x-k8s.io"
+_GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
+
+
+def _absent(one: Reference, namespace: str) -> Check:
+    step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
+    step = step.format(name=one.name, namespace=namespace)
+    if one.kind == "pull secret":  # the kubelet goes on without it
+        return warning("objects", f"there is no {one} in {namespace}", step)
+    where = "" if one.kind in {"priority class", "runtime class"} else f" in {namespace}"
+    return problem("objects", f"there is no {one}{where}", step)
+
+
+def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
+    """What is wrong with a claim that is there."""
+    claim = facts.one(str(one)) or {}
+    if (claim.get("status") or {}).get("phase") == "Lost":
+        yield problem("objects", f"{one} has lost its volume", "have the volume restored")
+    modes = set((claim.get("spec") or {}).get("accessModes") or ())
+    replicas = sum(count for _, count, _ in pod_specs(facts.job or {}))
+    if replicas > 1 and modes == {"ReadWriteOncePod"}:
+        step = "use a claim that is ReadWriteMany"
+        yield problem("objects", f"{one} is for one pod alone, the job has {replicas}", step)
+    elif replicas > 1 and modes == {"ReadWriteOnce"}:
+        yield warning(
+            "objects",
+            f"{one} is ReadWriteOnce: replicas on another node than the first cannot mount it",
+            "use a claim that is ReadWriteMany, or keep the job on one node",
+        )
+
+
+def quota_need(job: Json) -> Amounts:
+    """What a job adds to a ResourceQuota, under the names that quotas use."""
+    need: Amounts = {"count/pytorchjobs.kubeflow.org": Decimal(1)}
+    for _, count, pod in pod_specs(job):
+        for group in ("requests", "limits"):
+            for what, amount in pod_requests(pod, group).items():
+                if what != "pods":
+                    add(need, {f"{group}.{what}": amount * count})
+        add(need, dict.fromkeys(_EACH, Decimal(count)))
+    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
+    return need | aliases
+
+
+def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+    """What a quota counts and some container of the job does not state.
+
+    Args:
+        job: the PyTorchJob.
+        counted: the names in the quota.
+        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
+    """
+    lacking = []
+    for what in counted:
+        group, _, resource = what.rpartition(".")
+        group = group or "requests"
+        if group not in {"requests", "limits"} or resource not in _COUNTED:
+            continue
+        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
+            lacking.append(f"{group}.{resource}")
+    return lacking
+
+
+def _all_state(job: Json, group: str, resource: str) -> bool:
+    groups = {group, "limits"}  # a limit is taken for a request that is not there
+    return all(
+        any(resource in ((container.get("resources") or {}).get(one) or {}) for one in groups)
+        for _, _, pod in pod_specs(job)
+        for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
+    )
+
+
+def _listed(found: Iterable[Reference]) -> str:
+    return ", ".join(map(str, found))

@@ -1,0 +1,255 @@
+"""Checks of the training operator: its API, its webhook, itself, its init container. Pure."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.client.transport import ApiError
+
+__all__ = [
+    "DEFAULT_INIT_IMAGE",
+    "crd",
+    "dry_run",
+    "init_image",
+    "init_wait",
+    "operator",
+    "webhook",
+]
+
+DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
+"""What the operator puts in front of workers where its flags name nothing else."""
+INIT_CONTAINER: Final = "init-pytorch"
+_VALIDATOR: Final = "validator.pytorchjob.training-operator.kubeflow.org"
+_INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
+_SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
+_LONG_SLEEP: Final = 1.0
+"""Seconds; a Master's name is there about one second after its worker first asks for it."""
+
+
+def crd(facts: Facts) -> Iterator[Check]:
+    """Whether PyTorchJob is served as kubeflow.org/v1."""
+    resources = (facts.one("jobs api") or {}).get("resources") or ()
+    trainer = facts.one("trainer api") is not None
+    if any(resource.get("name") == "pytorchjobs" for resource in resources):
+        beside = "; Kubeflow Trainer 2 is there too, and not used" if trainer else ""
+        yield fine("crd", f"PyTorchJob is served as kubeflow.org/v1{beside}")
+        return
+    error = facts.error("jobs api")
+    if error is not None and error.code != 404:
+        yield problem("crd", f"kubeflow.org/v1 cannot be looked at: {error.said}", _INSTALL)
+    elif trainer:
+        yield problem(
+            "crd",
+            "PyTorchJob is not served; there is Kubeflow Trainer 2 alone, which has TrainJobs",
+            f"have the training operator 1.9 installed beside it; {_INSTALL}",
+        )
+    else:
+        yield problem(
+            "crd",
+            "PyTorchJob is not served: the training operator's CRD is not installed",
+            f"have the training operator installed; {_INSTALL}",
+        )
+
+
+def webhook(facts: Facts) -> Iterator[Check]:
+    """Whether the operator's webhook answers: it must refuse a job with a bad name."""
+    error = facts.error("bad dry run")
+    said = error.said if error else ""
+    if _answers(facts):
+        yield fine("webhook", f"answers: {_VALIDATOR} refused a bad job")
+    elif error is None and facts.one("bad dry run") is not None:
+        yield warning(
+            "webhook",
+            f"a bad job was not refused: {_registered(facts)}",
+            f"check that the operator runs; {_INSTALL}",
+        )
+    elif error is not None and "failed calling webhook" in said:
+        yield problem(
+            "webhook",
+            f"does not answer, so jobs can be neither made nor changed: {said}",
+            "look at the operator: kubectl -n kubeflow get pods",
+        )
+    elif error is not None and error.code != 404:  # that there is no API, crd says
+        yield unknown(
+            "webhook",
+            f"not known, since a dry run came to another end: {said}",
+            "see the check of the dry run",
+        )
+
+
+def _answers(facts: Facts) -> bool:
+    error = facts.error("bad dry run")
+    return error is not None and _VALIDATOR in error.said and "denied the request" in error.said
+
+
+def _registered(facts: Facts) -> str:
+    configurations = facts.items("webhooks")
+    if configurations is None:
+        return "the operator is older than 1.8, or its webhook is not in place"
+    policies = [
+        hook.get("failurePolicy", "Fail")
+        for one in configurations
+        for hook in one.get("webhooks") or ()
+        if hook.get("name") == _VALIDATOR
+    ]
+    if not policies:
+        return "no ValidatingWebhookConfiguration has the operator's webhook"
+    return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
+
+
+def dry_run(facts: Facts) -> Iterator[Check]:
+    """Whether the apiserver would take the job, or a minimal one; nothing is made."""
+    what = "a minimal job" if facts.job is None else "the job"
+    error = facts.error("dry run")
+    if error is None:
+        if facts.one("dry run") is not None:
+            yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was made")
+        return
+    seen, step = _refused(error, what, facts.namespace)
+    if error.code == 409:
+        yield warning("dry-run", seen, step)
+    elif error.code != 404:  # what is not there, other checks say
+        yield problem("dry-run", seen, step)
+
+
+def _refused(error: ApiError, what: str, namespace: str) -> tuple[str, str]:
+    said = error.said
+    if error.code == 409:
+        return (
+            f"a job of that name is in {namespace}",
+            "k8sjob submit attaches to it, or shows what is different",
+        )
+    if "failed calling webhook" in said:
+        return f"{what} cannot be checked: {said}", "see the check of the webhook"
+    if "admission webhook" in said:
+        whose = "correct the job" if _VALIDATOR in said else "ask the owner of that policy"
+        return f"{what} is refused: {said}", whose
+    if error.code == 403:
+        return f"{what} may not be made: {said}", "see the check of the permissions"
+    causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
+    return f"{what} is refused: {said}{causes}", "correct the job, or name another namespace by -n"
+
+
+def operator(facts: Facts) -> Iterator[Check]:
+    """Whether the operator runs: its Deployment, or what its webhook shows."""
+    deployments = facts.items("operator")
+    if deployments is None:
+        deployments = facts.items("operator's own namespace")
+    if deployments:
+        yield from map(_deployment, deployments)
+        return
+    seen = (
+        "you may not read its Deployment"
+        if deployments is None
+        else "no Deployment is labelled control-plane=kubeflow-training-operator"
+    )
+    if _answers(facts):
+        yield fine("operator", f"runs, since its webhook answers; {seen}")
+    else:
+        step = (
+            "ask the cluster's administrator whether it runs, or for manifests/rbac/capacity.yaml"
+        )
+        yield unknown("operator", seen, step)
+
+
+def _deployment(deployment: Json) -> Check:
+    meta, status = deployment.get("metadata") or {}, deployment.get("status") or {}
+    images = [c.get("image", "") for c in _containers(deployment)]
+    name = f"{meta.get('namespace')}/{meta.get('name')}"
+    ready, wanted = status.get("readyReplicas", 0), deployment.get("spec", {}).get("replicas", 1)
+    seen = f"{name}: {ready} of {wanted} ready, image {', '.join(images)}"
+    if ready:
+        return fine("operator", seen)
+    return problem(
+        "operator",
+        seen,
+        f"jobs stay without pods until it runs: kubectl -n {meta.get('namespace')} describe pods"
+        " -l control-plane=kubeflow-training-operator",
+    )
+
+
+def init_image(facts: Facts) -> Iterator[Check]:
+    """The image of the init container that the operator gives to workers of a job with a Master."""
+    if facts.one("jobs api") is None:
+        return
+    step = (
+        "in a cluster without the internet, have the operator started with"
+        " --pytorch-init-container-image=IMAGE, one with nslookup that its nodes can pull"
+    )
+    seen = [
+        (container.get("image", ""), (pod.get("spec") or {}).get("nodeName", ""), status)
+        for pod, container in _init_containers(facts)
+        for status in (pod.get("status") or {}).get("initContainerStatuses") or ()
+        if status.get("name") == INIT_CONTAINER
+    ]
+    for image, node, status in seen:
+        why = ((status.get("state") or {}).get("waiting") or {}).get("reason", "")
+        if "Image" in why:
+            yield problem("init-image", f"{image}: {why} on node {node}", step)
+            return
+    pulled = sorted({node for _, node, status in seen if status.get("imageID")})
+    named = flag(facts, "--pytorch-init-container-image")
+    default = f"{DEFAULT_INIT_IMAGE} (the operator's default, if it was given no other)"
+    image = named or (seen[0][0] if seen else default)
+    text = f"workers wait for the Master's name in a container of {image}"
+    if pulled:
+        yield fine("init-image", f"{text}; pulled on {len(pulled)} nodes, as {pulled[0]}")
+    else:
+        yield fine("init-image", f"{text}, which each node pulls", step)
+
+
+def init_wait(facts: Facts) -> Iterator[Check]:
+    """How long that container sleeps when the Master's name is not there yet, as pods here show.
+
+    Pods of a job are made at the same time, so the first look-up nearly always comes too early.
+    """
+    waits = {
+        float(found[1])
+        for _, container in _init_containers(facts)
+        if (found := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
+    }
+    if waits and max(waits) >= _LONG_SLEEP:
+        yield fine(
+            "init-wait",
+            f"workers sleep {max(waits):g} s after each look-up of the Master's name that comes too"
+            " early, as the first one nearly always does",
+            "have the operator given a template that asks more often, and each start is that much"
+            f" shorter; {_INSTALL}",
+        )
+
+
+def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+    """Pods of workers in the namespace, each with the operator's init container."""
+    return [
+        (pod, container)
+        for pod in facts.items("workers") or ()
+        for container in (pod.get("spec") or {}).get("initContainers") or ()
+        if container.get("name") == INIT_CONTAINER
+    ]
+
+
+def flag(facts: Facts, name: str) -> str:
+    """The value of a flag of the operator; empty where it has none, or may not be read."""
+    deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
+    for container in (one for deployment in deployments for one in _containers(deployment)):
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        for word, following in pairwise([*words, ""]):
+            if word.startswith(f"{name}="):
+                return str(word.partition("=")[2])
+            if word == name:
+                return str(following)
+    return ""
+
+
+def _containers(deployment: Json) -> list[Json]:
+    template = (deployment.get("spec") or {}).get("template") or {}
+    return list((template.get("spec") or {}).get("containers") or ())

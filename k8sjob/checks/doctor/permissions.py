@@ -1,0 +1,265 @@
+"""What k8sjob asks an apiserver for, as one table, and the checks of what the user may do.
+
+The doctor asks for each row whether the user may, manifests/rbac grants the rows, and the pages of
+the documentation show them; tests keep the three equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.backends.api import Json
+    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.client.transport import ApiError
+
+__all__ = [
+    "RULES",
+    "Grant",
+    "Permission",
+    "Rule",
+    "all_permissions",
+    "asked_for",
+    "binding",
+    "permissions",
+    "role",
+    "rules",
+    "server",
+]
+
+RBAC: Final = "rbac.authorization.k8s.io"
+
+
+class Grant(StrEnum):
+    """The roles in manifests/rbac."""
+
+    VIEWER = "viewer"
+    """Look at the jobs of a namespace; a Role."""
+    SUBMITTER = "submitter"
+    """The same, and make, change and remove them; a Role."""
+    CLUSTER_VIEWER = "cluster-viewer"
+    """What is of no namespace: nodes, classes of storage and priority; a ClusterRole."""
+    CAPACITY = "capacity"
+    """What takes up the nodes: the Pods of all namespaces, so a secret of others; a ClusterRole."""
+
+    @property
+    def cluster_wide(self) -> bool:
+        """Whether it is a ClusterRole, bound for the whole cluster."""
+        return self in {Grant.CLUSTER_VIEWER, Grant.CAPACITY}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        grant: the role that has it.
+        group: the API group; empty for the core one.
+        resource: as in Permission.
+        verbs: what is done with it.
+        used_by: what does not work, or says less, without it.
+        vital: no job can be submitted without it.
+    """
+
+    grant: Grant
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    used_by: str
+    vital: bool = False
+
+    @property
+    def name(self) -> str:
+        """The resource as kubectl names it: "pods", "pytorchjobs.kubeflow.org"."""
+        return f"{self.resource}.{self.group}" if self.group else self.resource
+
+    @property
+    def permissions(self) -> tuple[Permission, ...]:
+        """A question for each verb."""
+        wide = self.grant.cluster_wide
+        return tuple(Permission(verb, self.resource, self.group, wide) for verb in self.verbs)
+
+
+_JOBS: Final = ("kubeflow.org", "pytorchjobs")
+_READ: Final = ("get", "list", "watch")
+
+RULES: Final = (
+    Rule(Grant.SUBMITTER, *_JOBS, ("create",), "submit", vital=True),
+    Rule(Grant.SUBMITTER, *_JOBS, ("patch",), "suspend, resume"),
+    Rule(Grant.SUBMITTER, *_JOBS, ("delete",), "delete, submit --replace"),
+    Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
+    Rule(Grant.VIEWER, *_JOBS, _READ, "every command about jobs", vital=True),
+    Rule(Grant.VIEWER, "", "pods", _READ, "status, watch, logs, why"),
+    Rule(Grant.VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
+    Rule(Grant.VIEWER, "", "events", ("list", "watch"), "watch, why"),
+    Rule(Grant.VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
+    Rule(Grant.VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
+    Rule(Grant.VIEWER, "", "limitranges", ("list",), "doctor"),
+    Rule(Grant.VIEWER, "", "serviceaccounts", ("get",), "doctor"),
+    Rule(Grant.VIEWER, "", "namespaces", ("get",), "why, doctor"),
+    Rule(Grant.VIEWER, "kueue.x-k8s.io", "workloads", ("list",), "why"),
+    Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "submit, why, doctor job.yaml"),
+    Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "submit, why, doctor"),
+    Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
+    Rule(Grant.CLUSTER_VIEWER, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
+    Rule(Grant.CLUSTER_VIEWER, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
+    Rule(
+        Grant.CLUSTER_VIEWER,
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        ("list",),
+        "doctor",
+    ),
+    Rule(Grant.CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
+    Rule(Grant.CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
+)
+"""Everything, the most important first."""
+
+
+def rules(grant: Grant) -> list[Rule]:
+    """The rows that a role has; a submitter's are a viewer's and more."""
+    grants = {grant, Grant.VIEWER} if grant is Grant.SUBMITTER else {grant}
+    return [rule for rule in RULES if rule.grant in grants]
+
+
+def all_permissions() -> list[Permission]:
+    """Every question, once."""
+    return list(dict.fromkeys(one for rule in RULES for one in rule.permissions))
+
+
+def role(grant: Grant, namespace: str = "") -> Json:
+    """The Role or ClusterRole that grants the rows, as in manifests/rbac."""
+    granted: dict[tuple[str, str], list[str]] = {}
+    for rule in rules(grant):
+        granted.setdefault((rule.group, rule.resource), []).extend(rule.verbs)
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": _kind(grant),
+        "metadata": _metadata(_name(grant), namespace),
+        "rules": [
+            {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+            for (group, resource), verbs in granted.items()
+        ],
+    }
+
+
+def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
+    """What gives users the role.
+
+    Args:
+        grant: the role.
+        subjects: as RBAC names them: `{"kind": "User", "name": "eve"}`.
+        namespace: where; not for what is cluster-wide.
+    """
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": f"{_kind(grant)}Binding",
+        "metadata": _metadata(_name(grant), namespace),
+        "roleRef": {"apiGroup": RBAC, "kind": _kind(grant), "name": _name(grant)},
+        "subjects": [
+            subject if subject["kind"] == "ServiceAccount" else {"apiGroup": RBAC, **subject}
+            for subject in subjects
+        ],
+    }
+
+
+def _kind(grant: Grant) -> str:
+    return "ClusterRole" if grant.cluster_wide else "Role"
+
+
+def _name(grant: Grant) -> str:
+    return f"k8sjob-{grant}"
+
+
+def _metadata(name: str, namespace: str) -> Json:
+    return {"name": name, "namespace": namespace} if namespace else {"name": name}
+
+
+_SLOW: Final = 2.0
+"""Seconds; from here on every command is felt to wait."""
+
+
+def server(facts: Facts) -> Iterator[Check]:
+    """Whether the apiserver answers, who it is, and how long it takes."""
+    where = f"{facts.server} (context {facts.context})"
+    error = facts.error("version")
+    if error is not None:
+        yield problem("server", f"{where}: {error.said}", _way_in(error))
+        return
+    version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
+    seen = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
+    if facts.seconds > _SLOW:
+        yield warning("server", seen, "look at the network between here and the cluster")
+    else:
+        yield fine("server", seen)
+
+
+def _way_in(error: ApiError) -> str:
+    if error.reason == "Untrusted":
+        return "correct the cluster's certificate-authority in the kubeconfig"
+    if error.code == 401:
+        return "log in again: the credentials have expired, were revoked or could not be got"
+    if error.code:
+        return "ask the cluster's administrator"
+    return "check that the cluster and the network are up, or name another one by --context"
+
+
+def permissions(facts: Facts) -> Iterator[Check]:
+    """Whether the user may do all that k8sjob does in the namespace, and what is missing."""
+    if not facts.allowed:
+        yield unknown(
+            "permissions",
+            "the apiserver does not tell what you may do",
+            "what is missing shows when a command is refused",
+        )
+        return
+    lacking = [(rule, missing) for rule in RULES if (missing := _missing(rule, facts))]
+    ours = [(rule, missing) for rule, missing in lacking if not rule.grant.cluster_wide]
+    details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
+    who, where = facts.user or "you", facts.namespace
+    if any(rule.vital for rule, _ in ours):
+        seen = f"{who} may not submit and follow jobs in {where}"
+        yield problem("permissions", seen, "ask for the roles shown below", details=details)
+    elif ours:
+        seen = f"{who} may submit and follow jobs in {where}, and not all the rest"
+        yield warning("permissions", seen, "ask for the roles shown below", details=details)
+    else:
+        yield fine("permissions", f"{who} may do all that k8sjob does in {where}")
+    if wide := [(rule, missing) for rule, missing in lacking if rule.grant.cluster_wide]:
+        files = sorted({f"manifests/rbac/{rule.grant}.yaml" for rule, _ in wide})
+        yield unknown(
+            "cluster-wide",
+            f"{who} may not {'; '.join(missing for _, missing in wide)}",
+            f"no command depends on it; why and doctor tell more with {' and '.join(files)}",
+        )
+
+
+def asked_for(facts: Facts) -> list[Json]:
+    """The Role and RoleBinding that the user lacks; empty where nothing is missing."""
+    complete = all(not _missing(rule, facts) for rule in RULES if not rule.grant.cluster_wide)
+    if complete or not facts.allowed:
+        return []
+    subject = _subject(facts.user)
+    return [
+        role(Grant.SUBMITTER, facts.namespace),
+        binding(Grant.SUBMITTER, [subject], facts.namespace),
+    ]
+
+
+def _subject(user: str) -> Json:
+    account = user.removeprefix("system:serviceaccount:").split(":")
+    if user.startswith("system:serviceaccount:") and len(account) == 2:
+        return {"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}
+    return {"kind": "User", "name": user or "YOUR-NAME"}
+
+
+def _missing(rule: Rule, facts: Facts) -> str:
+    """What the user lacks of a row, as "list, watch pods"; empty for nothing."""
+    verbs = [one.verb for one in rule.permissions if facts.allowed.get(one) is False]
+    return f"{', '.join(verbs)} {rule.name}" if verbs else ""

@@ -1,0 +1,20 @@
+"""Lint: what will hang, be rejected by the operator, or go wrong silently, found before it runs.
+
+`lint(path)` reads a PyTorchJob manifest, a job.yaml with the script that it names, or a script.
+Nothing is executed. docs/reference/lint.md has every check with its reason.
+"""
+
+from k8sjob.checks.lint.files import CHECKS, lint, lint_manifest, lint_script
+from k8sjob.checks.lint.finding import Check, Finding, Severity
+from k8sjob.checks.lint.script_facts import Setting
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Finding",
+    "Setting",
+    "Severity",
+    "lint",
+    "lint_manifest",
+    "lint_script",
+]

@@ -1,0 +1,252 @@
+"""What the checks ask about a PyTorchJob: what is not there, or has a wrong type, is absent."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.checks.lint.finding import Hit
+from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.errors import field_path
+from k8sjob.targets.pytorchjob.operator import webhook_problems
+from k8sjob.targets.pytorchjob.schema import typed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from k8sjob.errors import Problem
+    from k8sjob.yamldoc import FieldPath
+
+__all__ = ["Container", "Job", "Json", "Replica", "get", "launcher_flags", "launcher_of"]
+
+Json = dict[str, Any]
+
+_SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "env"})
+_PYTHON: Final = re.compile(r"(pypy|python)\d*(\.\d+)?")
+_LAUNCHERS: Final = re.compile(
+    r"torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|k8sjob|horovodrun|mpirun|mpiexec"
+    r"|colossalai|composer|torchx|ray\b|lightning"
+)
+_FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", "--run-path"})
+
+
+def get(value: Any, *path: str | int) -> Any:
+    """The value at a path, or None."""
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container and its path."""
+
+    path: FieldPath
+    data: Json
+
+    @property
+    def name(self) -> str:
+        """Its name, or empty."""
+        return str(self.data.get("name") or "")
+
+    @property
+    def command(self) -> list[str]:
+        """Its own command; empty where the image's entrypoint runs."""
+        return [str(word) for word in self.items("command")]
+
+    def items(self, field: str) -> list[Any]:
+        """What a field lists: command, args, env, ports, volumeMounts."""
+        return list(self.data.get(field, ()))
+
+    @property
+    def argv(self) -> list[str]:
+        """Command and arguments; without a command the arguments of an unknown program."""
+        return [*self.command, *(str(word) for word in self.items("args"))]
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether a shell reads the arguments."""
+        return any(PurePosixPath(word).name in _SHELLS for word in self.command[:3])
+
+    @property
+    def gpus(self) -> list[str]:
+        """The resources among its limits and requests that count GPUs."""
+        resources = self.data.get("resources")
+        names = {n for group in ("limits", "requests") for n in get(resources, group) or ()}
+        return sorted(name for name in names if re.search(r"/.*gpu|/mig-", name.lower()))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The replicas of one role."""
+
+    role: str
+    path: FieldPath
+    data: Json
+
+    @property
+    def count(self) -> int:
+        """How many; 1 by default."""
+        return int(self.data.get("replicas", 1))
+
+    @property
+    def restart_policy(self) -> Any:
+        """The restart policy as the operator takes it."""
+        return self.data.get("restartPolicy") or "OnFailure"
+
+    @property
+    def pod_path(self) -> FieldPath:
+        """The path of its pod spec."""
+        return (*self.path, "template", "spec")
+
+    @property
+    def pod(self) -> Json:
+        """Its pod spec."""
+        return get(self.data, "template", "spec") or {}
+
+    def containers(self, kind: str = "containers") -> list[Container]:
+        """Its containers, or its `initContainers`."""
+        return [
+            Container((*self.pod_path, kind, index), item)
+            for index, item in enumerate(self.pod.get(kind, ()))
+        ]
+
+    @property
+    def trainer(self) -> Container | None:
+        """The container that trains."""
+        return next((c for c in self.containers() if c.name == CONTAINER_NAME), None)
+
+
+class Job:
+    """A PyTorchJob.
+
+    Attributes:
+        data: the object, without fields of a wrong type.
+        wrong: those fields.
+        place: line and column of a path in it, in the file that the user edits.
+        rendered: whether that file is a job.yaml, which this is rendered from.
+    """
+
+    rendered = False
+
+    def __init__(self, data: Json, place: Callable[[FieldPath], tuple[int, int]]) -> None:
+        self.data, self.wrong = typed(data)
+        self.place = place
+        self._refusals = webhook_problems(data)
+
+    def at(self, path: FieldPath, message: str) -> Hit:
+        """A hit at a field, or at the nearest thing around it."""
+        return Hit(*self.place(path), message)
+
+    def step(self, manifest: str, spec: str) -> str:
+        """The next step in the words of the file that the user edits."""
+        return spec if self.rendered else manifest
+
+    def get(self, *path: str | int) -> Any:
+        """The value at a path, or None."""
+        return get(self.data, *path)
+
+    @cached_property
+    def refusals(self) -> Sequence[Problem]:
+        """Why the operator's webhook would refuse it, beside the wrong types."""
+        typed_wrong = {field_path(wrong.path) for wrong in self.wrong}
+        return [
+            problem
+            for problem in self._refusals
+            if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
+        ]
+
+    @property
+    def name(self) -> str:
+        """The job's name, or empty."""
+        return str(self.get("metadata", "name") or "")
+
+    @cached_property
+    def replicas(self) -> Sequence[Replica]:
+        """The replicas of each role that has any, in the order of the file."""
+        roles = self.get("spec", "pytorchReplicaSpecs") or {}
+        return [
+            Replica(role, ("spec", "pytorchReplicaSpecs", role), data)
+            for role, data in roles.items()
+        ]
+
+    def replica(self, role: Role) -> Replica | None:
+        """The replicas of a role."""
+        return next((replica for replica in self.replicas if replica.role == role), None)
+
+    @property
+    def nodes(self) -> int:
+        """Pods of the job."""
+        return sum(replica.count for replica in self.replicas)
+
+    @property
+    def elastic(self) -> Json | None:
+        """The elastic policy, if there is one."""
+        policy: Json | None = self.get("spec", "elasticPolicy")
+        return policy
+
+    def containers(self, *, init: bool = False) -> Iterator[tuple[Replica, Container]]:
+        """The containers of each role, with the init containers if asked for."""
+        for replica in self.replicas:
+            for container in replica.containers():
+                yield replica, container
+            for container in replica.containers("initContainers") if init else ():
+                yield replica, container
+
+    def trainers(self) -> Iterator[tuple[Replica, Container]]:
+        """The container that trains, of each role."""
+        for replica in self.replicas:
+            if replica.trainer is not None:
+                yield replica, replica.trainer
+
+
+def launcher_of(container: Container) -> str:
+    """What starts the processes: "other", a launcher; "none", a plain python; "" not known."""
+    argv = container.argv
+    if not container.command:
+        return ""
+    if _LAUNCHERS.search(" ".join(argv)):
+        return "other"
+    if _PYTHON.fullmatch(PurePosixPath(argv[0]).name):
+        return "none"
+    if container.is_shell and re.search(r"(^|[;&\n]|exec)\s*python[\d.]*\s", argv[-1]):
+        several = re.search(r"\bfor\b|\bwhile\b|[^&]&\s*$|\.sh\b", argv[-1])
+        return "" if several else "none"
+    return ""
+
+
+def launcher_flags(container: Container) -> dict[str, str]:
+    """The flags of torchrun on the command line, their names with underscores."""
+    words = container.argv
+    if container.is_shell:
+        try:
+            words = [part for word in words for part in shlex.split(word)]
+        except ValueError:
+            return {}
+    starts = [
+        i for i, word in enumerate(words) if re.search(r"torchrun$|torch\.distributed\.", word)
+    ]
+    rest = iter(words[starts[0] + 1 :] if starts else ())
+    flags: dict[str, str] = {}
+    for word in rest:
+        if not word.startswith("-"):
+            break
+        name, equals, value = word.partition("=")
+        if not equals and name not in _FLAG_ONLY:
+            value = next(rest, "")
+        flags[name.lstrip("-").replace("-", "_")] = value
+    return flags
+
+
+def _brackets(field: str) -> str:
+    """A field of the webhook, `pytorchReplicaSpecs[Master]`, as others are written."""
+    return re.sub(r"\[(\D[^\]]*)\]", r".\1", field)

@@ -1,0 +1,376 @@
+"""Checks of a PyTorchJob as a whole: its fields, restarts and end, and how its processes start."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.checks.lint.finding import Hit, Rules
+from k8sjob.checks.lint.manifest_facts import Job, Replica, get, launcher_flags, launcher_of
+from k8sjob.contract import Role
+from k8sjob.errors import field_path
+from k8sjob.targets.pytorchjob.schema import known_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.yamldoc import FieldPath
+
+__all__ = [
+    "RULES",
+]
+
+RULES: Final = Rules["Job"]("manifest")
+
+_STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]+)\]")
+_RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
+_CLEANS: Final = ("Running", "All", "None")
+_MAX_NAME: Final = 63
+_CLOSED: Final = (
+    (),
+    ("spec",),
+    ("spec", "runPolicy"),
+    ("spec", "runPolicy", "schedulingPolicy"),
+    ("spec", "elasticPolicy"),
+    ("spec", "pytorchReplicaSpecs", "*"),
+    ("spec", "pytorchReplicaSpecs", "*", "template"),
+)
+"""Where all fields of the CRD are known."""
+
+
+@RULES.error(
+    "wrong-type",
+    "The CRD says which fields are text, numbers, lists or mappings; the apiserver refuses others.",
+)
+def _wrong_type(job: Job) -> Iterator[Hit]:
+    for path, seen, expected in job.wrong:
+        shown = json.dumps(seen, default=str)
+        step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
+        name = field_path(path[-2:] if isinstance(path[-1], int) else path[-1:])
+        yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
+
+
+@RULES.error(
+    "rejected-by-webhook",
+    "The training operator's admission webhook refuses the object, so nothing is created.",
+)
+def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
+    for problem in job.refusals:
+        path: FieldPath = tuple(
+            int(index) if index else name or key
+            for name, index, key in _STEP.findall(problem.field)
+        )
+        yield job.at(path, f"{problem.field}: {problem.message}")
+
+
+@RULES.error(
+    "unknown-field",
+    "The apiserver drops fields that the CRD does not know (kubectl refuses them first), so what "
+    "they ask for does not happen.",
+)
+def _unknown_field(job: Job) -> Iterator[Hit]:
+    for pattern in _CLOSED:
+        known = known_fields(*pattern)
+        roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
+        for role in roles:
+            path = tuple(role if step == "*" else step for step in pattern)
+            given = job.get(*path)
+            for key in given if isinstance(given, dict) else ():
+                if key not in known:
+                    step = _where_to(str(key), known)
+                    yield job.at((*path, key), f"{key!r} is no field of a PyTorchJob here; {step}")
+
+
+def _where_to(key: str, known: tuple[str, ...]) -> str:
+    places = [path for path in _CLOSED[1:] if key in known_fields(*path)]
+    if places:
+        where = ".".join(places[0]).replace("*", "Master")
+        return f"it belongs to {where}, and is ignored here; move it"
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"valid fields: {', '.join(known)}"
+
+
+@RULES.error(
+    "worker-name-too-long",
+    "Pods and services are called <job>-worker-<n>, and a service's name has at most 63 "
+    "characters; nothing checks that before the service is created.",
+)
+def _worker_name_too_long(job: Job) -> Iterator[Hit]:
+    for replica in job.replicas:
+        most = max(replica.count, get(job.elastic, "maxReplicas") or 0)
+        name = f"{job.name}-{replica.role.lower()}-{most - 1}"
+        if len(name) > _MAX_NAME >= len(job.name):
+            yield job.at(
+                ("metadata", "name"),
+                f"{name!r} has {len(name)} characters: its service is refused and the job waits "
+                f"for ever; shorten the name by {len(name) - _MAX_NAME}",
+            )
+            return
+
+
+@RULES.error(
+    "restart-policy-typo",
+    "The CRD takes any text; the pods are then refused one by one.",
+)
+def _restart_policy_typo(job: Job) -> Iterator[Hit]:
+    for replica in job.replicas:
+        value = replica.restart_policy
+        if value not in _RESTARTS:
+            yield job.at(
+                (*replica.path, "restartPolicy"),
+                f"restartPolicy {value!r} passes the CRD, and then no pod can be created: the job "
+                f"stays Created for ever; {_choose(value, _RESTARTS)}",
+            )
+
+
+@RULES.error(
+    "clean-pod-policy-typo",
+    "The CRD takes any text, and the operator treats one that it does not know as All.",
+)
+def _clean_pod_policy_typo(job: Job) -> Iterator[Hit]:
+    path = ("spec", "runPolicy", "cleanPodPolicy")
+    value = job.get(*path)
+    if value is not None and value not in _CLEANS:
+        yield job.at(
+            path,
+            f"cleanPodPolicy {value!r} passes the CRD and acts as 'All': every pod, its logs "
+            f"included, is deleted when the job ends; {_choose(value, _CLEANS)}",
+        )
+
+
+def _choose(value: Any, known: tuple[str, ...]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.5)
+    return f"did you mean {by_lower[close[0]]!r}?" if close else f"use one of {', '.join(known)}"
+
+
+@RULES.warning(
+    "restart-policy-in-template",
+    "The operator overwrites the pod template's restartPolicy with the replica's, OnFailure where "
+    "there is none.",
+)
+def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
+    for replica in job.replicas:
+        value = replica.pod.get("restartPolicy")
+        acts = "Never" if replica.restart_policy == "ExitCode" else replica.restart_policy
+        if value is not None and value != acts:
+            yield job.at(
+                (*replica.pod_path, "restartPolicy"),
+                f"restartPolicy {value!r} in the pod template is overwritten by {acts!r}; set it "
+                f"beside `replicas` of the {replica.role}",
+            )
+
+
+def _retried(job: Job, *policies: str) -> list[Replica]:
+    return [replica for replica in job.replicas if replica.restart_policy in policies]
+
+
+@RULES.warning(
+    "restarts-for-ever",
+    "With OnFailure or Always a container that crashes is started again without end, and the job "
+    "stays Running, unless a backoffLimit counts.",
+)
+def _restarts_for_ever(job: Job) -> Iterator[Hit]:
+    policy = job.get("spec", "runPolicy")
+    retried = _retried(job, "OnFailure", "Always")
+    limited = get(policy, "backoffLimit") is not None
+    if retried and not limited and get(policy, "activeDeadlineSeconds") is None:
+        yield job.at(
+            ("spec", "runPolicy") if policy else ("spec",),
+            f"restartPolicy {retried[0].restart_policy} and no runPolicy.backoffLimit: a script "
+            "that fails at once is restarted for ever, the job stays Running and keeps its GPUs; "
+            + job.step(
+                f"set spec.runPolicy.backoffLimit, {3 * job.nodes + 1} for 3 restarts of all pods",
+                "set policy.max_restarts, and no backoffLimit in the overlay",
+            ),
+        )
+
+
+@RULES.warning(
+    "backoff-limit-too-small",
+    "backoffLimit is compared with the restarts of all pods added up, and when one replica is lost "
+    "its peers restart too.",
+)
+def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
+    path = ("spec", "runPolicy", "backoffLimit")
+    limit = job.get(*path)
+    if not isinstance(limit, int) or not _retried(job, "OnFailure", "Always"):
+        return
+    if 0 < limit < job.nodes:
+        yield job.at(
+            path,
+            f"backoffLimit {limit} with {job.nodes} pods: one lost pod makes its "
+            f"{job.nodes - 1} peers restart, which alone reaches the limit, and the job fails; set "
+            f"restarts x {job.nodes} + 1 ({3 * job.nodes + 1} for 3), or 0 for none",
+        )
+
+
+@RULES.warning(
+    "gpus-kept-after-success",
+    "The job has succeeded as soon as the Master has; under cleanPodPolicy None (the default) "
+    "Workers that still run go on.",
+)
+def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
+    policy = job.get("spec", "runPolicy")
+    value = get(policy, "cleanPodPolicy")
+    worker = job.replica(Role.WORKER)
+    ends_early = job.replica(Role.MASTER) is not None or job.elastic is not None
+    kept = value in (None, "None") and get(policy, "ttlSecondsAfterFinished") is None
+    gpus = worker.trainer.gpus if worker and worker.trainer else []
+    if kept and ends_early and gpus:
+        seen = "is None" if value else "is not set, which means None"
+        yield job.at(
+            ("spec", "runPolicy", "cleanPodPolicy"),
+            f"cleanPodPolicy {seen}: a Worker that hangs or is slow keeps its {gpus[0]} after the "
+            "job has ended; "
+            + job.step("set it to Running", "set policy.clean_pod_policy: Running"),
+        )
+
+
+@RULES.error(
+    "elastic-bounds",
+    "The rendezvous begins when minReplicas nodes have come; the operator takes one bound alone "
+    "for both.",
+)
+def _elastic_bounds(job: Job) -> Iterator[Hit]:
+    policy = job.elastic
+    if policy is None or job.replica(Role.WORKER) is None:
+        return
+    given = {key: policy.get(key) for key in ("minReplicas", "maxReplicas")}
+    least, most = given["minReplicas"], given["maxReplicas"]
+    low, high = least or most, most or least
+    path: FieldPath = ("spec", "elasticPolicy")
+    if not isinstance(low, int) or not isinstance(high, int):
+        return
+    if low > high:
+        yield job.at(
+            (*path, "minReplicas"),
+            f"minReplicas {low} is more than maxReplicas {high}: every launcher refuses that at "
+            "its start; exchange them",
+        )
+    elif low > job.nodes and not policy.get("metrics"):
+        alone = "" if least else " (maxReplicas alone sets both bounds)"
+        yield job.at(
+            (*path, "minReplicas" if least else "maxReplicas"),
+            f"the rendezvous waits for {low} nodes{alone}, and there are {job.nodes}: it never "
+            f"begins; set minReplicas to at most {job.nodes}",
+        )
+
+
+_WORDS: Final = ("auto", "gpu", "cpu", "xpu")
+_LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
+
+
+@RULES.error(
+    "nproc-value",
+    "nprocPerNode is a string in the CRD, which takes any text; torchrun knows numbers, auto, gpu "
+    "and cpu.",
+)
+def _nproc_value(job: Job) -> Iterator[Hit]:
+    path = ("spec", "nprocPerNode")
+    value = job.get(*path)
+    if value is None:
+        return
+    if not isinstance(value, str):
+        yield job.at(
+            path, f'nprocPerNode {value} is no string, and the CRD refuses it; write "{value}"'
+        )
+    elif value not in _WORDS and not (value.isascii() and value.isdigit() and int(value)):
+        yield job.at(
+            path,
+            f"nprocPerNode {value!r} passes the CRD, and every launcher ends at its start; use a "
+            f"number, or one of {', '.join(_WORDS[:3])}",
+        )
+
+
+@RULES.error(
+    "nproc-without-launcher",
+    "nprocPerNode multiplies WORLD_SIZE and starts nothing: the processes of a pod are the "
+    "launcher's business.",
+)
+def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
+    nproc = job.get("spec", "nprocPerNode") or get(job.elastic, "nProcPerNode")
+    if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
+        return
+    for replica, container in job.trainers():
+        if launcher_of(container) == "none":
+            processes = int(str(nproc)) * job.nodes
+            yield job.at(
+                (*container.path, "command"),
+                f"nprocPerNode {nproc} makes WORLD_SIZE {processes}, but the {replica.role} starts "
+                f"one process, {' '.join(container.argv)[:60]!r}: of {processes} ranks only "
+                f"{job.nodes} can come, and they wait for the rest; start it by torchrun, or take "
+                f"{job.step('nprocPerNode', 'replicas.nproc_per_node')} out",
+            )
+
+
+@RULES.error(
+    "launcher-hard-coded",
+    "Arguments of torchrun take precedence over the operator's PET_NNODES, PET_NODE_RANK and "
+    "PET_MASTER_ADDR, and are the same in all pods of a role.",
+)
+def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
+    for replica, container in job.trainers():
+        flags = launcher_flags(container)
+        for name, value in flags.items():
+            why = _contradiction(job, replica, name, value) if "$" not in value else ""
+            if why:
+                where = "command" if container.command else "args"
+                shown = f"--{name}={value}" if value else f"--{name}"
+                yield job.at(
+                    (*container.path, where),
+                    f"{shown} in the {replica.role}: {why}; leave it out, the operator's PET_* "
+                    "variables say it",
+                )
+
+
+def _contradiction(job: Job, replica: Replica, name: str, value: str) -> str:
+    """Why a flag of torchrun cannot be right in this job, or nothing."""
+    nodes, why = job.nodes, ""
+    if nodes == 1 or job.elastic is not None:
+        return why
+    match name:
+        case "nnodes" if value.isdecimal() and int(value) > nodes:
+            why = f"the job has {nodes} pods, so the rendezvous waits for ever"
+        case "nnodes" if value.isdecimal() and int(value) < nodes:
+            why = f"the job has {nodes} pods, so they do not form one group"
+        case "node_rank" if value.isdecimal() and replica.count > 1:
+            why = f"all {replica.count} pods get this rank and the rendezvous never completes"
+        case "node_rank" if value.isdecimal() and value != _node_rank(job, replica):
+            why = f"the operator gives this pod rank {_node_rank(job, replica)}"
+        case "master_addr" | "rdzv_endpoint" if _LOOPBACK.fullmatch(value):
+            why = f"each of the {nodes} pods waits for the others inside itself"
+        case "standalone":
+            why = f"each of the {nodes} pods trains the whole model by itself"
+        case _:
+            pass
+    return why
+
+
+def _node_rank(job: Job, replica: Replica) -> str:
+    return "1" if replica.role == Role.WORKER and job.replica(Role.MASTER) else "0"
+
+
+@RULES.error(
+    "no-master",
+    "Without a Master the operator sets neither MASTER_ADDR nor RANK nor WORLD_SIZE, and without "
+    "an elasticPolicy no rendezvous endpoint.",
+)
+def _no_master(job: Job) -> Iterator[Hit]:
+    worker = job.replica(Role.WORKER)
+    if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
+        return
+    container = worker.trainer
+    names = {get(variable, "name") for variable in container.items("env")}
+    given = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
+    given |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
+    text = " ".join(container.argv)
+    speaks_torch = launcher_of(container) == "none" or re.search(r"torchrun|torch\.dist", text)
+    if worker.count > 1 and job.elastic is None and not given and speaks_torch:
+        yield job.at(
+            worker.path,
+            f"{worker.count} Workers and no Master: nothing gives them a rendezvous address, so "
+            "each waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
+        )

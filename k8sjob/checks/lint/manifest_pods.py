@@ -1,0 +1,313 @@
+"""Checks of a PyTorchJob's pods: images, resources, environment, probes, sidecars."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.checks.lint.finding import Hit, Rules
+from k8sjob.checks.lint.manifest_facts import Container, Job, Replica, get
+from k8sjob.contract import Role
+from k8sjob.kube.quantity import parse
+from k8sjob.spec.names import is_image_reference
+from k8sjob.targets.pytorchjob.operator import operator_env
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.checks.lint.manifest_facts import Job
+    from k8sjob.yamldoc import FieldPath
+
+__all__ = [
+    "RULES",
+    "too_old",
+    "wrong_host",
+]
+
+RULES: Final = Rules["Job"]("manifest")
+
+_ISTIO: Final = "sidecar.istio.io/inject"
+_UNEXPANDED: Final = re.compile(r"(?<!\$)\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
+_SERVERS: Final = re.compile(
+    r"tensorboard|jupyter|fluent-?bit|fluentd|filebeat|vector\b|promtail|dcgm-exporter|node_exporter"
+    r"|http\.server|nginx|sleep inf|tail -f"
+)
+
+
+@RULES.warning(
+    "env-overridden",
+    "The operator appends its variables to the container's own, and of two with one name the last "
+    "one wins.",
+)
+def _env_overridden(job: Job) -> Iterator[Hit]:
+    if job.refusals:
+        return
+    for replica in job.replicas:
+        wins = [_injected(job, replica, index) for index in {0, replica.count - 1}]
+        for container in replica.containers():
+            for index, variable in enumerate(container.items("env")):
+                name, value = get(variable, "name"), get(variable, "value")
+                if name in wins[0] and any(env[name] != value for env in wins):
+                    seen = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
+                    yield job.at(
+                        (*container.path, "env", index, "name"),
+                        f"{seen} never reaches the {replica.role}: the operator sets it to "
+                        f"{wins[0][name]!r} and wins; take it out, or use a name of your own",
+                    )
+
+
+def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
+    try:
+        return operator_env(job.data, replica.role, index)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}  # a shape that the CRD refuses, which another check says
+
+
+@RULES.error(
+    "resources-rejected",
+    "The CRD takes any amounts; the apiserver checks them when the operator creates the pods.",
+)
+def _resources_rejected(job: Job) -> Iterator[Hit]:
+    for _, container in job.containers(init=True):
+        for path, why in _wrong_amounts(container):
+            yield job.at(path, f"{why}: every pod is refused and the job stays Created; correct it")
+
+
+def _wrong_amounts(container: Container) -> Iterator[tuple[FieldPath, str]]:
+    resources = container.data.get("resources")
+    limits, requests = get(resources, "limits") or {}, get(resources, "requests") or {}
+    at: FieldPath = (*container.path, "resources")
+    for name in dict.fromkeys([*limits, *requests]):
+        limit, asked = _amount(limits.get(name)), _amount(requests.get(name))
+        seen = f"{name}: limit {limits.get(name)}, request {requests.get(name)}"
+        where: FieldPath = (*at, "requests" if name in requests else "limits", name)
+        if any(amount is not None and not isinstance(amount, Decimal) for amount in (limit, asked)):
+            yield where, f"{seen}, and one of them is no quantity"
+        elif isinstance(limit, Decimal) and isinstance(asked, Decimal) and asked > limit:
+            yield where, f"{seen}, and a request above its limit is not allowed"
+        elif "/" in name and isinstance(asked, Decimal) and asked != limit:
+            yield where, f"{seen}, and for a device both must be given and equal"
+        elif "/" in name and isinstance(limit, Decimal) and limit % 1:
+            yield where, f"{seen}, and devices are counted in whole numbers"
+
+
+def _amount(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse(str(getattr(value, "text", value)))
+    except ValueError:
+        return value
+
+
+@RULES.warning(
+    "no-shared-memory",
+    "A container gets 64Mi of /dev/shm, through which DataLoader workers hand their batches over.",
+)
+def _no_shared_memory(job: Job) -> Iterator[Hit]:
+    for replica, container in job.trainers():
+        paths = [get(mount, "mountPath") for mount in container.items("volumeMounts")]
+        has = any(str(path).rstrip("/") in ("/dev/shm", "/dev") for path in paths)  # noqa: S108 - a mount point
+        if container.gpus and not has and replica.pod.get("hostIPC") is not True:
+            yield job.at(
+                (*container.path, "volumeMounts"),
+                f"the {replica.role} has a GPU and 64Mi of /dev/shm: DataLoader(num_workers > 0) "
+                "ends in a bus error as soon as batches outgrow it; "
+                + job.step(
+                    "mount an emptyDir with medium Memory at /dev/shm",
+                    "set resources.shm, as 8Gi",
+                ),
+            )
+
+
+@RULES.warning(
+    "readiness-probe-on-master",
+    "The Master's name resolves only once its pod is Ready, and Workers wait for the name before "
+    "they start.",
+)
+def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
+    master = job.replica(Role.MASTER)
+    if master is None or master.trainer is None or job.replica(Role.WORKER) is None:
+        return
+    for kind in ("readinessProbe", "startupProbe"):
+        if kind in master.trainer.data:
+            yield job.at(
+                (*master.trainer.path, kind),
+                f"{kind} on the Master: until it passes the Workers cannot find the Master, so one "
+                "that waits for the training waits for ever; take it out",
+            )
+
+
+@RULES.warning(
+    "istio-annotation-misplaced",
+    "The operator copies nothing from the job's metadata to the pods', and injection looks at the "
+    "pods.",
+)
+def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
+    for group in ("annotations", "labels"):
+        if _ISTIO not in (job.get("metadata", group) or {}):
+            continue
+        metadata = [get(replica.data, "template", "metadata") for replica in job.replicas]
+        annotated = [get(m, "annotations", _ISTIO) or get(m, "labels", _ISTIO) for m in metadata]
+        if not all(annotated):
+            yield job.at(
+                ("metadata", group, _ISTIO),
+                f"{_ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
+                "runs on after the training and the job never ends; move it to template.metadata "
+                "of each replica",
+            )
+
+
+@RULES.warning(
+    "variable-not-expanded",
+    "Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME).",
+)
+def _variable_not_expanded(job: Job) -> Iterator[Hit]:
+    for _, container in job.trainers():
+        if not container.command or container.is_shell:
+            continue
+        for kind in ("command", "args"):
+            for index, word in enumerate(container.items(kind)):
+                if found := _UNEXPANDED.search(str(word)):
+                    name = found[0].strip("${}")
+                    yield job.at(
+                        (*container.path, kind, index),
+                        f"{word!r} reaches the program as it is, the {found[0]} included, since no "
+                        f"shell reads it; write $({name})",
+                    )
+
+
+@RULES.warning(
+    "sidecar-holds-the-job",
+    "A pod has succeeded when all its containers have ended, and the job with it.",
+)
+def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
+    deciding: list[Replica] = [r for r in job.replicas if r.role == Role.MASTER]
+    for replica in deciding or job.replicas:
+        for container in replica.containers():
+            if container is replica.trainer or container.data == get(replica.trainer, "data"):
+                continue
+            words = " ".join([*container.argv, str(container.data.get("image"))])
+            if container.name != "pytorch" and _SERVERS.search(words):
+                yield job.at(
+                    container.path,
+                    f"container {container.name!r} never ends by itself, so the {replica.role} "
+                    "never succeeds and the job runs for ever; make it an init container with "
+                    "restartPolicy: Always (a native sidecar)",
+                )
+
+
+_HUB: Final = "docker.io"
+_REGISTRIES: Final = (
+    _HUB,
+    "gcr.io",
+    "ghcr.io",
+    "icr.io",
+    "index.docker.io",
+    "lscr.io",
+    "mcr.microsoft.com",
+    "nvcr.io",
+    "public.ecr.aws",
+    "quay.io",
+    "registry.gitlab.com",
+    "registry.k8s.io",
+)
+_MIN_LABEL: Final = 5
+"""Letters in a name from which one wrong letter is a slip; of shorter names several exist."""
+_HUB_PARTS: Final = 2
+"""Docker Hub's repositories are user/name."""
+_OLDEST: Final = (
+    (re.compile(r"docker\.io/(?:library/)?python:(\d+)\.(\d+)"), (3, 11), "Python"),
+    (re.compile(r"[^/]+/pytorch/pytorch:(\d+)\.(\d+)\b"), (2, 6), "torch"),
+    (re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d)\.(\d\d)\b"), (25, 1), "NVIDIA's PyTorch release"),
+)
+"""Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
+
+
+def wrong_host(image: str) -> str:
+    """Why no registry can have an image of this name, and what to write; else empty."""
+    if not is_image_reference(image):
+        return ""  # other checks say so
+    registry, path = _split(image)
+    if registry == _HUB:
+        parts = path.partition(":")[0].split("/")
+        if len(parts) > _HUB_PARTS:
+            return (
+                f"{parts[0]!r} is not a registry's host (it has neither a dot nor a port), and "
+                f"{_HUB} has no names of {len(parts)} parts; write the registry's whole host in "
+                "front"
+            )
+        return ""
+    meant = [known for known in _REGISTRIES if _is_slip(registry, known)]
+    if not meant or registry in _REGISTRIES:
+        return ""
+    return f"there is no registry {registry!r}; did you mean {meant[0]!r}?"
+
+
+def _split(image: str) -> tuple[str, str]:
+    """The registry of a reference, and the rest of it; Docker Hub where none is written."""
+    first, slash, rest = image.partition("@")[0].partition("/")
+    if slash and (first == "localhost" or set(first) & set(".:")):
+        return first, rest
+    return _HUB, image.partition("@")[0]
+
+
+def _is_slip(seen: str, known: str) -> bool:
+    """Whether one name is the other with two letters exchanged, or with one wrong or missing."""
+    if sorted(seen) == sorted(known) and seen != known:
+        wrong = [at for at, (a, b) in enumerate(zip(seen, known, strict=True)) if a != b]
+        return len(wrong) == 2 and wrong[1] - wrong[0] == 1
+    seen_name, _, seen_end = seen.rpartition(".")
+    name, _, end = known.rpartition(".")
+    if seen_name == name:
+        return seen_end != end and _one_letter(seen_end, end) and end == "io"
+    return seen_end == end and len(name) > _MIN_LABEL and _one_letter(seen_name, name)
+
+
+def _one_letter(seen: str, known: str) -> bool:
+    shorter, longer = sorted((seen, known), key=len)
+    if len(shorter) == len(longer):
+        return sum(a != b for a, b in zip(shorter, longer, strict=True)) == 1
+    drops = (longer[:at] + longer[at + 1 :] for at in range(len(longer)))
+    return shorter in drops
+
+
+def too_old(image: str) -> str:
+    """What of an image is older than k8sjob's runtime needs, with the first one that is not."""
+    name = "/".join(_split(image))
+    for pattern, oldest, what in _OLDEST:
+        found = pattern.match(name)
+        if found and (int(found[1]), int(found[2])) < oldest:
+            width = 2 if "NVIDIA" in what else 1
+            needed = f"{oldest[0]}.{oldest[1]:0{width}}"
+            return f"{what} {found[1]}.{found[2]}, and k8sjob's runtime needs {needed} or later"
+    return ""
+
+
+@RULES.warning(
+    "image-host",
+    "An image is pulled from the host that its name begins with; without one, from Docker Hub.",
+)
+def _image_host(job: Job) -> Iterator[Hit]:
+    for _, container in job.containers(init=True):
+        image = str(container.data.get("image") or "")
+        if why := wrong_host(image):
+            yield job.at((*container.path, "image"), f"image {image!r}: {why}")
+
+
+@RULES.warning(
+    "latest-image-kept",
+    "A node that has some image of that tag does not look for a newer one.",
+)
+def _latest_image_kept(job: Job) -> Iterator[Hit]:
+    for _, container in job.trainers():
+        image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
+        name = image.rpartition("/")[2]
+        latest = "@" not in name and (":" not in name or name.endswith(":latest"))
+        if latest and policy == "IfNotPresent":
+            yield job.at(
+                (*container.path, "imagePullPolicy"),
+                f"{image!r} with IfNotPresent: each node runs whichever `latest` it pulled first, "
+                "so replicas may run different code; use a tag of its own, or a digest",
+            )

@@ -1,0 +1,275 @@
+"""Checks of what a script trains on, saves and measures: mostly what goes wrong without a word."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.lint.finding import Hit, Rules
+from k8sjob.checks.lint.script_facts import MANAGED, Script, constant, keyword
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RULES"]
+
+RULES: Final = Rules["Script"]("script")
+
+_EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
+_DIVIDES: Final = frozenset(
+    {
+        "DistributedSampler",
+        "Subset",
+        "shard",
+        "split_dataset_by_node",
+        "IterableDataset",
+        "SequentialSampler",
+        "StatefulDistributedSampler",
+        "ResumableDistributedSampler",
+    }
+)
+_OPTIMIZER: Final = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(\w+\.)?[A-Z]\w*")
+_STREAM: Final = re.compile(r"buf|bytes|stream|\bio\b|file_?obj|^f$|^fh$|^fp$")
+
+
+def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
+    """Every DistributedSampler with whether it is one for evaluation."""
+    for call in script.torch_calls("DistributedSampler"):
+        names = [ast.unparse(argument).lower() for argument in call.args[:1]]
+        names += [ast.unparse(k.value).lower() for k in call.keywords if k.arg == "dataset"]
+        for _, parent in script.ancestors(call):
+            if isinstance(parent, ast.Assign):
+                names += [ast.unparse(target).lower() for target in parent.targets]
+            if isinstance(parent, ast.stmt):
+                break
+        words = (word for name in names for word in re.split(r"[^a-z0-9_]+", name))
+        yield call, any(_EVALUATION.search(word) for word in words)
+
+
+@RULES.warning(
+    "sampler-without-set-epoch",
+    "DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0.",
+)
+def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
+    if script.method_calls("set_epoch") or not _has_epochs(script):
+        return
+    for call, evaluates in _samplers(script):
+        if evaluates or constant(keyword(call, "shuffle", 3)) is False:
+            continue
+        yield script.at(
+            call,
+            "this DistributedSampler shuffles, and set_epoch is never called: every epoch sees the "
+            "samples in the same order and with the same share for each rank; call "
+            "sampler.set_epoch(epoch) at the beginning of each epoch",
+        )
+
+
+def _has_epochs(script: Script) -> bool:
+    """Whether the file trains in a loop over epochs."""
+    for node in script.nodes:
+        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
+            return script.trains
+    return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
+
+
+@RULES.warning(
+    "sampler-in-evaluation",
+    "DistributedSampler repeats samples (or drops some) until every rank has equally many.",
+)
+def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
+    for call, evaluates in _samplers(script):
+        if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
+            yield script.at(
+                call,
+                "DistributedSampler over an evaluation set: unless its length divides by the "
+                "number of ranks, some samples count twice and the metric depends on the number "
+                "of pods; give each rank a share, Subset(data, range(rank, len(data), world)), and "
+                "reduce sums and counts",
+            )
+
+
+@RULES.warning(
+    "data-not-sharded",
+    "DistributedDataParallel averages gradients; dividing the data is the sampler's business.",
+)
+def _data_not_sharded(script: Script) -> Iterator[Hit]:
+    divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
+    divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
+    divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
+    if divides or not script.torch_calls("DistributedDataParallel") or _slices_by_rank(script):
+        return
+    for call in script.torch_calls("DataLoader"):
+        others = (keyword(call, name) for name in ("sampler", "batch_sampler"))
+        if constant(keyword(call, "shuffle", 2)) is True and not any(others):
+            yield script.at(
+                call,
+                "this DataLoader gives every rank the whole data set, and nothing divides it: an "
+                "epoch passes over the data once per process, so more pods make it no faster; pass "
+                "sampler=DistributedSampler(dataset) instead of shuffle=True",
+            )
+
+
+def _slices_by_rank(script: Script) -> bool:
+    slices = (node for node in script.nodes if isinstance(node, ast.Slice))
+    ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
+    return any(script.ranks.mentioned_in(node) for node in (*slices, *ranges))
+
+
+@RULES.error(
+    "shuffle-with-sampler",
+    "A DataLoader takes its order from the sampler or shuffles by itself, not both.",
+)
+def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
+    for call in script.torch_calls("DataLoader"):
+        sampler = keyword(call, "sampler", 3)
+        given = sampler is not None and not isinstance(sampler, ast.Constant | ast.IfExp | ast.Name)
+        given |= isinstance(sampler, ast.Name) and not script.conditional(call)
+        if given and constant(keyword(call, "shuffle", 2)) is True:
+            yield script.at(
+                call,
+                "DataLoader(sampler=..., shuffle=True) raises ValueError at the start on every "
+                "rank; leave shuffle out, the sampler shuffles",
+            )
+
+
+@RULES.warning(
+    "save-on-every-rank",
+    "All ranks that write one file at once can leave a torn checkpoint on a shared volume.",
+)
+def _save_on_every_rank(script: Script) -> Iterator[Hit]:
+    if not script.torch_calls("init_process_group") and not script.has_runtime:
+        return
+    for name, call in script.calls:
+        if name != "torch.save" or script.ranks.only_some_reach(call):
+            continue
+        target = keyword(call, "f", 1)
+        if target is None or _is_stream(script, target) or script.ranks.mentioned_in(target):
+            continue
+        yield script.at(
+            call,
+            f"every rank writes `{ast.unparse(target)}`: on a shared volume they write into each "
+            "other's file, and the checkpoint may be torn; save on rank 0 alone (`if rank == 0:`), "
+            "then barrier",
+        )
+
+
+def _is_stream(script: Script, target: ast.expr) -> bool:
+    made = (name for name, call in script.calls if call is target)
+    text = ast.unparse(target).lower()
+    return bool(_STREAM.search(text)) or any(name.endswith("BytesIO") for name in made)
+
+
+@RULES.warning(
+    "download-on-every-rank",
+    "Downloads of several processes into one folder write over each other.",
+)
+def _download_on_every_rank(script: Script) -> Iterator[Hit]:
+    if not script.torch_calls("init_process_group") or script.setting.processes == 1:
+        return
+    if any(
+        script.ranks.only_some_reach(call)
+        for call in script.torch_calls("barrier", "monitored_barrier")
+    ):
+        return
+    for name, call in script.calls:
+        library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
+        if not library or constant(keyword(call, "download")) is not True:
+            continue
+        if not script.ranks.only_some_reach(call):
+            yield script.at(
+                call,
+                "download=True on every rank: processes that share the folder (one pod, or one "
+                "volume) write the same files at once, and some read half of one; download on rank "
+                "0 and let the others wait at torch.distributed.barrier()",
+            )
+
+
+@RULES.warning(
+    "keras-fit-diverges",
+    "Keras on torch knows no process group: fit never averages gradients or weights.",
+)
+def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
+    grouped = script.torch_calls("init_process_group") or script.has_runtime
+    if not grouped or _averages_by_itself(script):
+        return
+    for call in script.keras_fits:
+        yield script.at(
+            call,
+            "Keras' fit under a process group: each rank trains a model of its own, the weights "
+            "drift apart and nothing says so; call fit of k8sjob's session (job.fit), or average "
+            "the gradients in an optimizer of your own",
+        )
+
+
+def _averages_by_itself(script: Script) -> bool:
+    """Whether a class of the script reduces something: an optimizer or a callback that averages."""
+    reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
+    return any(
+        isinstance(parent, ast.ClassDef) for call in reduced for _, parent in script.ancestors(call)
+    )
+
+
+_MODES: Final = frozenset(
+    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "BatchNormalization"}
+)
+"""Layers of Keras that do something else while the model is trained."""
+
+
+@RULES.warning(
+    "keras-not-training",
+    "Outside of fit, Keras calls a model for inference unless training=True is passed.",
+)
+def _keras_not_training(script: Script) -> Iterator[Hit]:
+    names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}
+    if not names & _MODES or script.has_runtime:
+        return
+    backward = [script.function(call) for call in script.method_calls("backward")]
+    for call in (
+        call for _, call in script.calls if isinstance(call.func, ast.Name | ast.Attribute)
+    ):
+        trained = script.function(call) in backward and script.loops(call)
+        if not trained or keyword(call, "training") or not script.is_keras_model(call.func):
+            continue
+        if not any(_without_gradients(parent) for _, parent in script.ancestors(call)):
+            yield script.at(
+                call,
+                f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
+                f"for inference, so {min(names & _MODES)} does not do what it does in training; "
+                "pass training=True",
+            )
+
+
+def _without_gradients(node: ast.AST) -> bool:
+    items = node.items if isinstance(node, ast.With) else []
+    texts = (ast.unparse(item.context_expr) for item in items)
+    return any("no_grad" in text or "inference_mode" in text for text in texts)
+
+
+@RULES.warning(
+    "gradients-not-cleared",
+    "backward() adds to the gradients that are there; only zero_grad() clears them.",
+)
+def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
+    clears = any(isinstance(node, ast.Attribute) and _is_cleared(node) for node in script.nodes)
+    if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
+        return
+    for call in script.method_calls("step"):
+        if not isinstance(call.func, ast.Attribute) or not script.loops(call):
+            continue
+        values = script.scopes.values(call.func.value)
+        made = [value for value in values if isinstance(value, ast.Call)]
+        # One that is made anew for each step finds no older gradients in the model made with it.
+        kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]
+        if script.trains and any(_OPTIMIZER.fullmatch(script.name(one.func)) for one in kept):
+            yield script.at(
+                call,
+                "no zero_grad() in this program: each step adds its gradients to those of all "
+                "earlier ones; call zero_grad() of the optimizer before backward(), once a step",
+            )
+
+
+def _is_cleared(node: ast.Attribute) -> bool:
+    """`optimizer.zero_grad`, `p.grad = None`, `p.grad.zero_()`."""
+    assigned = node.attr == "grad" and not isinstance(node.ctx, ast.Load)
+    return assigned or node.attr in ("zero_grad", "zero_")

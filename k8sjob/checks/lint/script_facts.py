@@ -1,0 +1,208 @@
+"""What the checks ask about a training script: what it calls, imports and makes."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.lint.finding import Hit
+from k8sjob.checks.lint.script_code import Code, is_main_guard
+from k8sjob.checks.lint.script_ranks import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from k8sjob.checks.lint.script_modules import Module
+
+__all__ = ["MANAGED", "Script", "Setting", "constant", "keyword"]
+
+_FRAMEWORKS: Final = (
+    "accelerate colossalai composer deepspeed detectron2 determined fairseq fastai horovod "
+    "ignite lightning megatron mmcv mmengine monai pytorch_lightning ray torchtune transformers "
+    "trl"
+)
+MANAGED: Final = frozenset(_FRAMEWORKS.split())
+"""Frameworks that make the process group and divide the data by themselves."""
+_KNOWN: Final = (
+    "cv2 datasets dotenv einops fire h5py huggingface_hub joblib k8sjob keras loguru matplotlib "
+    "mlflow nltk numpy omegaconf pandas PIL polars psutil pyarrow requests rich safetensors "
+    "scipy seaborn sentencepiece skimage sklearn tensorboard tensorboardX tiktoken timm "
+    "tokenizers torch torchaudio torchdata torchinfo torchmetrics torchtext torchvision tqdm "
+    "typer typing_extensions wandb yaml"
+)
+_LIBRARIES: Final = frozenset(_KNOWN.split())
+"""Known to make no process group behind the script's back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a script is started, as far as that is known; None is not known.
+
+    Attributes:
+        nodes: pods of the job.
+        processes: processes in all pods together.
+        gpus: GPUs of one pod.
+        launcher: what starts the processes in a pod: "k8sjob" (its agent), "other" (torchrun and
+            the like), "none" (a plain `python main.py`).
+        local_rank_arg: the argument that k8sjob's agent appends, if any.
+    """
+
+    nodes: int | None = None
+    processes: int | None = None
+    gpus: int | None = None
+    launcher: str | None = None
+    local_rank_arg: str | None = None
+
+
+def constant(node: ast.AST | None) -> object:
+    """The value of a literal; None where it is anything else."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """A call's argument by its name, or by its position among those without one."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+class Script(Code):
+    """What the checks ask about a script.
+
+    Attributes:
+        setting: how it is started.
+    """
+
+    def __init__(self, files: Sequence[Module], setting: Setting) -> None:
+        super().__init__(files)
+        self.setting = setting
+
+    def at(self, node: ast.expr | ast.stmt, message: str) -> Hit:
+        """A hit at the beginning of a node."""
+        return Hit(node.lineno, node.col_offset + 1, message, self.module(node).source)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """Which ranks its conditions let through."""
+        return Ranks(self)
+
+    @cached_property
+    def calls(self) -> Sequence[tuple[str, ast.Call]]:
+        """Every call with the dotted name of what is called, in the order of the files."""
+        calls = [(self.name(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
+        places = {module.source: at for at, module in enumerate(self.files)}
+
+        def place(item: tuple[str, ast.Call]) -> tuple[int, int, int]:
+            node = item[1]
+            return places[self.module(node).source], node.lineno, node.col_offset
+
+        return sorted(calls, key=place)
+
+    def torch_calls(self, *last: str) -> list[ast.Call]:
+        """Calls of torch's functions or classes with one of these last names."""
+        return [
+            call
+            for name, call in self.calls
+            if name.startswith("torch.") and name.rpartition(".")[2] in last
+        ]
+
+    def method_calls(self, *last: str) -> list[ast.Call]:
+        """Calls of anything with one of these last names."""
+        return [call for name, call in self.calls if name.rpartition(".")[2] in last]
+
+    @cached_property
+    def calls_by_name(self) -> Mapping[str, list[ast.Call]]:
+        """Calls by the last part of the name of what is called."""
+        found: dict[str, list[ast.Call]] = defaultdict(list)
+        for name, call in self.calls:
+            found[name.rpartition(".")[2]].append(call)
+        return found
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """Top-level names of the libraries that are imported: what is no local module."""
+        local = {module.name.partition(".")[0] for module in self.files[1:]}
+        tops = {name.partition(".")[0] for module in self.files for name in module.libraries()}
+        return frozenset(tops - local)
+
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """What all imported names stand for."""
+        return frozenset(name for module in self.files for name in module.aliases.values())
+
+    @cached_property
+    def makes_group(self) -> bool:
+        """Whether the script makes a process group, by itself or through what it imports."""
+        makers = self.torch_calls("init_process_group", "init_device_mesh", "init_rpc")
+        return bool(makers) or self.has_runtime or bool(self.modules & MANAGED)
+
+    @cached_property
+    def has_runtime(self) -> bool:
+        """Whether k8sjob's runtime is imported: its session makes the group."""
+        return any(name.startswith("k8sjob.runtime") for name in self.targets)
+
+    def is_session(self, receiver: ast.expr) -> bool:
+        """Whether this is k8sjob's session, by its name: functions are handed it, too."""
+        if not isinstance(receiver, ast.Name) or not self.has_runtime:
+            return False
+        targets = {
+            ast.unparse(item.optional_vars)
+            for node in self.nodes
+            if isinstance(node, ast.With)
+            for item in node.items
+            if item.optional_vars is not None and "session" in ast.unparse(item.context_expr)
+        }
+        return receiver.id in targets | {"job"}
+
+    @cached_property
+    def self_contained(self) -> bool:
+        """Whether nothing is imported that could do a part of the work unseen."""
+        return self.modules <= _LIBRARIES | sys.stdlib_module_names
+
+    @cached_property
+    def is_program(self) -> bool:
+        """Whether running the file does something, as a module of functions does not."""
+        return any(
+            is_main_guard(stmt)
+            or isinstance(stmt, ast.For | ast.While | ast.With)
+            or (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call))
+            for stmt in self.files[0].tree.body
+        )
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether it has a training loop of its own."""
+        return bool(self.method_calls("backward"))
+
+    @cached_property
+    def uses_keras(self) -> bool:
+        """Whether it imports Keras."""
+        return any(name.partition(".")[0] == "keras" for name in self.targets)
+
+    @cached_property
+    def keras_fits(self) -> Sequence[ast.Call]:
+        """Calls of `fit` of Keras models, the session's left out."""
+        alone = not self.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
+        return [
+            call
+            for call in (self.method_calls("fit") if self.uses_keras else ())
+            if isinstance(call.func, ast.Attribute) and not self.is_session(call.func.value)
+            if alone or self.is_keras_model(call.func.value)
+        ]
+
+    def is_keras_model(self, node: ast.expr) -> bool:
+        """Whether a variable holds nothing but what Keras, or a subclass of it, makes."""
+        values = [node] if isinstance(node, ast.Call) else self.scopes.values(node)
+        return bool(values) and all(map(self._makes_keras, values))
+
+    def _makes_keras(self, value: ast.expr) -> bool:
+        made = self.scopes.instance(value)
+        bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
+        return any(self.name(base).startswith("keras.") for base in bases)

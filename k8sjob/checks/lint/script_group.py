@@ -1,0 +1,356 @@
+"""Checks of a script's process group, of how it finds its local rank, and of its devices."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.lint.finding import Hit, Rules
+from k8sjob.checks.lint.script_facts import MANAGED, Script, constant, keyword
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "RULES",
+]
+
+RULES: Final = Rules["Script"]("script")
+
+_LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
+_NODE_NAMES: Final = re.compile(
+    r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
+)
+
+
+def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
+    """Variables that the script sets for itself, with their values."""
+    for node in script.nodes:
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
+            if script.name(target.value) == "os.environ":
+                yield str(constant(target.slice)), node.value
+        elif isinstance(node, ast.Call) and script.name(node.func) == "os.environ.update":
+            for key, value in _items(node):
+                yield str(key), value
+
+
+def _items(call: ast.Call) -> Iterator[tuple[object, ast.expr]]:
+    """What a call of dict.update is given literally."""
+    for given in call.args:
+        if isinstance(given, ast.Dict):
+            yield from zip(map(constant, given.keys), given.values, strict=True)
+    yield from ((given.arg, given.value) for given in call.keywords)
+
+
+def _spawns(script: Script) -> list[ast.Call]:
+    """mp.spawn calls of a script that never asks which pod this is."""
+    if script.setting.nodes == 1 or script.has_runtime or script.modules & MANAGED:
+        return []
+    written = {
+        target.slice
+        for node in script.nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Subscript)
+    }
+    texts = (constant(node) for node in script.nodes if node not in written)
+    if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in texts):
+        return []
+    if not script.torch_calls("init_process_group"):
+        return []
+    spawners = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+    return [call for name, call in script.calls if name in spawners]
+
+
+def _makes_own_world(script: Script) -> bool:
+    """Whether ranks or the number of processes come from the script, not from the environment."""
+    made = script.torch_calls("init_process_group")
+    given = any(keyword(call, "rank") or keyword(call, "world_size") for call in made)
+    return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
+
+
+@RULES.warning(
+    "spawn-in-every-pod",
+    "mp.spawn counts the processes of its own pod; the environment has one rank for each pod.",
+)
+def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
+    own = _makes_own_world(script)
+    for call in _spawns(script):
+        if own:
+            seen = (
+                "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
+                " times: they train side by side, or collide where they meet"
+            )
+        elif constant(keyword(call, "nprocs", 2)) != 1:
+            seen = (
+                "the processes of mp.spawn make their group from the environment, where all of a "
+                "pod find the same RANK: the group cannot be made"
+            )
+        else:
+            continue
+        yield script.at(
+            call,
+            f"{seen}; take mp.spawn out, set replicas.nproc_per_node (or use torchrun), and read "
+            "RANK, WORLD_SIZE and LOCAL_RANK from the environment",
+        )
+
+
+@RULES.error(
+    "hard-coded-address",
+    "The operator injects MASTER_ADDR, the name of the Master; a loopback address makes every pod "
+    "wait for ranks that wait elsewhere.",
+)
+def _hard_coded_address(script: Script) -> Iterator[Hit]:
+    if script.setting.nodes == 1 or _spawns(script):
+        return
+    consequence = "every pod waits for itself until the rendezvous times out; "
+    for name, value in _environ_writes(script):
+        address = constant(value)
+        if name != "MASTER_ADDR" or not isinstance(address, str) or script.conditional(value):
+            continue
+        if _LOOPBACK.match(address):
+            step = (
+                'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
+            )
+            yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
+    for node, method in _init_methods(script):
+        if isinstance(method, str) and _LOOPBACK.match(method):
+            step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
+            yield script.at(node, f"the rendezvous address is {method!r}: {consequence}{step}")
+
+
+def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
+    """Rendezvous addresses: init_method of groups and of RPC's options, and TCPStore."""
+    for name, call in script.calls:
+        if not name.startswith("torch.distributed."):
+            continue
+        position = {"init_process_group": 1, "TCPStore": 0}.get(name.rpartition(".")[2])
+        yield call, constant(keyword(call, "init_method", position))
+        if position == 0:
+            yield call, constant(keyword(call, "host_name"))
+    for node in script.nodes:
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr="init_method")], value=value):
+                yield value, constant(value)
+            case _:
+                pass
+
+
+@RULES.error(
+    "hard-coded-rank",
+    "RANK and WORLD_SIZE differ from pod to pod and from job to job; a constant makes all pods the "
+    "same rank, or a world that never fills.",
+)
+def _hard_coded_rank(script: Script) -> Iterator[Hit]:
+    if script.setting.processes == 1 or _spawns(script):
+        return
+    consequence = "all processes get it, so the rendezvous never completes or each trains alone; "
+    step = "leave it to the environment (operator, torchrun and k8sjob set it)"
+    for name, value in _environ_writes(script):
+        fixed = constant(value)
+        if name in ("RANK", "WORLD_SIZE") and fixed is not None and not script.conditional(value):
+            yield script.at(value, f"{name} is set to {fixed!r}: {consequence}{step}")
+    for call in script.torch_calls("init_process_group"):
+        for name in ("rank", "world_size"):
+            fixed = constant(keyword(call, name))
+            if isinstance(fixed, int) and fixed >= 0 and not script.conditional(call):
+                yield script.at(call, f"{name}={fixed} in init_process_group: {consequence}{step}")
+
+
+@RULES.error(
+    "backend-not-built-in",
+    "The released wheels of torch are built without MPI, and the tcp backend was removed in 1.0.",
+)
+def _backend_not_built_in(script: Script) -> Iterator[Hit]:
+    for call in script.torch_calls("init_process_group", "new_group"):
+        position = 0 if script.name(call.func).endswith("init_process_group") else None
+        backend = constant(keyword(call, "backend", position))
+        if isinstance(backend, str) and backend.lower() in ("mpi", "tcp"):
+            yield script.at(
+                call,
+                f"backend {backend!r} is not in the released builds of torch: every rank fails at "
+                'the start; use "nccl" on GPUs and "gloo" on CPUs',
+            )
+
+
+@RULES.error(
+    "nccl-without-gpu",
+    "NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml).",
+)
+def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
+    if script.setting.gpus != 0:
+        return
+    for call in script.torch_calls("init_process_group"):
+        if constant(keyword(call, "backend", 0)) == "nccl" and not script.conditional(call):
+            yield script.at(
+                call,
+                'backend "nccl" in a job without GPUs: every rank fails at its first collective; '
+                'set resources.gpus, or choose: "nccl" if torch.cuda.is_available() else "gloo"',
+            )
+
+
+@RULES.error(
+    "process-group-missing",
+    "DistributedDataParallel and DistributedSampler need a process group that exists.",
+)
+def _process_group_missing(script: Script) -> Iterator[Hit]:
+    if script.makes_group or not script.self_contained or not script.is_program:
+        return
+    for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
+        if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
+            continue
+        what = script.name(call.func).rpartition(".")[2]
+        yield script.at(
+            call,
+            f"{what} is made, but nothing in this script makes a process group: it fails here; "
+            "call torch.distributed.init_process_group() first, or use k8sjob.runtime.session()",
+        )
+        return
+
+
+@RULES.warning(
+    "training-not-distributed",
+    "A script that knows nothing of other processes does the whole training in each of them. Made "
+    "only where the number of processes is known (a job.yaml).",
+)
+def _training_not_distributed(script: Script) -> Iterator[Hit]:
+    processes = script.setting.processes or 1
+    strings = (constant(node) for node in script.nodes)
+    aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
+    aware |= any(name.startswith("keras.distribution") for name, _ in script.calls)
+    if processes == 1 or aware or not script.self_contained:
+        return
+    for first in (*script.method_calls("backward"), *script.keras_fits)[:1]:
+        yield script.at(
+            first,
+            f"the job starts {processes} processes, and this script makes no process group: each "
+            "one trains the whole model by itself; use k8sjob.runtime.session() or "
+            "DistributedDataParallel, or set replicas.workers: 0 and leave out "
+            "replicas.nproc_per_node",
+        )
+
+
+@RULES.warning(
+    "group-not-destroyed",
+    "A process that leaves with its group alive may abort after success (exit code 134), and a "
+    "finished pod is started again.",
+)
+def _group_not_destroyed(script: Script) -> Iterator[Hit]:
+    handled = script.setting.launcher == "k8sjob" or script.has_runtime or not script.self_contained
+    made = script.torch_calls("init_process_group")
+    if handled or not made or script.method_calls("destroy_process_group"):
+        return
+    yield script.at(
+        made[-1],
+        "the process group is made and never destroyed: a rank can abort while Python shuts down, "
+        "after the training is done, and its pod is restarted; call "
+        "torch.distributed.destroy_process_group() at the end",
+    )
+
+
+@RULES.error(
+    "local-rank-without-launcher",
+    "The operator sets RANK and WORLD_SIZE, never LOCAL_RANK: that one comes from a launcher. Made "
+    "only where it is known that there is none (run.command with a plain python).",
+)
+def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
+    if script.setting.launcher != "none":
+        return
+    for node in script.nodes:
+        if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        if script.name(node.value) == "os.environ" and constant(node.slice) == "LOCAL_RANK":
+            yield script.at(
+                node,
+                'os.environ["LOCAL_RANK"] is read, and nothing sets it: the operator never does, '
+                "so this is a KeyError in every pod; start the script by run.script (k8sjob's "
+                "agent sets it) or by torchrun",
+            )
+
+
+@RULES.warning(
+    "local-rank-argument",
+    "torchrun and k8sjob give the local rank by LOCAL_RANK; an argument stays at its default in "
+    "every process, and torch.distributed.launch spells it --local-rank since torch 2.0.",
+)
+def _local_rank_argument(script: Script) -> Iterator[Hit]:
+    setting, strings = script.setting, [n for n in script.nodes if isinstance(n, ast.Constant)]
+    alone = setting.processes is not None and setting.processes == setting.nodes
+    if alone or setting.gpus == 0:
+        return  # a process has its pod, or the CPU, to itself
+    if script.modules & MANAGED or any(n.value == "LOCAL_RANK" for n in strings):
+        return
+    for call in script.method_calls("add_argument"):
+        names = [constant(argument) for argument in call.args]
+        spelled = [name for name in names if name in ("--local_rank", "--local-rank")]
+        if len(spelled) != 1 or spelled[0] == script.setting.local_rank_arg:
+            continue
+        yield script.at(
+            call,
+            f"{spelled[0]} is expected as an argument and LOCAL_RANK is never read: under torchrun "
+            "or k8sjob it keeps its default and all processes of a pod take the same GPU; set "
+            f'run.local_rank_arg: {spelled[0]}, or default=int(os.environ.get("LOCAL_RANK", 0))',
+        )
+
+
+@RULES.error(
+    "device-by-global-rank",
+    "A pod counts its GPUs from 0; the global rank counts over all pods.",
+)
+def _device_by_global_rank(script: Script) -> Iterator[Hit]:
+    if script.setting.nodes == 1:
+        return
+    for call in (call for _, call in script.calls):
+        for device in _devices(script, call):
+            if _is_global_rank(script, device):
+                yield script.at(
+                    device,
+                    f"`{ast.unparse(device)}` is the rank over all pods, used as the number of a "
+                    "GPU in this pod: from the second pod on there is no such GPU; use LOCAL_RANK, "
+                    "or the rank modulo torch.cuda.device_count()",
+                )
+
+
+def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
+    """Expressions that a call takes as the number of a GPU."""
+    last = script.name(call.func).rpartition(".")[2]
+    is_method = isinstance(call.func, ast.Attribute)
+    candidates: list[ast.expr | None] = []
+    if (is_method and last in ("cuda", "to")) or last == "set_device":
+        candidates.append(keyword(call, "device", 0))
+    elif script.name(call.func) == "torch.device":
+        candidates += [keyword(call, "type", 0), keyword(call, "index", 1)]
+    elif last == "DistributedDataParallel":
+        ids = keyword(call, "device_ids", 1)
+        candidates += [*(ids.elts if isinstance(ids, ast.List) else [])]
+    for candidate in candidates:
+        match candidate:
+            case ast.JoinedStr(
+                values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=inner)]
+            ):
+                yield inner
+            case ast.expr():
+                yield candidate
+            case None:
+                pass
+
+
+def _is_global_rank(script: Script, node: ast.expr) -> bool:
+    """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
+    if isinstance(node, ast.Name):
+        values = script.scopes.values(node)
+        return bool(values) and all(_is_rank_call(script, value) for value in values)
+    return _is_rank_call(script, node)
+
+
+def _is_rank_call(script: Script, node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=function, args=[]):
+            return script.name(function) == "torch.distributed.get_rank"
+        case ast.Call(func=ast.Name(id="int"), args=[inner]):
+            return ast.unparse(inner).startswith(
+                ("os.environ['RANK']", "os.environ.get('RANK'", "os.getenv('RANK'")
+            )
+        case _:
+            return False

@@ -1,0 +1,174 @@
+"""A training script with the local modules that it imports, as Python would find them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.yamldoc.reading import MAX_BYTES, content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Definition", "Function", "Module", "encoding", "parse_module", "program"]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+_MAX_MODULES: Final = 300
+"""Local modules that are read; what is imported beyond that counts as a library."""
+
+
+@dataclass(eq=False, slots=True)
+class Module:
+    """One parsed file.
+
+    Attributes:
+        name: its dotted name; "__main__" for a script.
+        source: its file name, for findings.
+        text: what is in it.
+        tree: the same, parsed.
+        package: what its relative imports start from.
+        aliases: what each imported name stands for.
+        stars: modules whose names are all imported.
+        tops: what stands at its top level and can be imported.
+    """
+
+    name: str
+    source: str
+    text: str
+    tree: ast.Module
+    package: str = ""
+    aliases: dict[str, str] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+    tops: dict[str, Definition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.aliases[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom):
+                self._import_from(node)
+        self.tops.update((node.name, node) for node in _top_level(self.tree.body))
+        for stmt in self.tree.body:
+            match stmt:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() as value):
+                    root, _, rest = ast.unparse(value).partition(".")
+                    if root in self.aliases:
+                        self.aliases.setdefault(name, f"{self.aliases[root]}.{rest}")
+                case _:
+                    pass
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        base = _base(node, self.package)
+        for alias in node.names:
+            if alias.name == "*":
+                self.stars.append(base)
+            else:
+                self.aliases[alias.asname or alias.name] = f"{base}.{alias.name}".lstrip(".")
+
+    def imported(self) -> Iterator[str]:
+        """Dotted names that this module imports and that may be modules."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = _base(node, self.package)
+                yield base
+                yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+
+    def libraries(self) -> Iterator[str]:
+        """The modules that it imports; "." stands for its own folder."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                own = (alias.name for alias in node.names)
+                yield from [_base(node, self.package) or "."] if node.module else own
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    """The module that an import takes its names from; "" for a script's own folder."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+    return ".".join(part for part in (*parts, node.module or "") if part)
+
+
+def _top_level(body: Iterable[ast.stmt]) -> Iterator[Definition]:
+    queue = list(body)
+    for stmt in queue:
+        if isinstance(stmt, Definition):
+            yield stmt
+        elif isinstance(stmt, ast.If | ast.Try):
+            queue += [*stmt.body, *stmt.orelse]
+
+
+def encoding(data: bytes) -> str:
+    """What a source file is encoded in: what its first lines say, else UTF-8."""
+    try:
+        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError:
+        return "utf-8-sig"
+
+
+def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
+    """The module in a text.
+
+    Raises:
+        SyntaxError: Python cannot parse it.
+        ValueError: the same: null bytes, half surrogate pairs, very deep nesting.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
+        try:
+            tree = ast.parse(text.removeprefix("\ufeff"))
+        except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
+            raise ValueError("it is nested too deeply") from None
+    return Module(name, source, text, tree, package)
+
+
+def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
+    """A script and the local modules that it imports, directly or through others.
+
+    Args:
+        entry: the script.
+        roots: the folders where Python looks first: the script's own.
+
+    Modules that cannot be read or parsed are left out, as libraries are.
+    """
+    found: dict[str, Module | None] = {}
+    queue = [entry]
+    for module in queue:
+        for dotted in module.imported():
+            parts = dotted.split(".")
+            for length in range(1, len(parts) + 1):
+                name = ".".join(parts[:length])
+                if name in found or not name or name in sys.builtin_module_names:
+                    continue
+                found[name] = made = _local(name, roots) if len(queue) < _MAX_MODULES else None
+                if made is not None and made.source != entry.source:
+                    queue.append(made)
+    return queue
+
+
+def _local(name: str, roots: Sequence[Path]) -> Module | None:
+    for root in roots:
+        stem = root.joinpath(*name.split("."))
+        package = stem / "__init__.py"
+        for file in (package, stem.with_name(f"{stem.name}.py")):
+            parent = name if file is package else name.rpartition(".")[0]
+            try:
+                if file.is_file() and len(data := content(file)) <= MAX_BYTES:
+                    return parse_module(data.decode(encoding(data)), str(file), name, parent)
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                return None
+    return None

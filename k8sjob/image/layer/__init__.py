@@ -1,0 +1,1 @@
+"""Layers: the code, the packages, and what a base's layers contain."""

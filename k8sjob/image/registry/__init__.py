@@ -1,0 +1,1 @@
+"""A registry: HTTP client, logins, blobs, manifests."""

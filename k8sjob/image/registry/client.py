@@ -1,0 +1,335 @@
+"""A client of one registry under one login: authorization, redirects, refusals as errors.
+
+A registry names what it wants in a challenge. One token may cover several repositories: that of the
+base, to read, and that of the image, to write.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode, urljoin, urlsplit
+
+from k8sjob.errors import ImageError, redacted
+from k8sjob.image.registry.http_client import TransportError, host_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from k8sjob.image.registry.credentials import Login
+    from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
+    from k8sjob.image.registry.reference import Reference
+
+__all__ = ["Authorizer", "RegistryClient"]
+
+_SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
+_PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_CLIENT_ID: Final = "k8sjob"
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS: Final = 5
+_OVERLOADED: Final = "; the registry is out of order or overloaded: try again later"
+_NEXT_STEPS: Final = {
+    401: "; run: docker login {host}",
+    403: "; ask for the right to do so, or log in as another user: docker login {host}",
+    404: "; check the name, and whether it is there",
+    405: "; it takes no uploads: it may be a mirror, or read-only",
+    413: "; the registry takes nothing of that size: raise its limit",
+    429: "; it has had too many requests: try again later",
+}
+
+
+class RegistryClient:
+    """One registry, as one user sees it; threads may share it."""
+
+    def __init__(
+        self, http: HttpClient, registry: str, endpoint: str, find_login: Callable[[], Login | None]
+    ) -> None:
+        self.registry = registry
+        self._http = http
+        self._endpoint = endpoint
+        self._authorizer = Authorizer(http, registry, find_login)
+        self._base = ""
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How often a caller should repeat what `send` does once."""
+        return self._http.retry
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the registry is used without TLS."""
+        return urlsplit(self.url("")).scheme == "http"
+
+    def add_scope(self, reference: Reference, actions: str) -> None:
+        """Declare what will be done, so that one token is enough for all of it.
+
+        Args:
+            reference: names the repository.
+            actions: "pull" or "pull,push".
+        """
+        self._authorizer.scopes.add(f"repository:{reference.repository}:{actions}")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        ok: Collection[int],
+        doing: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        stream: bool = False,
+    ) -> Response:
+        """Make a request, with retries.
+
+        Args:
+            method: of HTTP.
+            path: below the registry, or a URL that it has given.
+            ok: the statuses that are not errors.
+            doing: what it is for, in messages.
+            headers: of the request.
+            body: whole.
+            stream: leave the answer's body to be read.
+
+        Raises:
+            ImageError: the registry refuses, or cannot be reached.
+        """
+        try:
+            url = self.url(path)
+            answer = self._authorized(method, url, headers, body, stream=stream)
+            if method in {"GET", "HEAD"}:
+                answer = self._redirected(method, answer, headers, stream=stream)
+        except TransportError as error:
+            raise ImageError(f"{doing}: {error}; is the registry there? try again") from None
+        if answer.status not in ok:
+            raise self.refusal(answer, doing)
+        return answer
+
+    def send(
+        self, method: str, url: str, *, headers: Mapping[str, str], body: Iterable[bytes]
+    ) -> Response:
+        """Send a stream of blocks once; the caller judges the answer.
+
+        A token that has expired is renewed before the answer is returned.
+
+        Raises:
+            TransportError: the connection broke.
+        """
+        used, is_own = self._authorizer.header, self._is_own(url)
+        shown = {**headers, "Authorization": used} if used and is_own else headers
+        answer = self._http.send(method, url, headers=shown, body=body)
+        if answer.status == 401 and is_own and not self._authorizer.renew(answer, used):
+            raise self.refusal(answer, "uploading")
+        return answer
+
+    def url(self, location: str, answer: Response | None = None) -> str:
+        """A location that the registry gave, as a complete URL.
+
+        Args:
+            location: path or URL.
+            answer: in which it stood; None: the registry's root.
+        """
+        if not self._base:
+            self._base = self._http.base_url(self._endpoint)
+        try:
+            url = urljoin(answer.url if answer else f"{self._base}/", location)
+        except ValueError:
+            raise ImageError(
+                f"{self.registry} leads to {location!r}, which is no URL; it is out of order, or a"
+                " proxy in front of it is"
+            ) from None
+        if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
+            return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()
+        return url
+
+    def refusal(self, answer: Response, doing: str) -> ImageError:
+        """An answer of the registry as an error."""
+        reason = f": {text}" if (text := _error_text(answer.body)) else ""
+        step = _NEXT_STEPS.get(answer.status, _OVERLOADED if answer.status >= 500 else "")
+        return ImageError(
+            f"{doing}: {self.registry} answers {answer.status}{reason}"
+            + step.format(host=self.registry)
+        )
+
+    def _is_own(self, url: str) -> bool:
+        return host_of(url) == host_of(self._base)
+
+    def _authorized(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None,
+        body: bytes | None,
+        *,
+        stream: bool,
+    ) -> Response:
+        is_own = self._is_own(url)
+        for _ in range(2):
+            used = self._authorizer.header
+            shown = {**(headers or {}), **({"Authorization": used} if used and is_own else {})}
+            answer = self._http.request(method, url, headers=shown, body=body, stream=stream)
+            if answer.status != 401 or not is_own or not self._authorizer.renew(answer, used):
+                break
+        return answer
+
+    def _redirected(
+        self, method: str, answer: Response, headers: Mapping[str, str] | None, *, stream: bool
+    ) -> Response:
+        """The content from where the registry says; another host does not see the login."""
+        for _ in range(_MAX_REDIRECTS):
+            location = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or not location:
+                return answer
+            target = self.url(location, answer)
+            answer = self._authorized(method, target, headers, None, stream=stream)
+        raise ImageError(f"{self.registry} redirects in a circle; is it the address of a registry?")
+
+
+def _error_text(body: bytes) -> str:
+    """The errors in OCI's form; empty for any other."""
+    try:
+        errors = json.loads(body)["errors"]
+        texts = [
+            " ".join(str(error.get(key) or "") for key in ("code", "message")).strip()
+            for error in errors[:3]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+    return redacted(", ".join(texts)[:300])
+
+
+class Authorizer:
+    """The Authorization header for one registry; threads may share it.
+
+    Attributes:
+        scopes: what will be done there, as `repository:NAME:pull,push`.
+        header: None before the registry has asked for one.
+    """
+
+    def __init__(self, http: HttpClient, host: str, find_login: Callable[[], Login | None]) -> None:
+        self.scopes: set[str] = set()
+        self.header: str | None = None
+        self._http = http
+        self._host = host
+        self._find_login = find_login
+        self._login: Login | None = None
+        self._has_login = False
+        self._lock = threading.Lock()
+
+    def renew(self, answer: Response, used: str | None) -> bool:
+        """Get what the registry wants.
+
+        Args:
+            answer: with status 401 and a challenge.
+            used: the header that was not enough.
+
+        Returns:
+            Whether there is a new header.
+
+        Raises:
+            ImageError: the registry wants credentials and there are none, or they are refused.
+        """
+        with self._lock:
+            if self.header != used:
+                return True  # another thread was faster
+            before = self.header
+            self.header = self._authorization(answer.headers.get("WWW-Authenticate", ""))
+            return self.header != before
+
+    @property
+    def login(self) -> Login | None:
+        """The user's credentials for this registry; looked for when they are first needed."""
+        if not self._has_login:
+            self._login, self._has_login = self._find_login(), True
+        return self._login
+
+    def _authorization(self, challenge: str) -> str:
+        wanted = parse_challenges(challenge)
+        login = self.login
+        if login is not None and login.access_token:
+            return f"Bearer {login.access_token}"
+        if "bearer" in wanted:
+            return f"Bearer {self._token(wanted['bearer'])}"
+        if "basic" not in wanted:
+            raise ImageError(
+                f"{self._host} asks for an authorization of a kind that registries do not use:"
+                f" {challenge.partition(' ')[0]!r}; is it the address of a registry?"
+            )
+        basic = _basic(login)
+        if basic is None:
+            raise ImageError(f"{self._host} wants a login; run: docker login {self._host}")
+        return basic
+
+    def _token(self, parameters: dict[str, str]) -> str:
+        realm = parameters.get("realm", "")
+        if not _is_url(realm):
+            raise ImageError(f"{self._host}: its tokens come from {realm!r}, which is no URL")
+        wanted = set(parameters.get("scope", "").split())
+        service = parameters.get("service", "")
+        answer = self._request_token(realm, service, self.scopes | wanted)
+        if answer.status in {400, 401, 403} and wanted and wanted != self.scopes:
+            # Some refuse all of it where one part is not allowed.
+            answer = self._request_token(realm, service, wanted)
+        if answer.status != 200:
+            who = "the login is refused" if self.login else "a login is wanted"
+            raise ImageError(
+                f"{self._host}: no token from {urlsplit(realm).netloc} (status {answer.status}):"
+                f" {who}; run: docker login {self._host}"
+            )
+        try:
+            content = json.loads(answer.body)
+            token = content.get("token") or content["access_token"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            token = None
+        if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
+            raise ImageError(f"{self._host}: {urlsplit(realm).netloc} answers without a token")
+        return token
+
+    def _request_token(self, realm: str, service: str, scopes: set[str]) -> Response:
+        login = self.login
+        if login is not None and login.identity_token:
+            form = {
+                "grant_type": "refresh_token",
+                "client_id": _CLIENT_ID,
+                "service": service,
+                "scope": " ".join(sorted(scopes)),
+                "refresh_token": login.identity_token,
+            }
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            return self._http.request("POST", realm, headers=kind, body=urlencode(form).encode())
+        query = [("service", service)] if service else []
+        query += [("scope", scope) for scope in sorted(scopes)]
+        basic = _basic(login)
+        if basic is not None and login is not None:
+            query.append(("account", login.username))
+        separator = "&" if "?" in realm else "?"
+        headers = {} if basic is None else {"Authorization": basic}
+        return self._http.request("GET", f"{realm}{separator}{urlencode(query)}", headers=headers)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
+
+
+def _basic(login: Login | None) -> str | None:
+    if login is None or not login.username:
+        return None
+    return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+
+
+def parse_challenges(text: str) -> dict[str, dict[str, str]]:
+    """The schemes in a WWW-Authenticate header, in lower case, with their parameters."""
+    marks = [*_SCHEME.finditer(text)]
+    bounds = [mark.start() for mark in marks] + [len(text)]
+    found: dict[str, dict[str, str]] = {}
+    for mark, end in zip(marks, bounds[1:], strict=True):
+        parameters = _PARAMETER.findall(text[mark.end() : end])
+        found[mark[1].lower()] = {name.lower(): quoted or bare for name, quoted, bare in parameters}
+    return found

@@ -1,0 +1,248 @@
+"""Who one is to a registry: what `docker login` and `podman login` have left behind.
+
+Read are docker's config.json (in $DOCKER_CONFIG or ~/.docker) with its credential helpers, then
+podman's auth.json ($REGISTRY_AUTH_FILE, the user's runtime folder, ~/.config/containers), whose
+entries may be for a part of a registry. Never ~/.netrc. No secret is ever in a message or a repr.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import ImageError, redacted
+from k8sjob.image.registry.reference import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from k8sjob.image.registry.reference import Reference
+
+__all__ = ["Entry", "Keyring", "Login"]
+
+_HELPER_LIMIT: Final = 60.0
+"""Seconds that a helper may take: it may ask the user, or a cloud."""
+_TOKEN_USER: Final = "<token>"  # noqa: S105 - the name by which a helper says that it gives a token
+_NOT_FOUND: Final = "credentials not found"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What is shown to a registry.
+
+    Attributes:
+        username: with password; empty with a token.
+        password: never in a repr.
+        identity_token: to be exchanged for access tokens (OAuth2 refresh token).
+        access_token: to be shown as it is.
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+    access_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place with credentials for a repository; not asked before they are needed.
+
+    Attributes:
+        file: the file that names it.
+        key: under what it stands there.
+        helper: name of the program to ask first, without `docker-credential-`; None: there is none.
+    """
+
+    file: Path
+    key: str
+    helper: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def login(self) -> Login | None:
+        """The credentials, or None where there are none after all.
+
+        Raises:
+            ImageError: the helper fails, or the entry cannot be read.
+        """
+        found = self._asked(self.helper) if self.helper else None
+        return found or self._written()
+
+    def _written(self) -> Login | None:
+        text = {key: value for key, value in self.fields.items() if isinstance(value, str)}
+        username, password = text.get("username", ""), text.get("password", "")
+        if auth := text.get("auth", ""):
+            try:
+                decoded = base64.b64decode(auth, validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                decoded = ""
+            username, colon, password = decoded.partition(":")
+            if not colon:
+                raise ImageError(
+                    f"{self.file}: auths[{self.key!r}].auth is not base64 of USER:PASSWORD; log in"
+                    f" again: docker login {self.key}"
+                )
+        shown = text.get("registrytoken", "")
+        if not (shown.isascii() and shown.isprintable()):
+            raise ImageError(
+                f"{self.file}: auths[{self.key!r}].registrytoken has a character that no HTTP"
+                f" header can hold, as a line break; log in again: docker login {self.key}"
+            )
+        token = text.get("identitytoken", "")
+        login = Login(username, password.rstrip("\0"), token, shown)
+        return None if login == Login() else login
+
+    def _asked(self, helper: str) -> Login | None:
+        program = f"docker-credential-{helper}"
+        path = shutil.which(program)
+        if path is None:
+            raise ImageError(
+                f"{self.file} names the credential helper {program} for {self.key}, which is not on"
+                " PATH; install it, or take its name out of the file"
+            )
+        try:
+            done = subprocess.run(
+                [path, "get"],
+                input=self.key,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_HELPER_LIMIT,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = getattr(error, "strerror", None) or f"no answer in {_HELPER_LIMIT:.0f} s"
+            raise ImageError(f"{program} get {self.key}: {reason}; try it by hand") from None
+        if done.returncode != 0:
+            said = f"{done.stdout} {done.stderr}".strip()
+            if _NOT_FOUND in said:
+                return None
+            raise ImageError(
+                f"{program} get {self.key}: exit code {done.returncode}: {_first_line(said)}; try"
+                " it by hand, or log in again"
+            )
+        return self._answer(program, done.stdout)
+
+    def _answer(self, program: str, text: str) -> Login:
+        try:
+            answer = json.loads(text)
+            username, secret = str(answer["Username"]), str(answer["Secret"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ImageError(
+                f"{program} get {self.key}: its answer is not JSON with Username and Secret; try it"
+                " by hand"
+            ) from None
+        if username == _TOKEN_USER:
+            return Login(identity_token=secret)
+        return Login(username, secret)
+
+
+class Keyring:
+    """All credentials of the user."""
+
+    def __init__(self, files: Mapping[Path, Mapping[str, Any]]) -> None:
+        self._files = files
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> Keyring:
+        """Read the files that are there.
+
+        Args:
+            environ: variables instead of the process's own.
+
+        Raises:
+            ImageError: one of them cannot be read.
+        """
+        paths = _paths(os.environ if environ is None else environ)
+        found = ((path, _read(path)) for path in dict.fromkeys(paths))
+        return cls({path: content for path, content in found if content is not None})
+
+    def entries(self, reference: Reference) -> tuple[Entry, ...]:
+        """The places with credentials for a repository, best first; equal ones are one login."""
+        return tuple(self._entries(reference.registry, reference.repository))
+
+    def _entries(self, registry: str, repository: str) -> Iterator[Entry]:
+        server = DEFAULT_LOGIN if registry == DEFAULT_REGISTRY else registry
+        for file, content in self._files.items():
+            auths = {_place(key): (key, value) for key, value in _table(content, "auths")}
+            helpers = {_place(key): value for key, value in _table(content, "credHelpers")}
+            for place in _places(registry, repository):
+                key, fields = auths.get(place, (server, {}))
+                helper = helpers.get(place) or (
+                    content.get("credsStore") if place == registry else None
+                )
+                if helper or fields:
+                    given = fields if isinstance(fields, dict) else {}
+                    yield Entry(file, key, str(helper) if helper else None, given)
+
+
+def _places(registry: str, repository: str) -> Iterator[str]:
+    """What credentials for a repository may stand under: the longest, so the closest, first."""
+    parts = [registry, *repository.split("/")]
+    for end in range(len(parts), 0, -1):
+        yield "/".join(parts[:end])
+
+
+def _place(key: str) -> str:
+    """The registry, or a part of one, that a key of the file speaks of."""
+    scheme, separator, rest = key.partition("://")
+    path = rest if separator else scheme
+    host, _, below = path.partition("/")
+    below = "" if separator or below.strip("/") in {"", "v1", "v2"} else below.strip("/")
+    return plain_host(host) + (f"/{below}" if below else "")
+
+
+def _table(content: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    table = content.get(name)
+    return list(table.items()) if isinstance(table, dict) else []
+
+
+def _paths(environ: Mapping[str, str]) -> Iterator[Path]:
+    home = _home(environ)
+    yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+    if named := environ.get("REGISTRY_AUTH_FILE"):
+        yield Path(named)
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        yield Path(runtime) / "containers/auth.json"
+    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # users of containers may have none
+        return Path("/")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes() or b"{}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ImageError(
+            f"{path}: {error.strerror}; it may hold the credentials of a registry: make it"
+            " readable, or name another folder by DOCKER_CONFIG"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise ImageError(
+            f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}; repair it, or name"
+            " another folder by DOCKER_CONFIG"
+        ) from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ImageError(f"{path}: not JSON in UTF-8; repair it, or move it away") from None
+    if not isinstance(content, dict):
+        raise ImageError(f"{path}: not a JSON object; repair it, or move it away")
+    return content
+
+
+def _first_line(text: str) -> str:
+    """What a program said of its failure; not what looks like its answer."""
+    line = next((line for line in text.splitlines() if line.strip()), "it said nothing")
+    return "(its output is not shown)" if "{" in line else redacted(line[:200])

@@ -1,0 +1,304 @@
+"""Manifests, indexes and configs as registries hold them: OCI's and Docker's, read with care."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import ImageError
+
+if TYPE_CHECKING:
+    from k8sjob.image.registry.reference import Reference
+
+__all__ = [
+    "ACCEPTED",
+    "DEFAULT_PLATFORM",
+    "OCI_INDEX",
+    "OCI_MANIFEST",
+    "Base",
+    "Descriptor",
+    "Index",
+    "Manifest",
+    "digest_of",
+    "encode",
+    "environment",
+    "labels",
+    "read",
+    "read_object",
+    "table",
+]
+
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_INDEX: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
+ACCEPTED: Final = f"{OCI_MANIFEST}, {DOCKER_MANIFEST}, {OCI_INDEX}, {DOCKER_INDEX}"
+DEFAULT_PLATFORM: Final = "linux/amd64"
+"""Chosen from an index where the spec names none: a cluster, not this machine, runs the image."""
+
+_LAYERS: Final = {
+    OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
+    DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+}
+_OCI_LAYERS: Final = {
+    "application/vnd.docker.image.rootfs.diff.tar.gzip": _LAYERS[OCI_MANIFEST],
+    "application/vnd.docker.image.rootfs.diff.tar": "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": (
+        "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
+    ),
+}
+"""OCI's names of Docker's layers."""
+_OCI_ZSTD: Final = "application/vnd.oci.image.layer.v1.tar+zstd"
+_OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+_CONFIGS: Final = frozenset(
+    {
+        _OCI_CONFIG,
+        "application/vnd.docker.container.image.v1+json",
+    }
+)
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A blob as a manifest names it.
+
+    Attributes:
+        digest: "sha256:...".
+        size: in bytes.
+        elsewhere: it has `urls` and is not kept in registries.
+    """
+
+    digest: str
+    size: int
+    elsewhere: bool = False
+
+    @classmethod
+    def of(cls, value: Any, where: str) -> Descriptor:
+        """Read a descriptor.
+
+        Raises:
+            ImageError: it is none.
+        """
+        entry = value if isinstance(value, dict) else {}
+        digest, size = entry.get("digest"), entry.get("size")
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise ImageError(f"{where}: {digest!r} is not a digest; the image is broken")
+        if not isinstance(size, int) or size < 0:
+            raise ImageError(f"{where}: {digest} has the size {size!r}; the image is broken")
+        return cls(digest, size, bool(entry.get("urls")))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The manifest of one image, for one platform.
+
+    Attributes:
+        digest: of its bytes.
+        media_type: OCI's or Docker's.
+        content: parsed; not to be changed.
+        config: the blob with the config.
+        layers: bottom first.
+    """
+
+    digest: str
+    media_type: str
+    content: dict[str, Any]
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+
+    def layer_type(self, *, zstd: bool) -> str:
+        """The media type of a layer to be added, compressed by zstd (OCI alone) or gzip."""
+        return _OCI_ZSTD if zstd else _LAYERS[self.media_type]
+
+    def as_oci(self) -> Manifest:
+        """The same image with OCI's media types, and so another digest; itself where it has them.
+
+        The formats of configs and layers are the same.
+        """
+        if self.is_oci:
+            return self
+        content = {**self.content, "mediaType": OCI_MANIFEST}
+        content["config"] = {**content["config"], "mediaType": _OCI_CONFIG}
+        content["layers"] = [
+            {**layer, "mediaType": _OCI_LAYERS.get(layer.get("mediaType"), layer.get("mediaType"))}
+            for layer in content["layers"]
+        ]
+        return replace(self, media_type=OCI_MANIFEST, content=content)
+
+    @property
+    def is_oci(self) -> bool:
+        """Whether it may carry annotations."""
+        return self.media_type == OCI_MANIFEST
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The images of several platforms under one name.
+
+    Attributes:
+        digest: of its bytes.
+        platforms: the digest for each `os/architecture[/variant]`.
+    """
+
+    digest: str
+    platforms: dict[str, str]
+
+    def choose(self, platform: str | None, where: str) -> str:
+        """The digest of the manifest for a platform; `linux/arm64` takes any variant of it.
+
+        Args:
+            platform: None: the only one there is, else DEFAULT_PLATFORM.
+            where: the image's name, for messages.
+
+        Raises:
+            ImageError: there is none.
+        """
+        if platform is None and len(self.platforms) == 1:
+            return next(iter(self.platforms.values()))
+        wanted = platform or DEFAULT_PLATFORM
+        for name, digest in self.platforms.items():
+            if name == wanted or name.startswith(f"{wanted}/"):
+                return digest
+        there = ", ".join(sorted(self.platforms)) or "none"
+        raise ImageError(
+            f"{where}: not for {wanted}, only for {there}; set image.platform, or take another base"
+        )
+
+
+def digest_of(content: bytes) -> str:
+    """The sha256 digest of bytes, as registries name them."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def encode(content: dict[str, Any]) -> bytes:
+    """JSON for a registry: equal content gives equal bytes."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+
+def read_object(raw: bytes, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ImageError: it is none.
+    """
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ImageError(f"{where}: not a JSON object; is it the name of an image?")
+    return content
+
+
+def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
+    """What a registry gave for a name.
+
+    Args:
+        raw: the bytes.
+        content_type: of the answer, for manifests that do not say what they are.
+        where: the image's name, for messages.
+
+    Raises:
+        ImageError: it is no image that can be built on.
+    """
+    content = read_object(raw, where)
+    media_type = content.get("mediaType") or content_type.partition(";")[0].strip()
+    digest = digest_of(raw)
+    if media_type in {OCI_INDEX, DOCKER_INDEX} or "manifests" in content:
+        return Index(digest, _platforms(content.get("manifests"), where))
+    if media_type not in _LAYERS:
+        raise ImageError(
+            f"{where}: its manifest is of the type {media_type!r}, which is too old or no container"
+            " image; push it again with a recent tool"
+        )
+    config, layers = content.get("config"), content.get("layers")
+    if not isinstance(config, dict) or not isinstance(layers, list):
+        raise ImageError(f"{where}: its manifest has no config or no layers; the image is broken")
+    if config.get("mediaType") not in _CONFIGS:
+        raise ImageError(
+            f"{where}: holds {config.get('mediaType')!r} and no container image; take another base"
+        )
+    return Manifest(
+        digest=digest,
+        media_type=str(media_type),
+        content=content,
+        config=Descriptor.of(config, where),
+        layers=tuple(Descriptor.of(layer, where) for layer in layers),
+    )
+
+
+def _platforms(entries: Any, where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        platform = entry.get("platform") if isinstance(entry, dict) else None
+        platform = platform if isinstance(platform, dict) else {}
+        parts = [platform.get(key) for key in ("os", "architecture", "variant")]
+        if parts[0] == "unknown":
+            continue  # not an image but what a builder attests of one
+        name = "/".join(str(part) for part in parts if part) or "any"
+        found.setdefault(name, Descriptor.of(entry, where).digest)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The image below.
+
+    Attributes:
+        reference: where it is.
+        manifest: of one platform.
+        config: parsed; not to be changed.
+    """
+
+    reference: Reference
+    manifest: Manifest
+    config: dict[str, Any]
+
+    @property
+    def pinned(self) -> str:
+        """Its reference by digest."""
+        return self.reference.at(self.manifest.digest)
+
+    @property
+    def platform(self) -> str:
+        """What it is for: os/architecture."""
+        return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
+
+    @property
+    def diff_ids(self) -> list[str]:
+        """The digests of its layers as archives, the lowest first.
+
+        Raises:
+            ImageError: the config does not fit the manifest.
+        """
+        rootfs = self.config.get("rootfs")
+        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+        layers = len(self.manifest.layers)
+        if not isinstance(diff_ids, list) or len(diff_ids) != layers:
+            raise ImageError(
+                f"{self.reference}: its config does not name its {layers} layers; the image is"
+                " broken"
+            )
+        return diff_ids
+
+
+def environment(config: dict[str, Any]) -> dict[str, str]:
+    """The variables that a container with this image config starts with."""
+    found = table(config, "config").get("Env")
+    lines = found if isinstance(found, list) else []
+    return dict(str(line).partition("=")[::2] for line in lines)
+
+
+def labels(config: dict[str, Any]) -> dict[str, Any]:
+    """The labels in an image config."""
+    return table(table(config, "config"), "Labels")
+
+
+def table(content: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under this key; empty for anything else."""
+    found = content.get(key)
+    return found if isinstance(found, dict) else {}

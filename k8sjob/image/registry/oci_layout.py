@@ -1,0 +1,181 @@
+"""Images in a folder instead of a registry, as an OCI layout: for places without a network.
+
+The index is written last, when all that it names is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import ImageError
+from k8sjob.image.registry.blobs import Sent, SmallContent
+from k8sjob.image.registry.manifest import OCI_INDEX, digest_of, encode, read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.reference import Reference
+
+__all__ = ["Layout"]
+
+_MARK, _INDEX = "oci-layout", "index.json"
+_VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'
+_TAG: Final = "org.opencontainers.image.ref.name"
+"""The annotation by which tools find an image of a layout."""
+_NAME: Final = "io.containerd.image.name"
+"""The annotation by which containerd and docker name an image that they load."""
+
+
+class Layout:
+    """A folder that images are written to; it has the methods of a Repository that a push needs."""
+
+    client: Final = None  # nothing can be mounted here
+
+    def __init__(self, folder: Path, reference: Reference) -> None:
+        """Check the folder, which is made when something is written.
+
+        Args:
+            folder: where to.
+            reference: the image's name.
+
+        Raises:
+            ImageError: it is something other than a layout.
+        """
+        self.folder = folder
+        self.reference = reference
+        self._unfinished: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = threading.Lock()
+        with _errors_explained(folder):
+            if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
+                raise ImageError(
+                    f"{folder}: not empty, and not an OCI layout; name a folder that does not exist"
+                    " yet"
+                )
+            self._entries()
+
+    def close(self) -> None:
+        """Remove what is not complete."""
+        if self._unfinished is not None:
+            self._unfinished.cleanup()
+
+    def has(self, raw: bytes, media_type: str) -> bool:
+        """Whether an image is there, by its manifest."""
+        digest = digest_of(raw)
+        return any(
+            entry.get("digest") == digest and entry.get("mediaType") == media_type
+            for entry in self._entries()
+        )
+
+    def upload(self, content: Content, sent: Callable[[int], object]) -> _Copy:
+        """The copy of a blob; `sent` is called with each number of bytes that are written."""
+        return _Copy(self, content, sent)
+
+    def put(self, raw: bytes, media_type: str, tag: str) -> None:
+        """Write a manifest and name it; all that it names must be there.
+
+        Raises:
+            ImageError: the folder cannot be written to.
+        """
+        digest = digest_of(raw)
+        self.upload(SmallContent(digest, raw), lambda _size: None).run()
+        config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
+        entry = {
+            "mediaType": media_type,
+            "digest": digest,
+            "size": len(raw),
+            "platform": {key: config[key] for key in ("os", "architecture") if key in config},
+            "annotations": {_TAG: tag, _NAME: f"{self.reference.name}:{tag}"},
+        }
+        with _errors_explained(self.folder), _locked(self.folder):
+            kept = [other for other in self._entries() if other.get("digest") != digest]
+            index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*kept, entry]}
+            self.write(self.folder / _MARK, [_VERSION])
+            self.write(self.folder / _INDEX, [encode(index)])
+
+    def write(self, path: Path, blocks: Iterable[bytes]) -> None:
+        """Write a file that gets its name when it is complete."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            if self._unfinished is None:
+                self._unfinished = tempfile.TemporaryDirectory(
+                    dir=self.folder, prefix=".", ignore_cleanup_errors=True
+                )
+        with tempfile.NamedTemporaryFile(dir=self._unfinished.name, delete=False) as file:
+            for block in blocks:
+                file.write(block)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+        Path(file.name).replace(path)
+
+    def path(self, digest: str) -> Path:
+        """Where a blob is."""
+        return self.folder.joinpath("blobs", *digest.split(":"))
+
+    def _entries(self) -> list[dict[str, Any]]:
+        path = self.folder / _INDEX
+        if not path.exists():
+            return []
+        found: Any = read_object(path.read_bytes(), str(path)).get("manifests")
+        if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+            return found
+        raise ImageError(f"{path}: not the index of an OCI layout; name another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The copy of one blob into a folder; see Upload."""
+
+    layout: Layout
+    content: Content
+    sent: Callable[[int], object]
+
+    def is_there(self) -> bool:
+        """Whether the folder has the blob."""
+        path = self.layout.path(self.content.digest)
+        return path.is_file() and path.stat().st_size == self.content.size
+
+    def run(self, _mount: Reference | None = None) -> Sent:
+        """Write it.
+
+        Raises:
+            ImageError: it cannot be read, does not match its digest, or there is no space.
+        """
+        with _errors_explained(self.layout.folder):
+            self.layout.write(self.layout.path(self.content.digest), self._blocks())
+        return Sent.UPLOADED
+
+    def _blocks(self) -> Iterator[bytes]:
+        for block in self.content.blocks(0):
+            self.sent(len(block))
+            yield block
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing the index."""
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _errors_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ImageError(
+            f"{folder}: cannot be written: {error.strerror}; make space there, or name another"
+            " folder"
+        ) from None

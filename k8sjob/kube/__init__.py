@@ -1,0 +1,1 @@
+"""Kubernetes itself: views of objects, resources that jobs name, capacity of nodes."""

@@ -1,0 +1,204 @@
+"""Capacity: what nodes offer, what Pods request of it, what is free, and for whom. Pure.
+
+A Pod counts with its requests, as the scheduler counts: the sum of its containers or its largest
+init container, whichever is more, and its overhead. A Pod that has ended takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.kube.objects import Object, Pod, is_true
+from k8sjob.kube.quantity import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from k8sjob.kube.objects import Json
+
+__all__ = [
+    "Amounts",
+    "Node",
+    "add",
+    "amounts",
+    "devices",
+    "nodes_of",
+    "pod_requests",
+    "taken",
+    "told",
+    "tolerates",
+]
+
+Amounts = dict[str, Decimal]
+"""By resource: cores, bytes, counts."""
+
+_PRODUCTS: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "accelerator",
+)
+"""Labels of a node that name the model of its GPUs."""
+_GPU_CARDS: Final = ("feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present")
+"""Labels of a node with a GPU of NVIDIA's, whether a device plugin runs or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node, and what its Pods request.
+
+    Attributes:
+        name: its name.
+        labels: its labels.
+        taints: as in its spec.
+        trouble: why nothing is scheduled there, as "cordoned" or "not ready"; empty if it is.
+        offers: allocatable, by resource.
+        used: requested by its Pods; empty where that is not known.
+    """
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Json, ...] = ()
+    trouble: str = ""
+    offers: Mapping[str, Decimal] = field(default_factory=dict)
+    used: Mapping[str, Decimal] = field(default_factory=dict)
+
+    def free(self, resource: str) -> Decimal:
+        """What a Pod could still request; nothing where the node accepts no Pods."""
+        if self.trouble:
+            return Decimal()
+        left = self.offers.get(resource, Decimal()) - self.used.get(resource, Decimal())
+        return max(left, Decimal())
+
+    @property
+    def product(self) -> str:
+        """The model of its GPUs, where a label has it."""
+        return next((self.labels[key] for key in _PRODUCTS if self.labels.get(key)), "")
+
+    @property
+    def lacks_plugin(self) -> bool:
+        """Whether labels show GPUs that it does not offer."""
+        card = any(self.labels.get(key) == "true" for key in _GPU_CARDS)
+        return card and not any(name.startswith("nvidia.com/") for name in self.offers)
+
+
+def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
+    """The nodes of a NodeList.
+
+    Args:
+        items: Node objects.
+        usage: what is requested on each, by name.
+    """
+    found = []
+    for node in map(Object, items):
+        ready = is_true(node.status, "Ready")
+        trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
+        taints = tuple(node.spec.get("taints") or ())
+        offers, used = amounts(node.status.get("allocatable")), usage.get(node.name, {})
+        found.append(Node(node.name, node.labels, taints, trouble, offers, used))
+    return found
+
+
+def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
+    """What Pods request, by the name of their node; those without a node are left out."""
+    usage: dict[str, Amounts] = {}
+    for pod in map(Pod, pods):
+        if pod.node and pod.live:
+            add(usage.setdefault(pod.node, {}), pod_requests(pod.spec))
+    return usage
+
+
+def pod_requests(spec: Json, group: str = "requests") -> Amounts:
+    """What the scheduler reserves for a Pod of that spec, itself included as `pods: 1`.
+
+    Args:
+        spec: a Pod's spec.
+        group: "requests", or "limits" for what a quota counts as such.
+    """
+    always: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.get("initContainers") or ():
+        asked = _asked(container, group)
+        if container.get("restartPolicy") == "Always":  # a sidecar
+            add(always, asked)
+            asked = dict(always)
+        else:
+            add(asked, always)
+        _raise(peak, asked)
+    total = dict(always)
+    for container in spec.get("containers") or ():
+        add(total, _asked(container, group))
+    _raise(total, peak)
+    add(total, amounts(spec.get("overhead")))
+    return total | {"pods": Decimal(1)}
+
+
+def tolerates(pod: Json, taint: Json) -> bool:
+    """Whether a Pod of that spec may be put on a node with that taint."""
+    if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
+        return True
+    return any(_covers(toleration, taint) for toleration in pod.get("tolerations") or ())
+
+
+def _covers(toleration: Json, taint: Json) -> bool:
+    if toleration.get("effect") not in {None, "", taint.get("effect")}:
+        return False
+    exists = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return exists
+    if toleration["key"] != taint.get("key"):
+        return False
+    return exists or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _asked(container: Json, group: str) -> Amounts:
+    resources = container.get("resources") or {}
+    limits = amounts(resources.get("limits"))
+    # The apiserver takes a limit for a request that is not there.
+    return limits if group == "limits" else limits | amounts(resources.get("requests"))
+
+
+def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
+    """The nodes that offer GPUs or other devices, by resource and model."""
+    found: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node in nodes:
+        for resource, amount in node.offers.items():
+            domain, slash, _ = resource.partition("/")
+            if slash and amount and not domain.endswith("kubernetes.io"):
+                model = node.product if "gpu" in resource else ""
+                found[resource, model].append(node)
+    return dict(sorted(found.items()))
+
+
+def amounts(quantities: Any) -> Amounts:
+    """Quantities as numbers; what is not a quantity is left out."""
+    found: Amounts = {}
+    for resource, text in (quantities or {}).items():
+        try:
+            found[resource] = parse(str(text))
+        except ValueError:
+            continue
+    return found
+
+
+def told(resource: str, amount: Decimal) -> str:
+    """An amount for people: bytes as 31.2Gi, cores as 3.5, others as they are."""
+    if resource.rpartition(".")[2] in {"memory", "storage", "ephemeral-storage"}:
+        for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+            if abs(amount) >= 2**power:
+                return f"{amount / 2**power:.1f}".removesuffix(".0") + suffix
+    return f"{amount.normalize():f}"
+
+
+def add(to: Amounts, more: Mapping[str, Decimal]) -> None:
+    """Add amounts to others, in place."""
+    for resource, amount in more.items():
+        to[resource] = to.get(resource, Decimal()) + amount
+
+
+def _raise(to: Amounts, other: Mapping[str, Decimal]) -> None:
+    for resource, amount in other.items():
+        to[resource] = max(to.get(resource, Decimal()), amount)

@@ -1,0 +1,1 @@
+"""Clients of an apiserver: kubeconfig, transports, list and watch, explained errors."""

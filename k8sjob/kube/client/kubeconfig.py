@@ -1,0 +1,275 @@
+"""Kubeconfig files: which cluster, as which user, and what can be wrong with them.
+
+Both transports let their client read the files; what is read here is what messages and requests
+need besides. Where KUBECONFIG is a list the first value counts, as with kubectl (the Python client
+takes the last current-context), so the context is always passed on by its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from k8sjob.errors import BackendError, redacted
+from k8sjob.kube.client.transport import ApiError
+
+__all__ = ["IN_CLUSTER", "Access", "access", "configured", "contexts"]
+
+IN_CLUSTER: Final = "in-cluster"
+"""The name of the context of a pod's own service account."""
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet puts a pod's token, CA and namespace."""
+
+_Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A cluster and the user's access to it.
+
+    Attributes:
+        context: the kubeconfig's context, or IN_CLUSTER.
+        server: the apiserver's URL.
+        namespace: the context's, "default" where it names none.
+        files: the kubeconfig files that exist, in their order; none inside a pod.
+        plugin: the program that gets the user's credentials; empty where none is needed.
+        hint: how to install it, from the kubeconfig.
+        headers: those of impersonation.
+    """
+
+    context: str
+    server: str
+    namespace: str = "default"
+    files: tuple[Path, ...] = ()
+    plugin: str = ""
+    hint: str = ""
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def kubeconfig(self) -> str:
+        """The files as one value of KUBECONFIG."""
+        return os.pathsep.join(map(str, self.files))
+
+    @property
+    def where(self) -> str:
+        """Where its settings are."""
+        return self.kubeconfig or "the pod's service account"
+
+    def unreachable(self, why: str) -> ApiError:
+        """There was no answer, or the connection broke."""
+        return ApiError(
+            f"{self.server} (context {self.context}) cannot be reached: {redacted(why)}; check that"
+            " the cluster and the network are up, or name another with --context",
+            said=redacted(why),
+        )
+
+    def untrusted(self, why: str) -> ApiError:
+        """The server's certificate is not one that the kubeconfig trusts."""
+        return ApiError(
+            f"{self.server} (context {self.context}) has a certificate that is not trusted:"
+            f" {redacted(why)}; correct certificate-authority of this cluster in {self.where}",
+            reason="Untrusted",
+            said=redacted(why),
+        )
+
+    def unusable(self, why: str) -> ApiError:
+        """The client cannot use what is in the kubeconfig."""
+        return ApiError(
+            f"{self.where}: context {self.context} cannot be used: {redacted(why)}; correct it",
+            reason="Unusable",
+            said=redacted(why),
+        )
+
+    def without_credentials(self, why: str) -> ApiError:
+        """The program that gets the credentials returns none."""
+        hint = f" ({' '.join(self.hint.split())})" if self.hint else ""
+        return ApiError(
+            f"the credentials of context {self.context} come from {self.plugin!r}, which gives"
+            f" none: {redacted(why)}; install it{hint}, or log in again",
+            code=401,
+            reason="Unauthorized",
+            said=redacted(why),
+        )
+
+    def rejected(self) -> ApiError:
+        """The server refuses the credentials."""
+        by = f" with {self.plugin!r}" if self.plugin else ""
+        return ApiError(
+            f"{self.server} does not accept the credentials of context {self.context}: they have"
+            f" expired or were revoked; log in again{by}, or renew them in {self.where}",
+            code=401,
+            reason="Unauthorized",
+            said="Unauthorized",
+        )
+
+
+def configured(
+    kubeconfig: str | Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
+) -> bool:
+    """Whether there is a kubeconfig or a service account; reads no file."""
+    return any(path.is_file() for path in _paths(kubeconfig)) or _in_pod(service_account)
+
+
+def contexts(kubeconfig: str | Path | None = None) -> list[str]:
+    """The names of all contexts, for completion; none where no file can be read.
+
+    Args:
+        kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
+    """
+    try:
+        return sorted(_named(_read(kubeconfig)[1], "contexts"))
+    except BackendError:
+        return []
+
+
+def access(
+    context: str | None = None,
+    kubeconfig: str | Path | None = None,
+    namespace: str | None = None,
+    *,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> Access:
+    """The access to the cluster that is meant.
+
+    Args:
+        context: None: the current context; in a pod without a kubeconfig its service account.
+        kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
+        namespace: None: that of the context.
+        service_account: where a pod has its own.
+
+    Raises:
+        BackendError: no cluster is configured, there is no such context, or a file is invalid.
+    """
+    files, config = _read(kubeconfig)
+    if not files and not context and not kubeconfig and _in_pod(service_account):
+        return _of_pod(service_account, namespace)
+    if not files:
+        looked = _paths(kubeconfig)
+        empty = [path for path in looked if path.exists()]
+        what = "there is nothing in" if empty else "there is no kubeconfig at"
+        raise BackendError(
+            f"no cluster is configured: {what} {', '.join(map(str, empty or looked))}; set"
+            " KUBECONFIG, or name a file with --kubeconfig"
+        )
+    known = sorted(_named(config, "contexts"))
+    where, there = os.pathsep.join(map(str, files)), ", ".join(known) or "none"
+    name = context or str(config.get("current-context") or "")
+    if not name:
+        raise BackendError(
+            f"{where}: no current-context; name one with --context (there are: {there})"
+        )
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {there}"
+        raise BackendError(f"{where}: no context {name!r}; {hint}")
+    return _of_context(name, config, files, namespace)
+
+
+def _of_context(
+    name: str, config: _Config, files: tuple[Path, ...], namespace: str | None
+) -> Access:
+    meant = _part(config, "contexts", name, "context")
+    where = os.pathsep.join(map(str, files))
+    for part, names in (("cluster", "clusters"), ("user", "users")):
+        if meant.get(part) and meant[part] not in _named(config, names):
+            raise BackendError(
+                f"{where}: context {name!r} names the {part} {meant[part]!r}, which is not"
+                f" under {names}; add it, or correct the context"
+            )
+    server = _part(config, "clusters", meant.get("cluster", ""), "cluster").get("server")
+    if not server:
+        raise BackendError(f"{where}: context {name!r} has no cluster with a server; add it")
+    user = _part(config, "users", meant.get("user", ""), "user")
+    plugin = user.get("exec") or {}
+    return Access(
+        context=name,
+        server=str(server).rstrip("/"),
+        namespace=namespace or str(meant.get("namespace") or "default"),
+        files=files,
+        plugin=str(plugin.get("command", "")),
+        hint=str(plugin.get("installHint") or ""),
+        headers=_impersonation(user),
+    )
+
+
+def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
+    """The headers of the user's `as`: the Python client ignores it, and would act without it."""
+    if not user.get("as"):
+        return ()
+    groups = (("Impersonate-Group", str(group)) for group in user.get("as-groups") or ())
+    return (("Impersonate-User", str(user["as"])), *groups)
+
+
+def _of_pod(service_account: Path, namespace: str | None) -> Access:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    own = service_account / "namespace"
+    return Access(
+        context=IN_CLUSTER,
+        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        namespace=namespace or (own.read_text().strip() if own.is_file() else "default"),
+    )
+
+
+def _in_pod(service_account: Path) -> bool:
+    variables = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    return all(os.environ.get(v) for v in variables) and (service_account / "token").is_file()
+
+
+def _paths(kubeconfig: str | Path | None) -> list[Path]:
+    listed = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+    return [Path(part).expanduser() for part in listed.split(os.pathsep) if part]
+
+
+def _read(kubeconfig: str | Path | None) -> tuple[tuple[Path, ...], _Config]:
+    """The files that are not empty, and their merged content; the first value counts."""
+    files, merged = [], dict[str, Any]()
+    for path in _paths(kubeconfig):
+        content = _file(path)
+        if not content:
+            continue
+        files.append(path)
+        for key, value in content.items():
+            if isinstance(value, list):
+                merged.setdefault(key, []).extend(value)
+            elif value:
+                merged.setdefault(key, value)
+    return tuple(files), merged
+
+
+def _file(path: Path) -> _Config:
+    import yaml  # noqa: PLC0415 - `configured` alone reads nothing
+
+    try:
+        content = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BackendError(f"kubeconfig {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        at = f", line {place.line + 1}" if place else ""
+        why = getattr(error, "problem", None) or "not a YAML document"
+        raise BackendError(f"kubeconfig {path}{at}: {why}; correct the file") from None
+    if content is not None and not isinstance(content, dict):
+        raise BackendError(f"kubeconfig {path}: a mapping is expected; correct the file")
+    return content or {}
+
+
+def _named(config: _Config, key: str) -> list[str]:
+    items = config.get(key)
+    return [
+        str(item["name"])
+        for item in (items if isinstance(items, list) else [])
+        if isinstance(item, dict) and item.get("name")
+    ]
+
+
+def _part(config: _Config, key: str, name: str, inner: str) -> _Config:
+    for item in config.get(key) or []:
+        if isinstance(item, dict) and item.get("name") == name:
+            part = item.get(inner)
+            return part if isinstance(part, dict) else {}
+    return {}

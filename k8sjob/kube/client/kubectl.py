@@ -1,0 +1,313 @@
+"""The transport by kubectl: `get --raw` and its like, one process a request.
+
+For machines where the Python client is not installed, or must not be: every way to log in that
+kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
+what the server had said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Final
+
+from k8sjob.errors import BackendError, redacted
+from k8sjob.kube.client.transport import ApiError, lines
+from k8sjob.kube.resources import Target, with_query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from threading import Event
+
+    from k8sjob.kube.client.kubeconfig import Access
+    from k8sjob.kube.objects import Json
+
+__all__ = ["KubectlTransport"]
+
+_RAW: Final = {"GET": "get", "POST": "create", "DELETE": "delete"}
+_CODES: Final = {
+    "AlreadyExists": 409,
+    "BadRequest": 400,
+    "Conflict": 409,
+    "Expired": 410,
+    "Forbidden": 403,
+    "Gone": 410,
+    "InternalError": 500,
+    "Invalid": 422,
+    "MethodNotAllowed": 405,
+    "NotAcceptable": 406,
+    "NotFound": 404,
+    "RequestEntityTooLarge": 413,
+    "ServerTimeout": 500,
+    "ServiceUnavailable": 503,
+    "Timeout": 504,
+    "TooManyRequests": 429,
+    "UnsupportedMediaType": 415,
+}
+"""What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
+_OF_SERVER: Final = re.compile(
+    r"Error from server(?: \((?P<reason>\w+)\))?: (?P<said>.*)", re.DOTALL
+)
+_INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))?$", re.DOTALL)
+_LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
+_LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
+_PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>[^\n]*)", re.DOTALL)
+_TLS: Final = re.compile(r"x509: (?P<why>.*)")
+_UNUSABLE: Final = re.compile(r"unable to (?:read|load) .*|invalid configuration: .*")
+_ASKS: Final = b"Please enter Username"
+"""What kubectl prints, to a person, where there are no credentials at all."""
+_AROUND: Final = re.compile(
+    r'^(?:error: |Unable to connect to the server: |Get "[^"]*": )+| - error from a previous.*'
+)
+_REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
+_NETWORK: Final = re.compile(
+    r"Unable to connect|^Get \"|connect|dial |lookup |\bEOF\b|refused|reset|time(?:d )?out|deadline"
+    r"|unreachable|no route|handshake|broken pipe|http2?: |stream error|GOAWAY",
+    re.IGNORECASE,
+)
+"""Failures of the connection; others are kubectl's own."""
+_POLL_SECONDS: Final = 0.2
+LOGIN_SECONDS: Final = 120.0
+"""How long a plugin may take that asks a person."""
+_TIED: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):  # else it is too late for the signal
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes kubectl, which the kernel then ends together with the thread that reads it.
+
+A separate process: a fork of a program with threads may run no Python before its exec.
+"""
+
+
+class KubectlTransport:
+    """A cluster by way of the program kubectl; see Transport.
+
+    Args:
+        access: which cluster, as which user.
+        program: kubectl, or where it is.
+    """
+
+    def __init__(self, access: Access, program: str = "kubectl") -> None:
+        self.context, self.namespace, self.server = access.context, access.namespace, access.server
+        self._access = access
+        self._argv = [program]
+        self._env = dict(os.environ)
+        if access.files:
+            self._argv += ["--context", access.context]
+            self._env["KUBECONFIG"] = access.kubeconfig
+        self._streams: set[subprocess.Popen[bytes]] = set()
+        # Threads that read a stream may be cut off by the end of this program.
+        weakref.finalize(self, _end, self._streams)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        metadata_only: bool = False,
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; see Transport.request. A PATCH is for one object of a namespace."""
+        if metadata_only:
+            return self._existence(path, timeout)
+        if method == "PATCH":
+            argv = ["patch", *_one(path), "--type=merge", f"--patch={json.dumps(body)}"]  # no --raw
+            argv.append("--output=json")
+            body = None
+        else:
+            argv = [_RAW[method], "--raw", with_query(path, query)]
+            argv += [] if body is None else ["-f", "-"]
+        text = self._run(argv, timeout, body)
+        try:
+            found = json.loads(text) if text.strip() else {}
+        except ValueError:
+            raise self._unexpected(f"prints no JSON: {text[:200]!r}") from None
+        return found if isinstance(found, dict) else {"items": found}
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come; see Transport.stream."""
+        argv = ["get", "--raw", with_query(path, query)]
+        with tempfile.TemporaryFile() as said, self._started(argv, said) as process:
+            yield from lines(self._pieces(process, idle, stop))
+            if stop and stop.is_set():
+                return
+            if process.wait() != 0:
+                said.seek(0)
+                raise self._error(said.read().decode(errors="replace"))
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _run(self, argv: Sequence[str], timeout: float, body: Json | None = None) -> str:
+        # With --request-timeout kubectl does not find a pod's own account any more.
+        timeout += LOGIN_SECONDS if self._access.plugin else 0.0
+        sent = b"" if body is None else json.dumps(body).encode()
+        pipe = subprocess.PIPE
+        with self._process([*self._argv, *argv], stdin=pipe, stderr=pipe) as process:
+            try:
+                printed, said = process.communicate(sent, timeout)
+            except subprocess.TimeoutExpired:
+                raise self._access.unreachable("it does not answer in time") from None
+        if process.returncode != 0:
+            if _ASKS in printed:
+                raise self._access.rejected()
+            raise self._error(said.decode(errors="replace"))
+        return printed.decode(errors="replace")
+
+    @contextmanager
+    def _started(self, argv: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+        """A kubectl that prints until it is ended."""
+        argv = [*self._argv, *argv]
+        if sys.platform == "linux":
+            program = shutil.which(argv[0])
+            if program is None:
+                raise self._not_startable("No such file or directory")
+            tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+            argv = [*tied, program, *argv[1:]]
+        with self._process(argv, stdin=subprocess.DEVNULL, stderr=said) as process:
+            self._streams.add(process)
+            try:
+                yield process
+            finally:
+                self._streams.discard(process)
+
+    @contextmanager
+    def _process(
+        self, argv: Sequence[str], *, stdin: int, stderr: int | IO[bytes]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that is ended, with all that it has started, when the block is left."""
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self._env,
+                start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
+            )
+        except OSError as error:
+            raise self._not_startable(error.strerror) from None
+        with process:
+            try:
+                yield process
+            finally:
+                _kill(process)
+
+    def _pieces(
+        self, process: subprocess.Popen[bytes], idle: float, stop: Event | None
+    ) -> Iterator[bytes]:
+        """What the process prints, until its end or until `stop` is set."""
+        if process.stdout is None:  # it is a pipe
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            silent_since = time.monotonic()
+            while not (stop and stop.is_set()):
+                if selector.select(_POLL_SECONDS):
+                    piece = os.read(process.stdout.fileno(), 64 * 1024)
+                    if not piece:
+                        return
+                    silent_since = time.monotonic()
+                    yield piece
+                elif time.monotonic() - silent_since > idle:
+                    raise self._access.unreachable("it does not answer in time")
+
+    def _existence(self, path: str, timeout: float) -> Json:
+        """Only an object's name: for a table its contents are not even sent."""
+        self._run(["get", *_one(path), "--no-headers"], timeout)
+        return {"kind": "PartialObjectMetadata", "metadata": {"name": Target.of(path).name}}
+
+    # --- errors -----------------------------------------------------------------------------------
+
+    def _not_startable(self, why: str | None) -> BackendError:
+        return BackendError(
+            f"{self._argv[0]} cannot be started ({why}); install kubectl, or"
+            " pip install 'k8sjob[kubernetes]'"
+        )
+
+    def _error(self, stderr: str) -> ApiError:
+        """The error that kubectl printed."""
+        text = "\n".join(x for x in stderr.splitlines() if x and not _LOGGED.match(x)).strip()
+        text = redacted(text or stderr.strip())
+        if invalid := _INVALID.match(text):
+            causes = _causes(invalid["causes"] or "")
+            return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
+        refused = _OF_SERVER.match(text)
+        if refused and refused["reason"] != "Unauthorized":
+            reason, said = refused["reason"] or "", refused["said"].strip()
+            return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
+        if plugin := _PLUGIN.match(text):
+            said = " ".join(plugin["before"].split())  # what the plugin itself had to say
+            raised = self._access.without_credentials
+            return raised(f"{plugin['why']}: {said}" if said else plugin["why"])
+        if _LOGGED_OUT.search(text):
+            return self._access.rejected()
+        return self._before_the_server(text)
+
+    def _before_the_server(self, text: str) -> ApiError:
+        """The error of a request that did not reach the server."""
+        if tls := _TLS.search(text):
+            return self._access.untrusted(tls["why"])
+        if unusable := _UNUSABLE.search(text):
+            return self._access.unusable(unusable[0])
+        if _REFUSED.match(text):
+            return self._access.unreachable("Connection refused")
+        if text and not _NETWORK.search(text):
+            return self._unexpected(f"fails: {text[:400]}")
+        return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
+
+    def _unexpected(self, what: str) -> ApiError:
+        """The error for what kubectl should not do."""
+        look = shlex.join([*self._argv, "version"])
+        said = redacted(what)
+        return ApiError(f"{self._argv[0]} {said}; check it with: {look}", reason="", said=said)
+
+
+def _end(processes: set[subprocess.Popen[bytes]]) -> None:
+    for process in list(processes):
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its group: a plugin would outlive it."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _one(path: str) -> list[str]:
+    """The object that a path names, as kubectl's arguments name it."""
+    one = Target.of(path)
+    resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
+    return [resource, one.name, *(["--namespace", one.namespace] if one.namespace else [])]
+
+
+def _causes(text: str) -> list[tuple[str, str]]:
+    """`field: what is wrong`, one, or one a line after a star."""
+    found = []
+    for line in text.splitlines():
+        field, colon, what = line.strip().removeprefix("* ").partition(": ")
+        if colon:
+            found.append((field, what))
+    return found

@@ -1,0 +1,294 @@
+"""Lists and watches of collections: page by page, then each change, over every break.
+
+A watch always starts at the version of a list: without one, or with one from the future, an
+apiserver sends nothing. What was deleted while no watch was open shows in the next list, and is
+reported as a deletion then.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.kube.client.transport import ApiError, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from threading import Event
+
+    from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.objects import Json
+
+__all__ = ["Change", "Kind", "Page", "list_all", "pages", "reflect", "slim"]
+
+PAGE: Final = 250
+"""Objects in one answer: some 2 MB of jobs, which are parsed before the next ones come."""
+WATCH_SECONDS: Final = 120
+"""When the server is to end a watch by itself; it is resumed where it ended."""
+IDLE_SECONDS: Final = 150.0
+"""A silence that a working connection cannot have."""
+PAUSE_SECONDS: Final = 0.4
+"""The first pause between two attempts; each is about twice the one before."""
+MAX_SECONDS: Final = 3.0
+"""The longest pause: an apiserver that is back is seen within it."""
+STEADY_SECONDS: Final = 10.0
+"""After a list and a watch that together lasted so long the pauses start again at the shortest."""
+LOST_LISTS: Final = 2
+"""How many lists in a row must fail until the connection counts as lost."""
+REFUSED_SECONDS: Final = 30.0
+"""An apiserver that was just started may not know a role or a CRD yet."""
+_REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A collection at one moment, or a page of it.
+
+    Attributes:
+        items: the objects.
+        version: the resourceVersion from which a watch can start.
+    """
+
+    items: list[Json]
+    version: str
+
+
+def list_all(transport: Transport, path: str, query: Mapping[str, str] | None = None) -> Page:
+    """All objects of a collection.
+
+    Args:
+        transport: carries the requests.
+        path: of the collection.
+        query: selectors.
+
+    Raises:
+        ApiError: the server refuses, or cannot be reached.
+    """
+    try:
+        found = list(pages(transport, path, query))
+    except ApiError as error:
+        if error.code != 410:
+            raise
+        # The first pages were too old for the next one: all at once, as kubectl does it.
+        found = list(pages(transport, path, query, size=0))
+    return Page([item for page in found for item in page.items], found[-1].version)
+
+
+def pages(
+    transport: Transport, path: str, query: Mapping[str, str] | None = None, *, size: int = PAGE
+) -> Iterator[Page]:
+    """A collection page by page, all as of one moment; at least one page.
+
+    Args:
+        transport: carries the requests.
+        path: of the collection.
+        query: selectors.
+        size: how many objects a page has; 0: all in one.
+
+    Raises:
+        ApiError: as for list_all; 410 where reading took so long that the rest has expired.
+    """
+    asked = {**(query or {}), **({"limit": str(size)} if size else {})}
+    while True:
+        page = transport.request("GET", path, query=asked)
+        # The items of a list have no kind of their own.
+        kind = str(page.get("kind", "")).removesuffix("List")
+        named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
+        meta = page.get("metadata") or {}
+        items = [slim({**named, **item}) for item in page.get("items") or []]
+        yield Page(items, str(meta.get("resourceVersion", "")))
+        if not meta.get("continue"):
+            return
+        asked["continue"] = meta["continue"]
+
+
+def slim(item: Json) -> Json:
+    """The object without its managedFields, which are often half of it."""
+    meta = item.get("metadata") or {}
+    meta.pop("managedFields", None)
+    (meta.get("annotations") or {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    return item
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """The kinds of Change."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    """Of one that was missed, the object has its metadata alone."""
+    SYNCED = "SYNCED"
+    """All objects that were there at the beginning have been reported."""
+    LOST = "LOST"
+    """The connection broke and could not be restored at once; attempts continue."""
+    RESTORED = "RESTORED"
+    """The connection is back, and what was missed has been reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a collection, or of the connection to it.
+
+    Attributes:
+        kind: what it is.
+        object: the object that it is about; empty for the last three kinds.
+        why: of LOST.
+    """
+
+    kind: Kind
+    object: Json = field(default_factory=dict)
+    why: ApiError | None = None
+
+
+def reflect(
+    transport: Transport,
+    path: str,
+    query: Mapping[str, str] | None = None,
+    *,
+    stop: Event,
+    keep: Callable[[Json], bool] = lambda _: True,
+    pause: float = PAUSE_SECONDS,
+    patience: float = REFUSED_SECONDS,
+) -> Iterator[Change]:
+    """The objects of a collection and each change of them, until `stop` is set.
+
+    Survives ends of the watch, broken connections, versions that are too old, an apiserver that is
+    away for any time, and credentials that have to be renewed.
+
+    Args:
+        transport: carries the requests.
+        path: of the collection.
+        query: selectors.
+        stop: set from another thread to end the iteration within a second, unless a request is
+            waiting for its answer.
+        keep: which objects are reported.
+        pause: seconds before the first repetition.
+        patience: seconds for which a refusal may be that of an apiserver which is just starting.
+
+    Raises:
+        ApiError: the collection cannot be read at the beginning, or is refused for longer later.
+    """
+    reflection = _Reflection(transport, path, dict(query or {}), stop, keep)
+    tries = 0
+    while not stop.is_set():
+        begun = time.monotonic()
+        try:
+            yield from reflection.changes()
+        except ApiError as error:
+            yield from reflection.failed(error, patience)
+        tries = 0 if time.monotonic() - begun > STEADY_SECONDS else tries + 1
+        longest = min(pause * 2 ** min(tries, 10), max(MAX_SECONDS, pause))
+        # At random, so that many watchers do not come back all at once.
+        stop.wait(longest * random.uniform(0.5, 1))  # noqa: S311 - no secret
+
+
+class _Reflection:
+    """What is known of a collection. Of its objects only what a deletion must report is kept."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        query: dict[str, str],
+        stop: Event,
+        keep: Callable[[Json], bool],
+    ) -> None:
+        self._transport, self._path, self._query = transport, path, query
+        self._stop, self._keep = stop, keep
+        self._known: dict[str, Json] = {}
+        self._synced = self._lost = self._watching = False
+        self._failed = 0
+        self._refused_since: float | None = None
+
+    def changes(self) -> Iterator[Change]:
+        """From a list to the end of what can be watched from there on."""
+        self._watching = False
+        there: set[str] = set()
+        for page in pages(self._transport, self._path, self._query):
+            version = page.version
+            for item in page.items:
+                there.add(_uid(item))
+                yield from self._seen(item)
+        for uid in self._known.keys() - there:
+            yield Change(Kind.DELETED, self._known.pop(uid))
+        if not self._synced:
+            yield Change(Kind.SYNCED)
+        elif self._lost:
+            yield Change(Kind.RESTORED)
+        self._synced = self._watching = True
+        self._lost, self._failed, self._refused_since = False, 0, None
+        yield from self._watched(version)
+
+    def failed(self, error: ApiError, patience: float) -> Iterator[Change]:
+        """Raise where waiting would not help; report a loss that was not repaired at once."""
+        if not self._synced:
+            raise error
+        if error.code in _REFUSALS:
+            self._refused_since = self._refused_since or time.monotonic()
+            if time.monotonic() - self._refused_since > patience:
+                raise error
+        # A watch that breaks is repaired by the next list or the one after it, if at all at once.
+        self._failed += not self._watching and error.code != 410
+        if self._failed >= LOST_LISTS and not self._lost:
+            self._lost = True
+            yield Change(Kind.LOST, why=error)
+
+    def _watched(self, version: str) -> Iterator[Change]:
+        """What happens from a version on, over as many watches as it takes."""
+        while not self._stop.is_set():
+            heard = False
+            for event in self._events(version):
+                heard = True
+                kind, item = event["type"], event["object"]
+                if kind == "ERROR":
+                    raise refusal(int(item.get("code") or 500), item)
+                version = item["metadata"]["resourceVersion"]
+                if kind == Kind.DELETED:
+                    if self._known.pop(_uid(item), None):
+                        yield Change(Kind.DELETED, slim(item))
+                elif kind != "BOOKMARK":
+                    yield from self._seen(slim(item))
+            if not heard:
+                return  # a version from the future brings silence, too; a list shows what it is
+
+    def _events(self, version: str) -> Iterator[Any]:
+        query = {
+            **self._query,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        for line in self._transport.stream(
+            self._path, query=query, idle=IDLE_SECONDS, stop=self._stop
+        ):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                raise ApiError("the watch broke in the middle of an event") from None
+            yield event
+
+    def _seen(self, item: Json) -> Iterator[Change]:
+        if not self._keep(item):
+            return
+        meta, uid = item["metadata"], _uid(item)
+        before = self._known.get(uid)
+        if before and before["metadata"]["resourceVersion"] == meta.get("resourceVersion"):
+            return
+        reported = ("name", "namespace", "uid", "resourceVersion")
+        self._known[uid] = {"metadata": {key: meta[key] for key in reported if key in meta}}
+        yield Change(Kind.MODIFIED if before else Kind.ADDED, item)
+
+
+def _uid(item: Json) -> str:
+    return str(item["metadata"]["uid"])

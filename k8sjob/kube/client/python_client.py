@@ -1,0 +1,324 @@
+"""The transport by the Python client: the only module that imports it, and late.
+
+Only what is alike in its releases 35 to 37 is used: it reads the kubeconfig, gets and renews
+credentials, and sets up TLS. The requests are made on its pool of connections.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import BackendError
+from k8sjob.kube.client.kubeconfig import IN_CLUSTER
+from k8sjob.kube.client.transport import ApiError, lines, refusal
+from k8sjob.kube.resources import with_query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import urllib3
+
+    from k8sjob.kube.client.kubeconfig import Access
+    from k8sjob.kube.objects import Json
+
+__all__ = ["PythonTransport"]
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take until the server counts as unreachable."""
+BUSY_TRIES: Final = 4
+"""Attempts at a server that answers with Retry-After."""
+MERGE_PATCH: Final = "application/merge-patch+json"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
+CONNECTIONS: Final = 256
+"""Idle connections that are kept; urllib3 logs a warning about each one beyond."""
+
+
+class PythonTransport:
+    """A cluster by way of the `kubernetes` package; see Transport.
+
+    Args:
+        access: which cluster, as which user.
+
+    Raises:
+        BackendError: the package is missing, or the kubeconfig cannot be used.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self.context, self.namespace, self.server = access.context, access.namespace, access.server
+        self._access = access
+        self._lock = threading.Lock()
+        self._stops = _Stops()
+        self._settings, self._pool = self._load()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        metadata_only: bool = False,
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; see Transport.request."""
+        headers = {
+            "Accept": METADATA if metadata_only else "application/json",
+            "Content-Type": MERGE_PATCH if method == "PATCH" else "application/json",
+        }
+        content = None if body is None else json.dumps(body).encode()
+        answer = self._answer(method, with_query(path, query), headers, content, timeout)
+        with self._network_errors():
+            data = answer.data
+        if answer.status >= 300:
+            raise self._refused(answer.status, data)
+        try:
+            found = json.loads(data) if data else {}
+        except ValueError:
+            raise refusal(answer.status, data.decode(errors="replace")) from None
+        return found if isinstance(found, dict) else {"items": found}
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: threading.Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come; see Transport.stream."""
+        answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
+        try:
+            with self._network_errors(stop), self._stops.ending(answer, stop):
+                if answer.status >= 300:
+                    raise self._refused(answer.status, answer.data)
+                for line in lines(answer.stream(64 * 1024)):
+                    if stop and stop.is_set():
+                        return
+                    yield line
+        finally:
+            answer.close()
+
+    # --- one answer -------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> urllib3.BaseHTTPResponse:
+        """An answer whose body is not read yet.
+
+        After an answer with Retry-After the request is repeated at that time; credentials that are
+        no longer accepted are read again once.
+        """
+        renewed = False
+        for left in reversed(range(BUSY_TRIES)):
+            answer = self._send(method, target, headers, body, timeout)
+            if answer.status == 401 and not renewed:
+                renewed = True
+                answer.close()
+                self._renew()
+                answer = self._send(method, target, headers, body, timeout)
+            wait = answer.headers.get("Retry-After", "")
+            if not (left and wait.isdecimal() and answer.status in (429, 500, 503)):
+                break
+            answer.close()
+            time.sleep(min(int(wait), 10))
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: float,
+    ) -> urllib3.BaseHTTPResponse:
+        import urllib3  # noqa: PLC0415 - comes with the client
+
+        with self._lock:
+            pool, secure = self._pool, self.server.startswith("https:")
+            # Never over a connection that anybody can read; kubectl does the same.
+            credentials = _credentials(self._settings) if secure else {}
+        everything = urllib3.HTTPHeaderDict({**headers, **credentials})
+        for name, value in self._access.headers:
+            everything.add(name, value)
+        self._check(everything)
+        send = partial(
+            pool.request,
+            method,
+            self.server + target,
+            body=body,
+            headers=everything,
+            timeout=urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout),
+            retries=False,
+            preload_content=False,
+        )
+        with self._network_errors():
+            try:
+                return send()
+            except urllib3.exceptions.ProtocolError:
+                # A kept connection that the server closed in this moment. A request that changes
+                # something may have been carried out.
+                if method != "GET":
+                    raise
+                return send()
+
+    def _check(self, headers: Mapping[str, str]) -> None:
+        """Refuse what http.client refuses by an error that repeats the value, even a token."""
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                what = "token or password" if name.lower() == "authorization" else name
+                whose = f" of {self._access.plugin!r}" if self._access.plugin else ""
+                raise self._access.unusable(
+                    f"the {what}{whose} has a character that no HTTP header can hold, as a line"
+                    " break in it or at its end"
+                )
+
+    def _refused(self, status: int, data: bytes) -> ApiError:
+        if status == 401:
+            return self._access.rejected()
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        return refusal(
+            status, answer if isinstance(answer, dict) else data.decode(errors="replace")
+        )
+
+    @contextmanager
+    def _network_errors(self, stop: threading.Event | None = None) -> Iterator[None]:
+        """Errors of the network as ApiErrors; none once `stop` is set."""
+        import urllib3  # noqa: PLC0415 - comes with the client
+
+        try:
+            yield
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            if stop and stop.is_set():
+                return
+            why = _why(error)
+            if untrusted := _UNTRUSTED.search(why):
+                raise self._access.untrusted(untrusted["why"]) from None
+            raise self._access.unreachable(why) from None
+
+    # --- credentials ------------------------------------------------------------------------------
+
+    def _load(self) -> tuple[Any, urllib3.PoolManager]:
+        try:
+            from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+        except ImportError as error:
+            raise BackendError(
+                f"the Python client of Kubernetes is missing ({error}); pip install"
+                " 'k8sjob[kubernetes]', or use --client=kubectl"
+            ) from None
+        settings = client.Configuration()
+        settings.connection_pool_maxsize = CONNECTIONS
+        with _captured_log() as heard:
+            try:
+                if self.context == IN_CLUSTER:
+                    config.load_incluster_config(client_configuration=settings)
+                else:
+                    files = self._access.kubeconfig
+                    config.load_kube_config(files, self.context, client_configuration=settings)
+            except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+                raise self._access.unusable(str(error)) from None
+        if self._access.plugin and not settings.api_key and not settings.cert_file:
+            raise self._access.without_credentials(" ".join(heard) or "no reason is given")
+        return settings, client.ApiClient(settings).rest_client.pool_manager
+
+    def _renew(self) -> None:
+        with self._lock:
+            self._settings, self._pool = self._load()
+
+
+class _Stops:
+    """Ends the streams whose `stop` is set: one thread for all, while there are any."""
+
+    EVERY: Final = 0.2
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[urllib3.BaseHTTPResponse, threading.Event]] = {}
+        self._running = False
+
+    @contextmanager
+    def ending(
+        self, answer: urllib3.BaseHTTPResponse, stop: threading.Event | None
+    ) -> Iterator[None]:
+        """While a stream is read: ends the wait for its next line when `stop` is set."""
+        if stop is None:
+            yield
+            return
+        with self._lock:
+            self._open[id(answer)] = answer, stop
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="k8sjob-streams", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(id(answer), None)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._open:
+                    self._running = False
+                    return
+                stopped = [key for key, (_, stop) in self._open.items() if stop.is_set()]
+                for answer, _ in [self._open[key] for key in stopped]:
+                    with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
+                        answer.shutdown()
+            time.sleep(self.EVERY)
+
+
+def _credentials(settings: Any) -> dict[str, str]:
+    """The headers that name the user; runs a plugin again whose credentials are about to expire."""
+    with _captured_log():  # a plugin that fails shows when the server refuses the old ones
+        return {
+            one["key"]: one["value"]
+            for one in settings.auth_settings().values()
+            if one.get("in") == "header" and one.get("value")
+        }
+
+
+@contextmanager
+def _captured_log() -> Iterator[list[str]]:
+    """What the client logs about a failing plugin, which it does on the root logger alone."""
+    said: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield said
+    finally:
+        root.removeHandler(handler)
+
+
+def _why(error: BaseException) -> str:
+    """The message of the innermost error, without the objects that urllib3 prints around it."""
+    from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
+
+    late = isinstance(error, exceptions.ConnectTimeoutError)  # a refusal is one for urllib3, too
+    if late and not isinstance(error, exceptions.NewConnectionError):
+        return f"no connection within {CONNECT_SECONDS:.0f} s"
+    if isinstance(error, exceptions.ReadTimeoutError):
+        return "it does not answer in time"
+    inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
+    if inner is not None:
+        return _why(inner)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

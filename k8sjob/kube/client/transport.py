@@ -1,0 +1,165 @@
+"""The transport: the few requests to an apiserver that the cluster's back end is written over.
+
+There are two: python_client.py and kubectl.py. Both take contexts, credentials and TLS from a
+kubeconfig, or from the pod that they run in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from k8sjob.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from threading import Event
+
+    from k8sjob.kube.objects import Json
+
+__all__ = ["MAX_LINE", "ApiError", "Cause", "Line", "Transport", "lines", "refusal"]
+
+Cause = tuple[str, str]
+"""A field's path and what is wrong with it, as in a Status' details.causes."""
+
+
+class ApiError(BackendError):
+    """An apiserver's refusal, or that none could be reached.
+
+    Attributes:
+        code: the HTTP status; 0: there was no answer, or the connection broke in the middle of one.
+        reason: the Status' reason, as "AlreadyExists", "Forbidden", "Invalid", "Expired"; for
+            code 0 "Unreachable", "Untrusted" (its certificate) or "Unusable" (the kubeconfig);
+            empty for an error of the client's own.
+        said: the server's own message.
+        causes: the fields that are wrong, where the server names them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int = 0,
+        reason: str = "Unreachable",
+        said: str = "",
+        causes: Sequence[Cause] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.said, self.causes = code, reason, said or message, causes
+
+
+class Transport(Protocol):
+    """A connection to one cluster, as one user. Safe to use from several threads."""
+
+    context: str
+    """The kubeconfig's context, or "in-cluster"."""
+    namespace: str
+    """The namespace where none is named."""
+    server: str
+    """The apiserver's URL, for messages."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        metadata_only: bool = False,
+        timeout: float = 30.0,
+    ) -> Json:
+        """One request; the object in the answer.
+
+        Args:
+            method: "GET", "POST", "DELETE", or "PATCH", whose body is a merge patch of one object.
+            path: the path at the apiserver, percent-encoded, as /api/v1/namespaces/default/pods.
+            query: parameters, not encoded yet.
+            body: an object.
+            metadata_only: of one object to GET; its contents stay with the server.
+            timeout: seconds without an answer until the request is given up.
+
+        Raises:
+            ApiError: the server refuses, or cannot be reached.
+        """
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        idle: float = 300.0,
+        stop: Event | None = None,
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come, each with its newline; the last one may lack it.
+
+        Closing the iterator closes the connection.
+
+        Args:
+            path: as for request.
+            query: as for request.
+            idle: seconds of silence after which the connection counts as broken.
+            stop: set from another thread to end the iteration within a second.
+
+        Raises:
+            ApiError: the server refuses; with code 0 where the connection breaks. A clean end of
+                the answer ends the iteration.
+        """
+
+
+def refusal(code: int, answer: Json | str) -> ApiError:
+    """The error for an answer that is no success.
+
+    Args:
+        code: the HTTP status.
+        answer: a Status object, or the text of an answer that is none (a proxy's, mostly).
+    """
+    if isinstance(answer, str):
+        said = " ".join(answer.split())[:300] or "without a reason"
+        return ApiError(f"the server answers {code}: {said}", code=code, reason="", said=said)
+    reason = str(answer.get("reason") or "")
+    causes = [
+        (str(cause.get("field") or ""), str(cause.get("message") or ""))
+        for cause in (answer.get("details") or {}).get("causes") or []
+    ]
+    said = str(answer.get("message") or reason or "without a reason")
+    return ApiError(said, code=code, reason=reason, said=said, causes=causes)
+
+
+MAX_LINE: Final = 16 * 2**20
+"""Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
+a progress bar that never ends its line is."""
+
+
+class Line:
+    """A line that comes in pieces; only its first MAX_LINE bytes are kept."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._left_out = 0
+
+    def add(self, piece: bytes) -> None:
+        """Append a piece without a newline."""
+        room = MAX_LINE - len(self._kept)
+        self._kept += piece[:room]
+        self._left_out += max(len(piece) - room, 0)
+
+    def take(self) -> bytes:
+        """The line so far, with a note if part of it was left out; starts the next line."""
+        if self._left_out:
+            self._kept += b" [k8sjob: %d more bytes of this line are left out]" % self._left_out
+        taken = bytes(self._kept)
+        self._kept.clear()
+        self._left_out = 0
+        return taken
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
+    line = Line()
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        line.add(first)
+        for other in others:
+            yield line.take() + b"\n"
+            line.add(other)
+    if rest := line.take():
+        yield rest

@@ -1,0 +1,292 @@
+"""Views of Kubernetes objects: metadata, conditions, pods and their containers, events. Pure."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import CONTAINER_NAME, Role
+from k8sjob.kube.labels import replica_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+__all__ = [
+    "Json",
+    "Object",
+    "Pod",
+    "containers",
+    "event_time",
+    "finished",
+    "has_ended",
+    "in_time",
+    "is_of_pods",
+    "is_suspended",
+    "is_true",
+    "moment",
+    "new_event",
+    "own_pods",
+    "owned",
+    "pod_specs",
+    "replica_order",
+    "seconds_to_end",
+    "stamp",
+    "true_conditions",
+]
+
+Json = dict[str, Any]
+"""A Kubernetes object, as parsed from JSON."""
+
+
+_LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
+_GRACE_SECONDS: Final = 30
+"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
+_SPARE_SECONDS: Final = 60
+"""How long pods may outlast their grace period: their kubelet may be away for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """Any object: what is missing in it reads as empty.
+
+    Attributes:
+        raw: the object, as parsed from JSON.
+    """
+
+    raw: Json
+
+    def part(self, *path: str) -> Json:
+        """The mapping at a path of keys; empty where there is none."""
+        found = self.raw
+        for key in path:
+            found = found.get(key) or {}
+        return found
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.part("metadata").get("name", ""))
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace."""
+        return str(self.part("metadata").get("namespace", ""))
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid."""
+        return str(self.part("metadata").get("uid", ""))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """metadata.labels."""
+        return self.part("metadata", "labels")
+
+    @property
+    def created(self) -> str:
+        """metadata.creationTimestamp, RFC 3339."""
+        return str(self.part("metadata").get("creationTimestamp") or "")
+
+    @property
+    def deleting(self) -> bool:
+        """Whether its deletion was asked for."""
+        return bool(self.part("metadata").get("deletionTimestamp"))
+
+    @property
+    def spec(self) -> Json:
+        """Its spec."""
+        return self.part("spec")
+
+    @property
+    def status(self) -> Json:
+        """Its status."""
+        return self.part("status")
+
+
+class Pod(Object):
+    """A Pod, and the status of its training container."""
+
+    __slots__ = ()
+
+    @property
+    def phase(self) -> str:
+        """status.phase; "Pending" before there is one."""
+        return str(self.status.get("phase") or "Pending")
+
+    @property
+    def live(self) -> bool:
+        """Whether it has neither succeeded nor failed."""
+        return self.phase not in {"Succeeded", "Failed"}
+
+    @property
+    def node(self) -> str:
+        """The name of its node; empty before it is scheduled."""
+        return str(self.spec.get("nodeName") or "")
+
+    @property
+    def container(self) -> Object:
+        """The status of the training container; empty before the kubelet has written it."""
+        statuses = self.status.get("containerStatuses") or ()
+        return Object(next((one for one in statuses if one.get("name") == CONTAINER_NAME), {}))
+
+    @property
+    def restarts(self) -> int:
+        """The container's restart count."""
+        return int(self.container.raw.get("restartCount", 0))
+
+    @property
+    def terminated(self) -> Json:
+        """How the container ended; empty while it runs, or waits to be started again."""
+        return self.container.part("state", "terminated")
+
+    @property
+    def terminated_before(self) -> Json:
+        """How the start before the present one ended; empty where there was none."""
+        return self.container.part("lastState", "terminated")
+
+
+# --- conditions -----------------------------------------------------------------------------------
+
+
+def true_conditions(status: Json) -> dict[str, Json]:
+    """The conditions of a status by type, those whose status is "True"; their order has no meaning.
+
+    Args:
+        status: of any object.
+    """
+    conditions = status.get("conditions") or ()
+    return {str(c.get("type")): c for c in conditions if c.get("status") == "True"}
+
+
+def is_true(status: Json, kind: str) -> bool:
+    """Whether a condition's status is "True"."""
+    return kind in true_conditions(status)
+
+
+def finished(status: Json) -> bool:
+    """Whether the status of a PyTorchJob is that of one that has succeeded or failed."""
+    return not true_conditions(status).keys().isdisjoint(("Succeeded", "Failed"))
+
+
+def has_ended(job: Json) -> bool:
+    """Whether a PyTorchJob has succeeded or failed."""
+    return finished(job.get("status") or {})
+
+
+def is_suspended(job: Json) -> bool:
+    """Whether a PyTorchJob is to be suspended (spec.runPolicy.suspend)."""
+    return bool((job["spec"].get("runPolicy") or {}).get("suspend"))
+
+
+# --- times and events -----------------------------------------------------------------------------
+
+
+def moment(timestamp: str | None) -> datetime | None:
+    """A timestamp of the apiserver; None for none."""
+    return datetime.fromisoformat(timestamp) if timestamp else None
+
+
+def stamp(now: datetime) -> str:
+    """A timestamp as the apiserver writes it: RFC 3339 in UTC, whole seconds."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def event_time(event: Json) -> datetime:
+    """When an Event last happened; 1970 where it has no time.
+
+    Which of its times is kept up to date depends on the API through which it was recorded, and the
+    scheduler's have an eventTime alone.
+    """
+    series = event.get("series") or {}
+    last = filter(None, map(moment, (series.get("lastObservedTime"), event.get("lastTimestamp"))))
+    first = event.get("eventTime") or event.get("firstTimestamp") or Object(event).created
+    return max(last, default=None) or moment(first) or _LONG_AGO
+
+
+def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
+    """Events, oldest first."""
+    return tuple(sorted(events, key=event_time))
+
+
+def new_event(about: Json, kind: str, reason: str, message: str, now: datetime) -> Json:
+    """An Event as an apiserver would return it.
+
+    Args:
+        about: the object that it is about.
+        kind: "Normal" or "Warning".
+        reason: CamelCase.
+        message: for people.
+        now: when it happened.
+    """
+    of, when, uid = Object(about), stamp(now), str(uuid.uuid4())
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{of.name}.{uid[:8]}",
+            "namespace": of.namespace,
+            "uid": uid,
+            "creationTimestamp": when,
+        },
+        "involvedObject": {"kind": about.get("kind", ""), "name": of.name, "uid": of.uid},
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "count": 1,
+        "firstTimestamp": when,
+        "lastTimestamp": when,
+    }
+
+
+# --- the pods of a job ----------------------------------------------------------------------------
+
+
+def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
+    """Each role of a PyTorchJob: its name, how many replicas it has, and their Pods' spec."""
+    for role, replica in Object(job).part("spec", "pytorchReplicaSpecs").items():
+        yield role, replica.get("replicas") or 1, Object(replica).part("template", "spec")
+
+
+def containers(pod: Json) -> list[Json]:
+    """The containers of a Pod's spec, in the order in which they start."""
+    return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+
+
+def owned(pod: Json, uid: str) -> bool:
+    """Whether no controller but the job of this uid owns a pod that carries the job's name."""
+    owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
+    return all(owner.get("uid") == uid for owner in owners)
+
+
+def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
+    """The job's pods, Master first and by index; not those of an earlier job of its name."""
+    uid = job["metadata"]["uid"]
+    mine = (pod for pod in pods if owned(pod, uid))
+    return tuple(sorted(mine, key=lambda pod: replica_order(replica_of(pod))))
+
+
+def replica_order(replica: str) -> tuple[bool, int]:
+    """Sorts replicas: the Master first, then by index."""
+    role, _, index = replica.rpartition("-")
+    return role != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
+
+
+def is_of_pods(job: Json, event: Json) -> bool:
+    """Whether an event is about one of the job's pods, also one that no longer exists."""
+    of = Object(job)
+    about = str(Object(event).part("involvedObject").get("name", ""))
+    if not re.fullmatch(rf"{re.escape(of.name)}-(?:master|worker)-\d+", about):
+        return False
+    made = moment(of.created)
+    return made is None or event_time(event) >= made
+
+
+def seconds_to_end(job: Json) -> float:
+    """How long the job's pods may take to end and be gone."""
+    asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
+    grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
+    return float(grace) + _SPARE_SECONDS

@@ -1,0 +1,191 @@
+"""API resources: the paths of their objects, and those that a PyTorchJob refers to. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urlencode
+
+from k8sjob.errors import BackendError
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object, containers, pod_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from k8sjob.kube.objects import Json
+
+__all__ = [
+    "JOBS",
+    "Reference",
+    "Target",
+    "path",
+    "references",
+    "with_query",
+]
+
+JOBS: Final = "pytorchjobs"
+
+_GROUPS: Final = {
+    JOBS: "kubeflow.org/v1",
+    "customresourcedefinitions": "apiextensions.k8s.io/v1",
+    "deployments": "apps/v1",
+    "storageclasses": "storage.k8s.io/v1",
+    "selfsubjectaccessreviews": "authorization.k8s.io/v1",
+    "localqueues": "kueue.x-k8s.io/v1beta1",
+    "priorityclasses": "scheduling.k8s.io/v1",
+    "runtimeclasses": "node.k8s.io/v1",
+    "workloads": "kueue.x-k8s.io/v1beta1",
+}
+
+
+def path(resource: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """The path of a resource, of one object, or of a part of it.
+
+    Args:
+        resource: in the plural, as "pods".
+        namespace: empty for all of them, or for what has none.
+        name: of the object; empty: the collection.
+        subresource: as "log".
+
+    Raises:
+        BackendError: a name that is a step of a path, as "..".
+    """
+    if dots := {".", ".."} & {namespace, name}:
+        raise BackendError(f"{dots.pop()!r} is not the name of a namespace or of an object")
+    group = _GROUPS.get(resource)
+    parts = ["apis", *group.split("/")] if group else ["api", "v1"]
+    parts += ["namespaces", namespace] if namespace else []
+    parts += [resource, name, subresource]
+    return "/" + "/".join(quote(part, safe="") for part in parts if part)
+
+
+def with_query(path: str, query: Mapping[str, str] | None) -> str:
+    """A path with its parameters, which are not encoded yet."""
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path names; empty where it does not.
+
+    Attributes:
+        group: the API group, empty for the core.
+        version: its version.
+        resource: in the plural.
+        namespace: the object's namespace.
+        name: the object's name.
+        subresource: a part of it.
+    """
+
+    group: str = ""
+    version: str = ""
+    resource: str = ""
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @classmethod
+    def of(cls, path: str) -> Target:
+        """The inverse of `path`, for any group."""
+        _, root, *parts = path.split("/")
+        group = parts.pop(0) if root == "apis" and parts else ""
+        version, *parts = [*map(unquote, parts), ""]
+        namespace = ""
+        if len(parts) > 3 and parts[0] == "namespaces":
+            namespace, parts = parts[1], parts[2:]
+        resource, name, subresource, *_ = [*parts, "", "", ""]
+        return cls(group, version, resource, namespace, name, subresource)
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        named = f"{kind} {self.name!r}" if self.name else kind
+        return f"{named} in namespace {self.namespace}" if self.namespace else named
+
+
+_RESOURCES: Final = {
+    "service account": "serviceaccounts",
+    "secret": "secrets",
+    "pull secret": "secrets",
+    "config map": "configmaps",
+    "claim": "persistentvolumeclaims",
+    "priority class": "priorityclasses",
+    "runtime class": "runtimeclasses",
+    "queue": "localqueues",
+}
+_OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An object that a job needs.
+
+    Attributes:
+        kind: "secret", "claim", ... in plain words.
+        name: its name.
+    """
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def resource(self) -> str:
+        """Its resource at the apiserver, in the plural."""
+        return _RESOURCES[self.kind]
+
+    def path(self, namespace: str) -> str:
+        """Its path at the apiserver."""
+        return path(self.resource, "" if self.kind in _OF_THE_CLUSTER else namespace, self.name)
+
+
+def references(job: Json) -> list[Reference]:
+    """Everything that must exist for the job's Pods to start, each once; nothing optional."""
+    found: dict[Reference, None] = {}
+    if queue := Object(job).labels.get(QUEUE):
+        found[Reference("queue", queue)] = None
+    for _, _, pod in pod_specs(job):
+        found |= dict.fromkeys(_of_pod(pod))
+    return [one for one in found if one.name not in {"", ".", ".."}]
+
+
+def _of_pod(pod: Json) -> Iterator[Reference]:
+    for kind, key in (
+        ("service account", "serviceAccountName"),
+        ("priority class", "priorityClassName"),
+        ("runtime class", "runtimeClassName"),
+    ):
+        if pod.get(key):
+            yield Reference(kind, pod[key])
+    for secret in pod.get("imagePullSecrets") or ():
+        yield Reference("pull secret", secret.get("name", ""))
+    for volume in pod.get("volumes") or ():
+        yield from _of_volume(volume)
+    for container in containers(pod):
+        for source in container.get("envFrom") or ():
+            yield from _named(source, ("secret", "secretRef"), ("config map", "configMapRef"))
+        for variable in container.get("env") or ():
+            source = variable.get("valueFrom") or {}
+            yield from _named(source, ("secret", "secretKeyRef"), ("config map", "configMapKeyRef"))
+
+
+def _of_volume(volume: Json) -> Iterator[Reference]:
+    claim = volume.get("persistentVolumeClaim")
+    if claim:
+        yield Reference("claim", claim.get("claimName", ""))
+    secret = volume.get("secret")
+    if secret and not secret.get("optional"):
+        yield Reference("secret", secret.get("secretName", ""))
+    yield from _named(volume, ("config map", "configMap"))
+    for source in (volume.get("projected") or {}).get("sources") or ():
+        yield from _named(source, ("secret", "secret"), ("config map", "configMap"))
+
+
+def _named(source: Json, *kinds: tuple[str, str]) -> Iterator[Reference]:
+    """References of the form `{configMapRef: {name: NAME}}`."""
+    for kind, key in kinds:
+        named = source.get(key)
+        if named and not named.get("optional"):
+            yield Reference(kind, named.get("name", ""))

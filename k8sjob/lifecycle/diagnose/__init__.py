@@ -1,6 +1,0 @@
-"""Why a job is in its state: objects and last lines of output in, findings out. Pure."""
-
-from k8sjob.lifecycle.diagnose.causes import diagnose
-from k8sjob.lifecycle.diagnose.finding import Cause, Finding
-
-__all__ = ["Cause", "Finding", "diagnose"]

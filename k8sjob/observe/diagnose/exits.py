@@ -1,0 +1,333 @@
+"""Causes of a container's failure, the most specific first."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import Event, EventKind, ExitCode
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding
+from k8sjob.observe.diagnose.output import (
+    LastOutput,
+    explain_output,
+    last_output,
+    timed_out_ranks,
+)
+from k8sjob.observe.status import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.observe.diagnose.facts import End, Facts
+
+__all__ = ["explain_end", "is_consequence"]
+
+_WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
+"""Causes of a rank that waited for another one."""
+_FIELD: Final = re.compile(
+    r"((?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+)[\[:]"
+)
+"""How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
+_CLOCK_TOLERANCE: Final = 1.0
+"""Seconds by which the kubelet's clock, which rounds, and a container's own may differ."""
+_TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) received by PID")
+"""How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
+_EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
+"""The kernel's refusal in a container's output, and in the container runtime's message."""
+_STATE_REFUSED: Final = re.compile(
+    r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
+    r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
+)
+"""Errors of torch's load_state_dict about a state of another model or optimizer."""
+
+
+def explain_end(facts: Facts, end: End) -> Finding:
+    """The finding about a container's failure, at the replica whose rank failed.
+
+    The Master's agent ends with the failure of another node where its own ranks have succeeded.
+    """
+    if end.reason and end.reason.rank >= 0 and end.replica == next(iter(facts.ranks), ""):
+        end = replace(end, replica=facts.replica_of(end.reason.rank) or end.replica)
+    return next(finding for cause in _CAUSES if (finding := cause(facts, end)))
+
+
+def is_consequence(facts: Facts, end: End) -> bool:
+    """Whether another failure, or a request, caused this one."""
+    return end.is_consequence or _output(facts, end).lost_a_peer
+
+
+def _output(facts: Facts, end: End) -> LastOutput:
+    return last_output(end, facts.tail(end.replica), ranks=facts.ranks.get(end.replica, 1))
+
+
+def _finding(end: End, cause: Cause, what: str, next_step: str) -> Finding:
+    return Finding(cause, f"{end.source}: {what}", next_step, end.replica)
+
+
+def _explained(end: End, explanation: Explanation | None) -> Finding | None:
+    if explanation is None:
+        return None
+    where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
+    return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
+
+
+def _hung(facts: Facts, end: End) -> Finding | None:
+    if end.exit_code != ExitCode.HUNG:
+        return None
+    if left := _left_early(facts, end):
+        return left
+    culprits = end.reason.culprits if end.reason else ()
+    where = f" --rank {culprits[0]}" if culprits else ""
+    others_waited = end.reason is not None and end.reason.type == "Hung"  # see watchdog.py
+    limit = "the others may wait so long, raise run.collective_timeout"
+    return Finding(
+        Cause.HUNG,
+        f"{_ranks(culprits) or end.source} hung{_reported(end)}",
+        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; if "
+        + (limit if others_waited else "a step may take so long, raise run.hang_timeout"),
+        end.replica,
+    )
+
+
+def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
+    if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
+        return None
+    if left := _left_early(facts, end):
+        step = "submit the job again: it continues from its newest checkpoint, and ends at once"
+        return replace(left, next_step=f"{step} where that was the last one; {left.next_step}")
+    job, culprits = facts.job_argument, end.reason.culprits
+    return Finding(
+        Cause.RENDEZVOUS,
+        f"{_ranks(culprits)} did not join the rendezvous{_reported(end)}",
+        f"see why: k8sjob status {job}, k8sjob logs {job} --rank {culprits[0]};"
+        " if it only needs longer, raise run.rendezvous_timeout",
+        end.replica,
+    )
+
+
+def _misconfigured(facts: Facts, end: End) -> Finding | None:
+    if end.exit_code != ExitCode.CONFIG or not end.reason:
+        return None
+    step = _field_to_change(end) or "correct the job's settings"
+    step = f"{step}; restarting will not help ({facts.job_argument})"
+    return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
+
+
+def _wrong_processor(facts: Facts, end: End) -> Finding | None:
+    lines = [*end.message.splitlines(), *_output(facts, end).context]
+    if end.reason or not any(_EXEC_FORMAT.search(line) for line in lines):
+        return None
+    return _finding(
+        end,
+        Cause.IMAGE,
+        "its image is built for another processor architecture than its node's (exec format error)",
+        "build it on a base for that platform (image.platform in job.yaml), or select other nodes"
+        " (node_selector: {kubernetes.io/arch: ...})",
+    )
+
+
+def _cannot_start(facts: Facts, end: End) -> Finding | None:
+    where = "on this machine" if facts.local else "in the image"
+    step = f"correct run.command, or install the program {where}"
+    what = "its command cannot be started"
+    if end.why not in ("StartError", "ContainerCannotRun"):
+        if end.exit_code != 127:  # a shell's "no such program"
+            return None
+        return _finding(end, Cause.START, what + _error(facts, end), step)
+    error = re.sub(
+        r"^.*?unable to start container process: (?:error during container init: )?",
+        "",
+        " ".join(end.message.split()),
+    ).removesuffix(": unknown")
+    if "nvidia-container-cli" in error:
+        error = error[error.index("nvidia-container-cli") :]
+        return _explained(end, explain_output(LastOutput((error,), ()), local=facts.local))
+    if "OOM-killed" in error:
+        return _out_of_memory(facts, replace(end, why="OOMKilled"))
+    if error.startswith(("mkdir ", "chdir ")):
+        what, step = "its working directory is not there", "correct the container's workingDir"
+    return _finding(end, Cause.START, what + f": {error}" * bool(error), step)
+
+
+def _out_of_memory(facts: Facts, end: End) -> Finding | None:
+    if end.why != "OOMKilled":
+        return None
+    limits = (pod.limits().get("memory") for pod in facts.pods if pod.replica == end.replica)
+    limit = next((f": its limit is {limit}" for limit in limits if limit), "")
+    return _finding(
+        end,
+        Cause.MEMORY,
+        f"killed by the kernel, which was out of memory{limit}",
+        "raise resources.memory, or use less: fewer data loader workers, smaller batches",
+    )
+
+
+def _others_left(facts: Facts, end: End) -> Finding | None:
+    reported = end.reason is not None and end.reason.type == "Left"
+    return _left_early(facts, end) if reported else None
+
+
+def _explained_by_output(facts: Facts, end: End) -> Finding | None:
+    explanation = explain_output(_output(facts, end), local=facts.local)
+    if explanation and explanation.cause in _WAITS:
+        if left := _left_early(facts, end):
+            return left
+        if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
+            explanation = explanation._replace(what=explanation.what + _absent_ranks(facts))
+    return _explained(end, explanation)
+
+
+def _absent_ranks(facts: Facts) -> str:
+    """The ranks that did not wait: those are the ones to look at."""
+    world_size = sum(facts.ranks.values())
+    waited = timed_out_ranks(line for lines in facts.logs.values() for line in lines)
+    absent = sorted(set(range(world_size)) - waited) if waited else []
+    if not 0 < len(absent) <= world_size // 2 or len(facts.logs) < len(facts.pods):
+        return ""
+    return f"; {_ranks(tuple(absent))} did not wait for it"
+
+
+def _lost_connection(facts: Facts, end: End) -> Finding | None:
+    if end.exit_code != ExitCode.PEER_LOST and not _output(facts, end).lost_a_peer:
+        return None
+    between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
+    return _left_early(facts, end) or _finding(
+        end,
+        Cause.CONNECTION,
+        f"the connection to another rank broke{_error(facts, end)}",
+        f"see whether another replica ended: k8sjob status {facts.job_argument}; if none did, check"
+        f" what is between them{between}",
+    )
+
+
+def _left_early(facts: Facts, end: End) -> Finding | None:
+    """That the rank had waited for ranks whose training was done."""
+    left = _done_before(facts, end)
+    if not left:
+        return None
+    at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
+    error = _error(facts, end)
+    if end.reason and end.reason.type == "Left":  # its message begins with the same
+        error = "".join(error.partition("exit code 0")[2:])
+    replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
+    return Finding(
+        Cause.LEFT_EARLY,
+        f"{' and '.join(left)} had ended with exit code 0, and {end.source} still waited for"
+        f" {'it' if len(left) == 1 else 'them'}{at}{error}",
+        SAME_STEPS,
+        replicas[0],
+        replicas,
+    )
+
+
+def _done_before(facts: Facts, end: End) -> dict[str, str]:
+    """Descriptions of those that had ended with exit code 0 by then, each with its replica."""
+    if end.reason and end.reason.type == "Left":
+        return {f"rank {rank}": facts.replica_of(rank) for rank in end.reason.culprits}
+    done = {pod.replica: pod.trained_until for pod in facts.done}
+    if facts.status.state is JobState.SUCCEEDED and facts.ranks:
+        done.setdefault(next(iter(facts.ranks)), None)  # it decides the state; its Pod may be gone
+    return {
+        facts.with_ranks(replica): replica
+        for replica, ended in done.items()
+        if replica != end.replica
+        and (ended is None or ended.timestamp() <= end.time + _CLOCK_TOLERANCE)
+    }
+
+
+def _killed(facts: Facts, end: End) -> Finding | None:
+    number = end.exit_code - 128 if end.reason else _signal(facts, end)
+    if number <= 0 or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
+        return None
+    name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
+    killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
+    if not facts.local:
+        killed = (
+            "find out what killed it: its pod was deleted or evicted (kubectl get events -n"
+            f" {facts.namespace}), or one of its processes ran out of memory (resources.memory)"
+        )
+    step = {
+        "SIGKILL": killed,
+        "SIGBUS": "a full /dev/shm does this: raise resources.shm, or use fewer loader workers",
+        "SIGTERM": "something asked it to end; if it was the cluster, the job continues by itself",
+    }.get(name, f"see its last lines: k8sjob logs {facts.job_argument} -r {end.replica}")
+    error = "" if end.reason and end.reason.type == "Signal" else _error(facts, end)
+    return _finding(end, Cause.KILLED, f"ended by {name}{error}", step)
+
+
+def _signal(facts: Facts, end: End) -> int:
+    """The signal that ended the container, or a process of torchrun's, by its summary."""
+    output = _output(facts, end)
+    lines = () if output.error else output.context
+    found = next((found for line in lines if (found := _TORCHRUN_SIGNAL.search(line))), None)
+    return int(found[1]) if found else end.exit_code - 128
+
+
+def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
+    """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
+    if not any(_STATE_REFUSED.search(line) for line in _output(facts, end).error):
+        return None
+    events = (Event.decode(line) for lines in facts.logs.values() for line in lines)
+    resumed = [event for event in events if event and event.kind == EventKind.RESUMED]
+    if not resumed:
+        return None
+    name = " ".join(str(resumed[-1].data.get("path") or "the checkpoint").split())
+    scratch = "k8sjob run --fresh" if facts.local else "an empty checkpoint.dir"
+    step = (
+        f"the script refused what it resumed from {name}: if that was saved with another model or"
+        f" optimizer, start from scratch ({scratch}), or give the script the former ones"
+    )
+    return replace(_crashed(facts, end), next_step=step)
+
+
+def _crashed(facts: Facts, end: End) -> Finding:
+    return _finding(
+        end,
+        Cause.CRASH,
+        f"exit code {end.exit_code}{_error(facts, end)}",
+        f"{_field_to_change(end) or 'correct the script'}; its output:"
+        f" k8sjob logs {facts.job_argument} -r {end.replica}",
+    )
+
+
+def _field_to_change(end: End) -> str:
+    """The field of the job.yaml that an error of k8sjob's runtime names; empty for none."""
+    field = _FIELD.match(end.reason.message) if end.reason else None
+    return f"change {field[1]} in the job.yaml" if field else ""
+
+
+def _error(facts: Facts, end: End) -> str:
+    """`: ` and the error as it was written, or the last line of the output."""
+    if end.reason and end.reason.type != "Exit":
+        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal", "Left") else ""
+        where = f" ({end.reason.where})" if end.reason.where else ""
+        return f": {kind}{end.reason.message}{where}"
+    output = _output(facts, end)
+    line = (output.error[0] if output.error else output.last).strip()
+    return f": {line}" if line else ""
+
+
+def _reported(end: End) -> str:
+    return f": {end.reason.message}" if end.reason else ""
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
+
+
+_CAUSES: Final[tuple[Callable[[Facts, End], Finding | None], ...]] = (
+    _others_left,
+    _hung,
+    _absent_from_rendezvous,
+    _misconfigured,
+    _out_of_memory,
+    _wrong_processor,
+    _cannot_start,
+    _explained_by_output,
+    _lost_connection,
+    _killed,
+    _refused_checkpoint,
+    _crashed,
+)

@@ -1,0 +1,409 @@
+"""The facts of a diagnosis: the job, its Pods, their containers, and how these ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import LOCAL
+from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason
+from k8sjob.kube.labels import replica_of
+from k8sjob.kube.objects import moment
+from k8sjob.observe.status import job_status, last_end, processes, replica_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.observe.diagnose.finding import ReplicaFinding
+    from k8sjob.observe.status import JobStatus
+
+__all__ = ["OPERATOR_INIT", "Container", "End", "Facts", "Pod"]
+
+OPERATOR_INIT: Final = "init-pytorch"
+"""The init container that the operator adds to workers: it waits for the Master's name."""
+_FAILED_EVENT: Final = re.compile(
+    rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
+    r" terminated message: (?P<message>.*)",
+    re.DOTALL,
+)
+_EXITED_EVENT: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
+"""All that is left of a Pod that the ExitCode policy has recreated."""
+_RETRYABLE_EXIT: Final = 128
+"""The ExitCode policy starts a replica again for this exit code and those above."""
+_CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
+_CUT_REASON: Final = re.compile(
+    r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
+    r' "type": "(?P<type>[^"\\]*)", "message": "(?P<message>(?:[^"\\]|\\.)*)'
+)
+"""A Reason in an Event, which keeps 1024 characters."""
+
+
+class Container:
+    """One container of a Pod.
+
+    Attributes:
+        name: its name in the Pod.
+        spec: as the Pod asks for it.
+        status: as the kubelet reports it; empty before it does.
+        init: whether it is an init container.
+        state: one of waiting, running, terminated.
+        waiting: why it waits; empty if it does not.
+        ended: how it ended; empty if it has not, or was started again.
+    """
+
+    def __init__(self, spec: Json, status: Json, *, init: bool) -> None:
+        self.name = str(spec.get("name", ""))
+        self.spec, self.status, self.init = spec, status, init
+        self.state: Json = status.get("state") or {}
+        self.waiting: Json = self.state.get("waiting") or {}
+        self.ended: Json = self.state.get("terminated") or {}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One Pod of the job.
+
+    Attributes:
+        object: as the apiserver has it.
+        replica: "worker-2".
+        events: the Events about it, oldest first.
+    """
+
+    object: Json
+    replica: str
+    events: tuple[Json, ...] = ()
+
+    @property
+    def meta(self) -> Json:
+        """Its metadata."""
+        return self.object.get("metadata") or {}
+
+    @property
+    def spec(self) -> Json:
+        """What was asked for."""
+        return self.object.get("spec") or {}
+
+    @property
+    def status(self) -> Json:
+        """What the kubelet and the scheduler report."""
+        return self.object.get("status") or {}
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded, Failed or Unknown."""
+        return str(self.status.get("phase", "Pending"))
+
+    @property
+    def node(self) -> str:
+        """Where it runs; empty before it was scheduled."""
+        return str(self.spec.get("nodeName") or "")
+
+    @property
+    def terminating(self) -> bool:
+        """Whether its deletion was requested."""
+        return bool(self.meta.get("deletionTimestamp"))
+
+    @property
+    def created(self) -> datetime | None:
+        """When it was created."""
+        return moment(self.meta.get("creationTimestamp"))
+
+    @property
+    def training(self) -> bool:
+        """Whether its training container runs, and is not being ended."""
+        return bool(self.trainer and "running" in self.trainer.state) and not self.terminating
+
+    @property
+    def trained_until(self) -> datetime | None:
+        """When its training container ended; None where not known."""
+        return moment(self.trainer.ended.get("finishedAt")) if self.trainer else None
+
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        """Its containers, the init ones first."""
+        return (
+            *self._containers("initContainers", "initContainerStatuses", init=True),
+            *self._containers("containers", "containerStatuses", init=False),
+        )
+
+    @property
+    def trainer(self) -> Container | None:
+        """The container that trains."""
+        found = (c for c in self.containers if c.name == CONTAINER_NAME and not c.init)
+        return next(found, None)
+
+    def condition(self, kind: str) -> Json:
+        """Its condition of that type; empty if there is none."""
+        conditions = self.status.get("conditions") or ()
+        return next((c for c in conditions if c.get("type") == kind), {})
+
+    def last_event(self, *reasons: str) -> Json:
+        """The newest Event about it with one of these reasons; empty if there is none."""
+        return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
+
+    def limits(self) -> dict[str, str]:
+        """The limits of its training container."""
+        wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
+        return wanted.get("limits") or {}
+
+    def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
+        statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
+        for spec in self.spec.get(key) or [{"name": name} for name in statuses]:
+            yield Container(spec, statuses.get(spec.get("name"), {}), init=init)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One training container that failed.
+
+    Attributes:
+        replica: "worker-2".
+        exit_code: of the failure; the container's own where nothing more is known.
+        why: the kubelet's reason: "Error", "OOMKilled", "StartError".
+        message: the termination message, unchanged.
+        reason: the same, decoded; None where it is not from k8sjob's runtime.
+        time: seconds since the epoch at which it failed.
+    """
+
+    replica: str
+    exit_code: int
+    why: str
+    message: str
+    reason: Reason | None
+    time: float
+
+    @property
+    def source(self) -> str:
+        """The replica, and its rank where that is known."""
+        rank = self.reason.rank if self.reason else -1
+        return f"{self.replica}, rank {rank}" if rank >= 0 else self.replica
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another failure, or a request, was the cause of this one."""
+        others_absent = bool(self.reason and self.reason.culprits)
+        return self.exit_code in _CONSEQUENCES and not others_absent
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A job, its objects and its output, at one moment.
+
+    Attributes:
+        snapshot: the job and its objects.
+        logs: the last lines of each replica's output, by its name; replicas may be missing.
+        related: objects beside the job's own; see Backend.related.
+        now: the present moment.
+    """
+
+    snapshot: Snapshot
+    logs: Mapping[str, Sequence[str]]
+    related: Sequence[Json]
+    now: datetime
+
+    @cached_property
+    def status(self) -> JobStatus:
+        """The state of the job and its replicas."""
+        return job_status(self.snapshot)
+
+    @property
+    def meta(self) -> Json:
+        """The job's metadata."""
+        return self.snapshot.job.get("metadata") or {}
+
+    @property
+    def spec(self) -> Json:
+        """The job's spec."""
+        return self.snapshot.job.get("spec") or {}
+
+    @property
+    def policy(self) -> Json:
+        """The job's runPolicy."""
+        return self.spec.get("runPolicy") or {}
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.status.ref.name
+
+    @property
+    def namespace(self) -> str:
+        """The job's namespace."""
+        return self.status.ref.namespace
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs on this machine, and in no cluster."""
+        return self.namespace == LOCAL
+
+    @property
+    def job_argument(self) -> str:
+        """The job as a command line names it, whatever the current namespace."""
+        return self.name if self.local else str(self.status.ref)
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """How many processes each replica has; `auto` and the like count as one."""
+        job = self.snapshot.job
+        return dict(zip(replica_names(job), processes(job), strict=True))
+
+    @property
+    def fixed_ranks(self) -> bool:
+        """Whether the spec alone says which ranks each replica has."""
+        nproc = str(self.spec.get("nprocPerNode") or "1")
+        return nproc.isdigit() and not self.spec.get("elasticPolicy")
+
+    def with_ranks(self, replica: str) -> str:
+        """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
+        if replica not in self.ranks or not self.fixed_ranks:
+            return replica
+        names = list(self.ranks)
+        first = sum(self.ranks[name] for name in names[: names.index(replica)])
+        last = first + self.ranks[replica] - 1
+        return f"{replica} (rank {first})" if first == last else f"{replica} (ranks {first}-{last})"
+
+    def replica_of(self, rank: int) -> str:
+        """The replica of a rank; empty where it is not known."""
+        if not self.fixed_ranks:
+            return ""
+        for replica, count in self.ranks.items():
+            if rank < count:
+                return replica
+            rank -= count
+        return ""
+
+    @cached_property
+    def pods(self) -> tuple[Pod, ...]:
+        """The job's Pods, Master first."""
+        events: defaultdict[tuple[str, str], list[Json]] = defaultdict(list)
+        for event in self.snapshot.events:
+            subject = event.get("involvedObject") or {}
+            events[subject.get("name", ""), subject.get("uid", "")].append(event)
+        pods = []
+        for pod in self.snapshot.pods:
+            meta = pod["metadata"]
+            name, uid = meta.get("name", ""), meta.get("uid", "")  # earlier Pods had other uids
+            replica = replica_of(pod) or name.removeprefix(f"{self.name}-")
+            pods.append(Pod(pod, replica, tuple(events[name, uid])))
+        return tuple(pods)
+
+    def runs_again(self, replica: str) -> bool:
+        """Whether a replica runs now, whatever has happened to it before."""
+        return not self.status.state.finished and any(
+            pod.training for pod in self.pods if pod.replica == replica
+        )
+
+    @cached_property
+    def done(self) -> tuple[Pod, ...]:
+        """The Pods whose training ended with exit code 0."""
+        return tuple(p for p in self.pods if p.trainer and p.trainer.ended.get("exitCode") == 0)
+
+    @cached_property
+    def missing(self) -> tuple[str, ...]:
+        """Replicas that the job asks for and that have no Pod."""
+        present = {pod.replica for pod in self.pods}
+        return tuple(name for name in self.ranks if name not in present)
+
+    @cached_property
+    def job_events(self) -> tuple[Json, ...]:
+        """The Events about the job itself, oldest first."""
+        return tuple(
+            event
+            for event in self.snapshot.events
+            if (event.get("involvedObject") or {}).get("kind") == "PyTorchJob"
+        )
+
+    @cached_property
+    def unschedulable(self) -> dict[str, ReplicaFinding]:
+        """A cache of what was found for Pods of one shape."""
+        return {}
+
+    def of_kind(self, kind: str) -> list[Json]:
+        """The related objects of a kind."""
+        return [one for one in self.related if one.get("kind") == kind]
+
+    def tail(self, replica: str) -> list[str]:
+        """The last lines of a replica that are not empty."""
+        lines = (line.rstrip() for line in self.logs.get(replica, ()))
+        return [line for line in lines if line]
+
+    @cached_property
+    def ends(self) -> list[End]:
+        """The newest failure of each replica that has one.
+
+        A Pod shows its container's last end. When the operator has deleted the Pod (a crashing one
+        counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
+        """
+        newest: dict[str, End] = {}
+        for end in (*self._ends_of_events(_FAILED_EVENT), *self._ends_of_pods()):
+            if end.replica not in newest or newest[end.replica].time <= end.time:
+                newest[end.replica] = end
+        for end in reversed(list(self._ends_of_events(_EXITED_EVENT))):
+            newest.setdefault(end.replica, end)
+        return list(newest.values())
+
+    def _ends_of_pods(self) -> Iterator[End]:
+        for pod in self.snapshot.pods:
+            ended = last_end(pod)
+            if ended.get("exitCode"):
+                yield _end(
+                    pod["metadata"]["name"].removeprefix(f"{self.name}-"),
+                    int(ended["exitCode"]),
+                    ended.get("reason", ""),
+                    ended.get("message", ""),
+                    ended.get("finishedAt", ""),
+                )
+
+    def _ends_of_events(self, pattern: re.Pattern[str]) -> Iterator[End]:
+        for event in self.snapshot.events:
+            if found := pattern.fullmatch(event.get("message", "")):
+                failed = pattern is _FAILED_EVENT
+                yield _end(
+                    found["pod"].removeprefix(f"{self.name}-"),
+                    int(found["code"]),
+                    event.get("reason", "") if failed else "",
+                    found["message"] if failed else "",
+                    event.get("lastTimestamp") or "",
+                )
+
+    def recreated(self, replica: str) -> int:
+        """How often the operator has recreated a replica's Pod under the ExitCode policy."""
+        roles = self.spec.get("pytorchReplicaSpecs") or {}
+        role = roles.get(replica.partition("-")[0].capitalize()) or {}
+        if role.get("restartPolicy") != "ExitCode":  # the operator writes these Events always
+            return 0
+        return sum(
+            int(event.get("count") or 1)
+            for event in self.snapshot.events
+            if (found := _EXITED_EVENT.fullmatch(event.get("message", "")))
+            and found["pod"] == f"{self.name}-{replica}"
+            and int(found["code"]) >= _RETRYABLE_EXIT
+        )
+
+
+def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> End:
+    reason = Reason.decode(message) or _cut_reason(message)
+    ended = moment(stamp)
+    time = reason.time if reason and reason.time else ended.timestamp() if ended else 0.0
+    # The container's own may be RESTARTS_SPENT; a container that failed did not end with 0.
+    code = (reason.exit_code if reason else 0) or exit_code
+    return End(replica, code, why, message, reason, time)
+
+
+def _cut_reason(message: str) -> Reason | None:
+    """The reason in a termination message whose end is missing."""
+    found = _CUT_REASON.match(message)
+    if found is None:
+        return None
+    whole = re.sub(r"\\u[0-9a-f]{0,3}$", "", found["message"])  # it may be cut within a character
+    try:
+        text = json.loads(f'"{whole}"', strict=False)
+    except ValueError:
+        return None
+    return Reason(int(found["code"]), int(found["rank"]), found["type"], text)

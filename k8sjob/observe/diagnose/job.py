@@ -1,0 +1,319 @@
+"""Causes that concern the job as a whole: its state, its queue, its limits, its training."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.kube.labels import JOB_NAME, QUEUE
+from k8sjob.kube.objects import event_time, moment
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed
+from k8sjob.observe.status import JobState, deletion, speaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from k8sjob.observe.diagnose.facts import Facts
+
+__all__ = [
+    "SUPERVISOR_GONE",
+    "deleting",
+    "ended_by_deadline",
+    "left_early",
+    "limits",
+    "nan_loss",
+    "no_group",
+    "operator_silent",
+    "queued",
+    "state",
+]
+
+_SUPERVISOR_FAILED: Final = "PyTorchJobSupervisorFailed"
+SUPERVISOR_GONE: Final = frozenset(
+    {"PyTorchJobSupervisorGone", "PyTorchJobStateDamaged", _SUPERVISOR_FAILED}
+)
+"""Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
+or where nothing of them is known."""
+_AGAIN: Final = "run the job again; with `checkpoint` in its spec it continues from the newest one"
+_OPERATOR: Final = "kubeflow.org/training-operator"
+_ANSWER: Final = timedelta(seconds=5)
+"""A running operator answers a new job within a second."""
+_SILENCE: Final = timedelta(seconds=30)
+"""A missing Pod is recreated within a second, or there is an Event that says why not."""
+_RANKS_END: Final = timedelta(seconds=30)
+"""Ranks of one training end within this time."""
+_COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
+"""Finalizers that the cluster's garbage collector removes by itself."""
+_HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
+
+
+def state(facts: Facts) -> Iterator[Finding]:
+    """What the job's state and the reason for it say."""
+    status = facts.status
+    if status.reason in SUPERVISOR_GONE:
+        failed = status.reason == _SUPERVISOR_FAILED
+        step = f"remove the cause, then {_AGAIN}" if failed else _AGAIN
+        yield Finding(Cause.SUPERVISOR_GONE, status.message, step)
+    if status.state is JobState.STOPPED:
+        yield Finding(Cause.STOPPED, status.message, _AGAIN)
+    if status.state is JobState.SUSPENDED:
+        yield Finding(
+            Cause.SUSPENDED,
+            "the job is suspended: its replicas are stopped, its checkpoints are kept",
+            f"k8sjob resume {facts.job_argument}",
+        )
+
+
+def queued(facts: Facts) -> Iterator[Finding]:
+    """Kueue has not admitted the job yet, and why; or it never will."""
+    if facts.status.state is not JobState.QUEUED:
+        return
+    queue = facts.meta["labels"][QUEUE]
+    if problem := _never_admitted(facts, queue):
+        what, step = problem
+        yield Finding(
+            Cause.NO_QUEUE,
+            f"the job will never start: {what}",
+            f"{step}, or take kueue_queue out of the job and submit it with --replace",
+        )
+        return
+    waits = [
+        condition
+        for workload in facts.of_kind("Workload")
+        if any(
+            owner.get("uid") == facts.status.ref.uid
+            for owner in workload["metadata"].get("ownerReferences") or ()
+        )
+        for condition in (workload.get("status") or {}).get("conditions") or ()
+        if condition.get("type") == "QuotaReserved" and condition.get("status") == "False"
+    ]
+    message = f": {waits[0].get('message', '')}" if waits else ""
+    since = moment(waits[0].get("lastTransitionTime")) if waits else facts.status.created
+    time = f" for {age(since, facts.now)}" if since else ""
+    admits = "it starts by itself when the queue has room; " if waits else ""
+    yield Finding(
+        Cause.QUEUED,
+        f"the job has waited in the queue {queue!r}{time}{message}",
+        f"{admits}see what is before it: kubectl get workloads -n {facts.namespace};"
+        f" kubectl describe localqueue {queue} -n {facts.namespace}",
+    )
+
+
+def _never_admitted(facts: Facts, queue: str) -> tuple[str, str] | None:
+    """Why Kueue will never start the job, and the next step; None as far as is known."""
+    missing = {
+        (status["details"].get("kind"), status["details"].get("name"))
+        for status in facts.of_kind("Status")
+    }
+    created = facts.status.created
+    if ("localqueues", "") in missing:
+        return "Kueue is not installed in this cluster", "have Kueue installed"
+    if ("localqueues", queue) in missing:
+        shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
+        what = f"there is no queue {queue!r} in namespace {facts.namespace}"
+        return what, f"correct kueue_queue ({shown})"
+    if ("workloads", "") in missing and created and facts.now - created > _SILENCE:
+        what = f"Kueue has made no Workload for it in {age(created, facts.now)}"
+        step = "check whether its controller runs, and have kubeflow.org/pytorchjob in"
+        step += " integrations.frameworks of its settings"
+        return f"{what}: it does not run, or does not manage PyTorchJobs here", step
+    return None
+
+
+def deleting(facts: Facts) -> Iterator[Finding]:
+    """The job's deletion was requested, and it is still there."""
+    begun = moment(facts.meta.get("deletionTimestamp"))
+    if begun is None:
+        return
+    finalizers = facts.meta.get("finalizers") or ()
+    others = [name for name in finalizers if name not in _COLLECTED]
+    step = "wait until its pods have ended"
+    if others:
+        step = (
+            f"whoever set {others[0]} must remove it; check whether that controller runs: kubectl"
+            f" get pytorchjob {facts.name} -n {facts.namespace} -o yaml"
+        )
+    elif finalizers:
+        step += (
+            f" (kubectl get pods -n {facts.namespace} -l {JOB_NAME}={facts.name}); the operator's"
+            " webhook must answer for its end"
+        )
+    what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
+    yield Finding(Cause.DELETING, what, step)
+
+
+def ended_by_deadline(facts: Facts) -> bool:
+    """Whether the operator failed the job for its deadline."""
+    status = facts.status
+    return status.state is JobState.FAILED and "longer than specified dead" in status.message
+
+
+def limits(facts: Facts) -> Iterator[Finding]:
+    """The job was ended because it had run for too long, or was restarted too often."""
+    message = facts.status.message
+    if ended_by_deadline(facts):
+        yield Finding(
+            Cause.DEADLINE,
+            f"the job was ended after its {facts.policy.get('activeDeadlineSeconds')} s",
+            f"raise policy.active_deadline, or {_AGAIN}",
+        )
+    yield from _overdue(facts)
+    if facts.status.state is JobState.FAILED and (
+        "backoff limit" in message or "max_restarts is" in message
+    ):
+        yield Finding(
+            Cause.RESTART_LIMIT,
+            message,
+            "remove the cause of the restarts; policy.max_restarts allows more of them",
+        )
+
+
+def _overdue(facts: Facts) -> Iterator[Finding]:
+    """The deadline has passed and the operator has not noticed: it looks at the next change.
+
+    Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
+    """
+    seconds, started = facts.policy.get("activeDeadlineSeconds"), facts.status.started
+    state = facts.status.state
+    if state.finished or state in _HELD or seconds is None or started is None:
+        return
+    end = started + timedelta(seconds=seconds)
+    if facts.now > end + _ANSWER:
+        yield Finding(
+            Cause.DEADLINE,
+            f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
+            " not looked at it since",
+            "any change makes it look: kubectl label pytorchjob"
+            f" {facts.name} -n {facts.namespace} --overwrite k8sjob/look=now; or k8sjob delete"
+            f" {facts.job_argument}",
+        )
+
+
+def operator_silent(facts: Facts) -> Iterator[Finding]:
+    """No operator works on the job: no status, no Events, no Pods."""
+    status, now = facts.status, facts.now
+    if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
+        return
+    manager = facts.policy.get("managedBy") or _OPERATOR
+    if manager != _OPERATOR:
+        yield Finding(
+            Cause.OPERATOR_SILENT,
+            f"the job is managed by {manager} (runPolicy.managedBy); the training operator leaves"
+            " it alone",
+            "see what that controller reports about it, or leave managedBy out",
+        )
+        return
+    step = (
+        "check whether it runs (kubectl get deployment -A | grep training-operator) and its logs;"
+        " it takes the job up when it is back"
+    )
+    last = max(_signs_of_life(facts), default=None)
+    if last is None:
+        if status.created and now - status.created > _ANSWER:
+            yield Finding(
+                Cause.OPERATOR_SILENT,
+                f"the training operator has not touched the job in {age(status.created, now)}: it"
+                f" has no status, no events and no pods{_operator_deployment(facts)}",
+                step,
+            )
+    elif now - last > _SILENCE:
+        yield Finding(
+            Cause.OPERATOR_SILENT,
+            f"{listed(facts.missing)}: no pod, and the training operator has created none; its"
+            f" last sign of life is {age(last, now)} old{_operator_deployment(facts)}",
+            step,
+            facts.missing[0],
+            facts.missing,
+        )
+
+
+def _signs_of_life(facts: Facts) -> Iterator[datetime]:
+    yield from (event_time(event) for event in facts.snapshot.events)
+    yield from (pod.created for pod in facts.pods if pod.created)
+    for condition in (facts.snapshot.job.get("status") or {}).get("conditions") or ():
+        if changed := moment(condition.get("lastTransitionTime")):
+            yield changed
+
+
+def _operator_deployment(facts: Facts) -> str:
+    """The state of the operator's Deployment, where it can be read and is not ready."""
+    for deployment in facts.of_kind("Deployment"):
+        meta, status = deployment["metadata"], deployment.get("status") or {}
+        if "training-operator" in meta["name"]:
+            ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+            if ready < max(wanted, 1):
+                return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
+    return ""
+
+
+def left_early(facts: Facts) -> Iterator[Finding]:
+    """Replicas that have ended with exit code 0 while others run: these may wait for ever."""
+    running = [pod for pod in facts.pods if pod.training]
+    if facts.status.state.finished or not running or _speaker(facts) != next(iter(facts.ranks), ""):
+        return  # workers of a parameter server end each at its time
+    left = {
+        pod.replica: pod.trained_until
+        for pod in facts.done
+        if pod.trained_until
+        and facts.now - pod.trained_until > _RANKS_END
+        and not any("running" in container.state for container in pod.containers)  # a sidecar
+    }
+    if left:
+        replicas = tuple(left)
+        others = listed(pod.replica for pod in running)
+        yield Finding(
+            Cause.LEFT_EARLY,
+            f"{listed(map(facts.with_ranks, replicas))} ended with exit code 0"
+            f"{ago(max(left.values()), facts.now)}, and {others} still"
+            f" {'run' if len(running) > 1 else 'runs'}: a collective would wait for ever",
+            f"where {others} only evaluates or saves, wait; else see the last lines of all:"
+            f" k8sjob logs {facts.job_argument}; {SAME_STEPS}",
+            replicas[0],
+            replicas,
+        )
+
+
+def no_group(facts: Facts) -> Iterator[Finding]:
+    """Processes that each trained alone, as the Master's agent reports."""
+    reasons = [
+        reason
+        for pod in facts.pods
+        if pod.trainer and (reason := Reason.decode(pod.trainer.ended.get("message") or ""))
+    ]
+    events = (Event.decode(line) for lines in facts.logs.values() for line in lines)
+    if any(reason.type == "Unmet" for reason in reasons) or any(
+        event and event.kind == EventKind.UNMET for event in events
+    ):
+        yield Finding(
+            Cause.NO_GROUP,
+            "its processes made no process group: each of them trained alone, with a separate"
+            " model",
+            "make a process group in the script before it trains: k8sjob's session(), or"
+            " torch.distributed.init_process_group(); where none is needed, submit a job of one"
+            " process each",
+        )
+
+
+def nan_loss(facts: Facts) -> Iterator[Finding]:
+    """A loss that has not been a finite number in any known step."""
+    events = [Event.decode(line) for line in facts.logs.get(_speaker(facts), ())]
+    progress = [event.data for event in events if event and event.kind == EventKind.PROGRESS]
+    losses = [data["loss"] for data in progress if isinstance(data.get("loss"), int | float)]
+    if losses and not any(map(math.isfinite, losses)):
+        epoch, step = progress[0].get("epoch"), progress[0].get("step")
+        since = "in all known steps"
+        if isinstance(epoch, int) and isinstance(step, int):
+            since = f"since epoch {epoch + 1}, step {step} or earlier"
+        yield Finding(
+            Cause.NAN_LOSS,
+            f"the loss has been {losses[-1]} {since}: the model learns nothing",
+            "lower the learning rate, clip the gradients, or look for the first such value in the"
+            " data and the model: torch.autograd.set_detect_anomaly(True)",
+        )
+
+
+def _speaker(facts: Facts) -> str:
+    return speaker(facts.snapshot.job) if facts.ranks else ""

@@ -1,0 +1,415 @@
+"""The error in a container's output, and the rules that explain it.
+
+The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as users meet them in logs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from k8sjob.observe.diagnose.facts import End
+
+__all__ = [
+    "LastOutput",
+    "explain_lines",
+    "explain_output",
+    "last_output",
+    "library_lines",
+    "since_training",
+    "timed_out_ranks",
+]
+
+_NO_EXCEPTION: Final = frozenset({"", "Exit", "Signal"})
+"""Types of a Reason where the process reported no exception."""
+_RANK: Final = re.compile(r"^\[\w+\]:\s?")
+"""The rank that torch and torchrun put in front of a line."""
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_ERROR: Final = re.compile(
+    r"[\w.]*(?:[Ee]rror|Exception|Interrupt|Exit)\b|\S+\.py: error: |\S*python[\d.]*: "
+)
+_TORCHRUN_SUMMARY: Final = re.compile(r"torch\.distributed\.elastic\S*ChildFailedError")
+"""torchrun's own error, which follows that of the rank that failed."""
+_AT_EXIT: Final = re.compile(r"wandb:(?! ERROR)")
+"""Lines that a library writes whenever a process ends; they name epochs and losses, too."""
+_REDRAWN_BAR: Final = re.compile(r"\r?[^\r|]*\d%\|[^\r]*")
+"""A progress bar drawn once: tqdm draws it again, below the traceback, when a process ends."""
+_MAX_REDRAWN_BARS: Final = 3
+"""More of them, one inside the other, are the progress of training."""
+_LIBRARY_LINE: Final = re.compile(
+    r"\s|k8sjob: |Traceback |(?:Last |[\w.]*)[Ee]rror\b|frame #\d|Exception raised from"
+    r"|.*(?:NCCL|c10d|gloo|Warning:|\.(?:cpp|cc|cu):\d)"
+)
+"""A line of NCCL, gloo or torch, a warning, or part of an exception."""
+_NO_REASON: Final = re.compile(
+    r"k8sjob: (rank \d+: )?(Exit: it gave no reason|(Exit: )?exited with code)"
+)
+"""The agent's line about a process that left no exception; older runtimes wrote the first one."""
+_TRAINING: Final = re.compile(
+    r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
+    r"|loss)[^A-Za-z]{0,4}\d|.*\d%\|",
+    re.IGNORECASE,
+)
+"""A line in which a script reports its progress, tqdm's progress bars among them."""
+_NOT_TRAINING: Final = frozenset({EventKind.STARTING, EventKind.WARNING, EventKind.STOPPING})
+"""Events that are no sign of training."""
+_PEER_LOST: Final = re.compile(
+    r"Connection closed by|Connection reset by peer|Broken pipe|remote process exit(?:ed|ing)"
+    r"|ncclRemoteError|failed to recv, got 0 bytes|recvValue failed"
+    r"|NCCL communicator was aborted",
+    re.IGNORECASE,
+)
+_TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
+"""Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
+_MAX_UNFRAMED: Final = 10
+"""An error without a traceback is looked for in so many last lines."""
+
+_RULES: Final = (
+    Rule(
+        r"No module named '?k8sjob\b",
+        Cause.MISSING_MODULE,
+        "its image does not contain k8sjob's runtime",
+        "let k8sjob add it: `image: {{repository: ..., base: THIS IMAGE}}`, and submit again; or"
+        " start the script by run.command",
+        exception_only=True,
+    ),
+    Rule(
+        r"No module named '?(?P<name>(?P<package>\w+)[\w.]*)'?",
+        Cause.MISSING_MODULE,
+        "no module named {name!r}",
+        "if it is a package, add {package!r} (or the package that has it) to image.pip or the"
+        " requirements; if it is a file of yours, check that .dockerignore does not exclude it",
+        "if it is a package, install {package!r} (or the package that has it) in the environment"
+        " that k8sjob runs in; if it is a file of yours, check that it is in image.context",
+        exception_only=True,
+    ),
+    Rule(
+        r"(?i:CUDA(?: error:)? out of memory)|OutOfMemoryError|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
+        Cause.GPU_MEMORY,
+        "out of GPU memory: {text}",
+        "make the batch smaller and raise strategy.accumulate by as much: the result is the same",
+        exception_only=True,
+    ),
+    Rule(
+        r"Duplicate GPU detected : rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device \w+",
+        Cause.SAME_GPU,
+        "ranks {a} and {b} use the same GPU",
+        "each process takes its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), which"
+        " session() does; nproc_per_node must not be more than resources.gpus",
+    ),
+    Rule(
+        r"no (?:\w+ )?(?:socket )?interface found|is neither AF_INET"
+        r"|Unable to find (?:address for|interface)",
+        Cause.INTERFACE,
+        "it found no network interface of the given name: {text}",
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that the pod has, mostly"
+        " eth0: correct them in run.env, or leave them out",
+    ),
+    Rule(
+        r"Mismatched NCCL version detected : rank (?P<a>\d+) version (?P<x>\d+)"
+        r" rank (?P<b>\d+) version (?P<y>\d+)",
+        Cause.NCCL_VERSION,
+        "rank {a} has NCCL {x}, rank {b} has {y}",
+        "run the same image in every replica, by its digest: a tag that was moved, or a node with"
+        " an older copy, gives two versions",
+    ),
+    Rule(
+        r"Error while creating shared memory segment|posix_fallocate failed|failed to extend"
+        r" /dev/shm|out of shared memory|unable to (?:write to|mmap \d+ bytes from) file </torch"
+        r"|/dev/shm.*No space left",
+        Cause.SHARED_MEMORY,
+        "its shared memory (/dev/shm) is full: {text}",
+        "raise resources.shm: without it a container has a /dev/shm of 64 MiB (in a manifest: an"
+        " emptyDir of medium Memory on /dev/shm)",
+    ),
+    Rule(
+        r"DataLoader worker .* is killed by signal: Killed",
+        Cause.MEMORY,
+        "the kernel killed a data loader's process: the container's memory was used up",
+        "raise resources.memory, or use fewer data loader workers",
+    ),
+    Rule(
+        r"driver version is insufficient|driver on your system is too old|Found no NVIDIA driver"
+        r"|no CUDA-capable device|nvidia-container-cli: .*|CUDA driver initialization failed",
+        Cause.GPU_DRIVER,
+        "it cannot use the GPU driver: {text}",
+        "use a base image whose CUDA the node's driver supports (the first line of nvidia-smi says"
+        " which), and check that the job asks for GPUs (resources.gpus)",
+        "check whether this machine has a GPU and a driver (nvidia-smi), and whether torch is built"
+        " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
+        exception_only=True,
+    ),
+    Rule(
+        r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
+        Cause.GPU_FAULT,
+        "a GPU of its node fails: {text}",
+        "have the node cordoned (kubectl cordon NODE) and checked; the job continues on others",
+        "restart this machine, or check its GPU: nvidia-smi -q",
+    ),
+    Rule(
+        r"ibv_reg_(?:dmabuf_)?mr\w* failed.*|(?:nvidia_peermem|nv_peer_mem).*not loaded",
+        Cause.INFINIBAND,
+        "InfiniBand could not register memory: {text}",
+        "the container needs the capability IPC_LOCK and its node an unlimited memlock; for memory"
+        " of GPUs nvidia_peermem or DMA-BUF (NCCL_NET_GDR_LEVEL=LOC in run.env needs neither)",
+    ),
+    Rule(
+        r"NET/IBP? ?: ?Got completion from peer (?P<peer>\S+) with (?:status=|error )(?P<n>\d+)",
+        Cause.INFINIBAND,
+        "InfiniBand lost the connection to {peer} (completion error {n})",
+        "have the fabric between these nodes checked; with RoCE NCCL_IB_GID_INDEX must fit;"
+        " NCCL_IB_DISABLE=1 in run.env shows whether it is InfiniBand at all",
+    ),
+    Rule(
+        r"Call to ibv_\w+ failed.*",
+        Cause.INFINIBAND,
+        "InfiniBand fails: {text}",
+        "check that the pod has the device (resources.extended: rdma/...), and that NCCL_IB_HCA and"
+        " NCCL_IB_GID_INDEX fit it; NCCL_IB_DISABLE=1 in run.env avoids InfiniBand",
+    ),
+    Rule(
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+),"
+        r" OpType=(?P<op>\w+).*ran for (?P<ms>\d+) milliseconds",
+        Cause.COLLECTIVE_TIMEOUT,
+        "it waited {seconds} s in the collective {op}, number {seq}; not every rank reached it",
+        "see what the ranks that did not reach it were doing: an endless data loader, another"
+        " number of steps, a save by one rank alone; if it may take so long, raise"
+        " run.collective_timeout",
+    ),
+    Rule(
+        r"Timed out waiting (?P<ms>\d+)ms for (?P<op>send|recv) operation",
+        Cause.COLLECTIVE_TIMEOUT,
+        "it waited {seconds} s for another rank ({op})",
+        "see what the other ranks were doing then; if it may take so long, raise"
+        " run.collective_timeout",
+    ),
+    Rule(
+        r"Timed out after (?P<s>\d+) seconds waiting for clients\. (?P<here>\d+)/(?P<all>\d+)"
+        r" clients joined",
+        Cause.RENDEZVOUS,
+        "{here} of {all} processes joined the rendezvous within {s} s",
+        "WORLD_SIZE must be the number of processes that actually start (nproc_per_node in each"
+        " replica); then check why the others did not join",
+    ),
+    Rule(
+        r"client socket has (?:timed out|failed) .*?connect(?:ing)? to [\[(]?(?P<where>[^\s,\])]+)"
+        r"[,\]):]+ ?(?P<port>\d+)",
+        Cause.RENDEZVOUS,
+        "it could not connect to {where}, port {port}",
+        "check whether that replica runs and listens; a NetworkPolicy or a sidecar"
+        ' (sidecar.istio.io/inject: "false" turns one off) may block the connection',
+        "check whether that replica runs and listens",
+    ),
+    Rule(
+        r"network addresses of \((?P<where>[^\s,)]+), ?\d+\) cannot be retrieved",
+        Cause.RENDEZVOUS,
+        "the name {where} could not be resolved",
+        "a replica's name resolves while its pod is ready: check whether the Master runs, and the"
+        " cluster's DNS",
+        "check the name, and whether this machine can resolve it",
+    ),
+    Rule(
+        r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname)",
+        Cause.RENDEZVOUS,
+        "a host's name could not be resolved: {text}",
+        "a replica's name resolves while its pod is ready: check whether the Master runs, and the"
+        " cluster's DNS; for a host outside the cluster, check whether pods may reach it",
+        "check the name, and whether this machine can resolve it",
+        exception_only=True,
+    ),
+    Rule(
+        r"Address already in use|EADDRINUSE",
+        Cause.ADDRESS_IN_USE,
+        "a port that it wanted to listen on is taken: {text}",
+        "use the port in MASTER_PORT, or 0 for a free one, instead of a fixed number",
+        exception_only=True,
+    ),
+)
+_BETWEEN_RANKS: Final = re.compile(r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error")
+"""In an exception's text: what NCCL or gloo wrote before it may say more."""
+_NCCL: Final = re.compile(
+    r"NCCL error.*?(unhandled (?:system|cuda) error|internal error|invalid usage|remote .*error)"
+)
+_LAST_ERROR: Final = "Last error:"
+_WATCHDOG: Final = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout")
+_LOG_PREFIXES: Final = (
+    r"^(?:\[\w+\]:\s*)?(?:\S+:\d+:\d+ \[\d+\] )?(?:\S+\.\w+:\d+ )?NCCL WARN ",
+    r"^(?:\[\w+\]:\s*)?(?:[\w.]+Error: )?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LastOutput:
+    """What a container wrote about its end.
+
+    An exception that the runtime has reported is the error, whatever else is in the output. Without
+    a report the last traceback counts; a script got over what it wrote before its last sign of
+    training.
+
+    Attributes:
+        error: the lines of the exception that ended it; empty where none is known.
+        context: the last lines of its output, since training last advanced.
+        last: the last line of all; empty where there is none.
+    """
+
+    error: tuple[str, ...]
+    context: tuple[str, ...]
+    last: str = ""
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it ended because another rank went away."""
+        if self.error:
+            return _is_lost_peer(self.error)
+        return any(_PEER_LOST.search(line) for line in self.context[-8:])
+
+
+def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
+    """What the report and the output of a container say about its end.
+
+    Args:
+        end: how it ended.
+        lines: the last lines of its output.
+        ranks: how many processes wrote them.
+    """
+    bars = sum(1 for _ in takewhile(_REDRAWN_BAR.fullmatch, reversed(lines)))
+    lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
+    context = tuple(since_training(lines))
+    if end.reason and end.reason.type not in _NO_EXCEPTION:
+        return LastOutput(tuple(f"{end.reason.type}: {end.reason.message}".splitlines()), context)
+    written = [_RANK.sub("", line) for line in lines if _is_text(line)]
+    if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
+        left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
+        context, written = (*context, *left), left or written
+    last = written[-1] if written else ""
+    if end.exit_code > 128:  # a signal ended it, and no exception
+        return LastOutput((), context, last)
+    return LastOutput(_exception(context, several=ranks > 1), context, last)
+
+
+def since_training(lines: Sequence[str]) -> list[str]:
+    """The lines after the last sign of training."""
+    after: list[str] = []
+    for line in reversed(lines):
+        if _is_text(line):
+            text = _RANK.sub("", line)
+            if _TRAINING.match(text):
+                break
+            after.append(text)
+        elif (event := Event.decode(line)) and event.kind not in _NOT_TRAINING:
+            break
+    return after[::-1]
+
+
+def library_lines(lines: Sequence[str]) -> list[str]:
+    """The last lines, back to the last one that a script wrote, as a rank does that goes on."""
+    return list(takewhile(_LIBRARY_LINE.match, reversed(lines)))[::-1]
+
+
+def _is_text(line: str) -> bool:
+    """Whether a line is neither an event nor one that is written at the end of any process."""
+    return not (_NO_REASON.match(line) or _AT_EXIT.match(line) or Event.decode(line))
+
+
+def _exception(lines: Sequence[str], *, several: bool) -> tuple[str, ...]:
+    """The last exception; of several ranks' the last one that is not the loss of another rank."""
+    starts = [n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    blocks = (lines[begin:end] for begin, end in pairwise([*starts, len(lines)]))
+    raised = [error for block in blocks if (error := _raised(block))]
+    raised = [error for error in raised if not _TORCHRUN_SUMMARY.match(error[0])]
+    firsthand = [error for error in raised if not _is_lost_peer(error)] if several else []
+    if raised:
+        return (firsthand or raised)[-1]
+    return _unframed(lines)
+
+
+def _unframed(lines: Sequence[str]) -> tuple[str, ...]:
+    """An error without the beginning of its traceback: the last line, or one below a frame.
+
+    Another line that reads like an error was written by a script that handled it.
+    """
+    last = lines[-_MAX_UNFRAMED:]
+    found = [
+        line
+        for above, line, below in zip(["", *last], last, [*last[1:], ""], strict=False)
+        if _ERROR.match(line)
+        and not _TORCHRUN_SUMMARY.match(line)
+        and (above[:1].isspace() or not below)
+    ]
+    return tuple(found[-1:])
+
+
+def _raised(block: Sequence[str]) -> tuple[str, ...]:
+    """The exception at the end of a traceback, and what follows it."""
+    at = next((n for n, line in enumerate(block) if n and line and not line[0].isspace()), None)
+    return () if at is None else tuple(block[at:])
+
+
+def _is_lost_peer(error: Sequence[str]) -> bool:
+    return bool(_TORCH_ERROR.match(error[0])) and any(_PEER_LOST.search(line) for line in error)
+
+
+def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
+    """What a container's output says about its end; None where nothing in it is known.
+
+    Args:
+        output: the output.
+        local: whether it ran on this machine.
+    """
+    if not output.error:
+        return explain_lines(output.context, local=local) or _nccl_error(output.context)
+    if found := _first(_RULES, output.error, local=local):
+        return found
+    if not any(_BETWEEN_RANKS.search(line) for line in output.error):
+        return None
+    lines = [*output.error, *output.context]
+    return explain_lines(lines, local=local) or _nccl_error(lines)
+
+
+def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
+    """The problem between ranks that lines tell, the most telling rule first; None for none."""
+    return _first([rule for rule in _RULES if not rule.exception_only], lines, local=local)
+
+
+def _first(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
+    for rule in rules:
+        for line in lines:
+            if found := rule.search(line):
+                seconds = str(round(int(found.groupdict().get("ms") or 0) / 1000))
+                facts = {"text": _plain(line), "seconds": seconds}
+                return rule.explain(found, facts, local=local)
+    return None
+
+
+def _nccl_error(lines: Sequence[str]) -> Explanation | None:
+    """An NCCL error that no rule knows, with what NCCL itself calls the last error."""
+    found = next((found for line in lines if (found := _NCCL.search(line))), None)
+    if found is None:
+        return None
+    after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
+    last = f": {_plain(lines[after])}" if after < len(lines) else ""
+    return Explanation(
+        Cause.NCCL,
+        f"NCCL failed: {found[1]}{last}",
+        "NCCL_DEBUG=WARN in run.env makes NCCL say what it was",
+    )
+
+
+def timed_out_ranks(lines: Iterable[str]) -> set[int]:
+    """The ranks whose watchdog saw a collective time out."""
+    return {int(found[1]) for line in lines if (found := _WATCHDOG.search(line))}
+
+
+def _plain(line: str) -> str:
+    """A log line without the prefixes of torch and NCCL."""
+    for prefix in _LOG_PREFIXES:
+        line = re.sub(prefix, "", line)
+    return line.strip()

@@ -1,0 +1,207 @@
+"""Pods that the operator wants to create and the apiserver refuses.
+
+Only an Event about the job says so: its status may stay empty all the while.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.kube.objects import event_time
+from k8sjob.observe.diagnose.facts import OPERATOR_INIT
+from k8sjob.observe.diagnose.finding import (
+    Cause,
+    Explanation,
+    Finding,
+    Rule,
+    first_match,
+    listed,
+    without_replica,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from k8sjob.backends.api import Json
+    from k8sjob.observe.diagnose.facts import Facts
+
+__all__ = ["creation_refused"]
+
+_SUCCESS: Final = {
+    "FailedCreatePod": ("SuccessfulCreatePod", "Created pod: "),
+    "FailedCreateService": ("SuccessfulCreateService", "Created service: "),
+}
+_QUOTA: Final = re.compile(
+    r"exceeded quota: [^,]+, requested: (?P<asked>.*), used: (?P<used>.*), limited: (?P<hard>.*)"
+)
+_POD_SECURITY: Final = "namespace {namespace} enforces the pod security level {level!r}: {detail}"
+_RESTRICTED: Final = (
+    "set `security: restricted` in job.yaml (a container that is not root, no privileges)"
+)
+_RULES: Final = (
+    Rule(
+        r"exceeded quota: (?P<quota>[^,]+), requested: .*, used: .*, limited: ",
+        Cause.QUOTA,
+        "the namespace's quota {quota!r} has no room: {amounts}",
+        "delete jobs that are not needed, ask for less (replicas, resources), or have the quota"
+        " raised: kubectl describe quota {quota} -n {namespace}. The operator retries",
+    ),
+    Rule(
+        r"failed quota: (?P<quota>[^:]+): must specify (?P<missing>[^\n]+)",
+        Cause.QUOTA,
+        "the namespace's quota {quota!r} takes only pods that say how much they need;"
+        " this one does not specify {missing}",
+        "set them in the job (resources.cpu, resources.memory), or let a LimitRange give defaults:"
+        " kubectl describe quota {quota} -n {namespace}",
+    ),
+    Rule(
+        rf'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*{OPERATOR_INIT}.*)',
+        Cause.POD_SECURITY,
+        _POD_SECURITY,
+        f"{_RESTRICTED}; the container {OPERATOR_INIT!r} is the operator's own: it needs a template"
+        " with a securityContext (--pytorch-init-container-template-file), or use a job without a"
+        " Master",
+    ),
+    Rule(
+        r'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*)',
+        Cause.POD_SECURITY,
+        _POD_SECURITY,
+        _RESTRICTED,
+    ),
+    Rule(
+        r'serviceaccount "(?P<account>[^"]+)" not found',
+        Cause.SERVICE_ACCOUNT,
+        "there is no service account {account!r} in namespace {namespace}",
+        "create it (kubectl create serviceaccount {account} -n {namespace}), or correct"
+        " service_account in the job",
+    ),
+    Rule(
+        r"(?P<limit>(?:maximum|minimum) \S+ (?:usage|limit to request ratio) per [^\n]*)",
+        Cause.LIMIT_RANGE,
+        "a LimitRange of namespace {namespace} forbids it: {limit}",
+        "change resources to fit: kubectl describe limitrange -n {namespace}",
+    ),
+    Rule(
+        r'failed calling webhook "(?P<webhook>[^"]+)": (?P<detail>.*)',
+        Cause.WEBHOOK,
+        "the admission webhook {webhook!r} does not answer: {detail}",
+        "it is the cluster's, not the job's: have its service checked; the operator retries",
+    ),
+    Rule(
+        r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<detail>.*)',
+        Cause.WEBHOOK,
+        "the admission webhook {webhook!r} refuses the pod: {detail}",
+        "change the job as it asks for, or ask the cluster's administrators for an exception",
+    ),
+    Rule(
+        r"object is being deleted.*already exists|already exists.*object is being deleted",
+        Cause.NAME_TAKEN,
+        "a pod of this name, of an earlier job, is still being deleted",
+        "wait: the operator continues when it is gone, at the latest after its grace period"
+        " (kubectl get pods -n {namespace}); if its node is lost, delete it by force",
+    ),
+    Rule(
+        r"already exists",
+        Cause.NAME_TAKEN,
+        "{object} exists already and does not belong to this job",
+        "see what it is (kubectl get pod,service {object} -n {namespace}) and delete it, or give"
+        " the job another name",
+    ),
+    Rule(
+        r"must be no more than 63 ",
+        Cause.JOB_NAME,
+        "the job's name is too long for a Service of this replica: {message}",
+        "delete the job and give it a name that leaves room for -worker-N in 63 characters",
+    ),
+    Rule(
+        r"",
+        Cause.REFUSED,
+        "the apiserver refuses it: {message}",
+        "change the job so that it is accepted; the operator retries",
+    ),
+)
+
+
+def creation_refused(facts: Facts) -> Iterator[Finding]:
+    """What keeps the operator from creating Pods or Services."""
+    newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
+    for event in facts.job_events:
+        if event.get("reason") in _SUCCESS:
+            message = event.get("message", "").removeprefix("Error creating: ")
+            explanation = _explain(facts, message)
+            newest[_named(facts, message), explanation.cause] = explanation, event
+    same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
+    for (replica, cause), (explanation, event) in newest.items():
+        others = (other for other, _ in newest.values())
+        if not _created_since(facts, replica, event) and not _says_less(explanation, others):
+            # A quota's amounts change all along.
+            what = "" if cause is Cause.QUOTA else without_replica(explanation.what)
+            key = cause, what, without_replica(explanation.next_step)
+            same[key].append((replica, explanation))
+    for members in same.values():
+        yield _merged(facts, members)
+
+
+def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding:
+    """One finding for all replicas that are refused alike, the newest of them last."""
+    replicas = tuple(replica for replica, _ in members if replica) or facts.missing
+    more = len(set(facts.missing) - set(replicas))
+    others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
+    cause, what, step = members[-1][1]
+    return Finding(cause, f"{listed(replicas)}{others}: {what}", step, replicas[0], replicas)
+
+
+def _says_less(explanation: Explanation, others: Iterable[Explanation]) -> bool:
+    """Whether a longer one says the same: of a Worker, with the operator's container."""
+    return explanation.cause is Cause.POD_SECURITY and any(
+        other.cause is explanation.cause and len(other.what) > len(explanation.what)
+        for other in others
+    )
+
+
+def _named(facts: Facts, message: str) -> str:
+    """The replica that a message names by its Pod or Service; empty if it names none."""
+    found = re.search(rf'"{re.escape(facts.name)}-((?:master|worker)-\d+)"', message)
+    return found[1] if found else ""
+
+
+def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
+    """Whether the operator succeeded after it had been refused."""
+    reason, prefix = _SUCCESS[refusal["reason"]]
+    is_pod = reason == "SuccessfulCreatePod"
+    if not facts.missing if not replica else is_pod and replica not in facts.missing:
+        return True
+    return any(
+        event.get("reason") == reason
+        and event.get("message", "").startswith(f"{prefix}{facts.name}-{replica}")
+        and event_time(event) > event_time(refusal)
+        for event in facts.job_events
+    )
+
+
+def _explain(facts: Facts, message: str) -> Explanation:
+    amounts = ""
+    if found := _QUOTA.search(message):
+        asked, used, hard = (_amounts(text) for text in found.groups())
+        amounts = "; ".join(
+            f"{name} {amount} asked, {used.get(name, '?')} of {hard.get(name, '?')} used"
+            for name, amount in asked.items()
+        )
+    explanation = first_match(
+        _RULES,
+        message,
+        message=message,
+        namespace=facts.namespace,
+        object=f"{facts.name}-{_named(facts, message)}",
+        amounts=amounts,
+    )
+    assert explanation  # noqa: S101 - the last rule matches everything
+    return explanation
+
+
+def _amounts(text: str) -> dict[str, str]:
+    """`requests.cpu=4,pods=1` by name."""
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name.strip(): amount.strip() for name, _, amount in pairs if name}

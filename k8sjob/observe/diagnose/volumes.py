@@ -1,0 +1,184 @@
+"""Causes about volumes, secrets and config maps: missing ones, claims without a volume, mounts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.kube.objects import event_time
+from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, Rule, first_match, one_line
+
+if TYPE_CHECKING:
+    from k8sjob.observe.diagnose.facts import Facts, Pod
+
+__all__ = ["missing_reference", "not_mounted", "unbound", "unprovisioned"]
+
+_AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
+"""In an Event about a claim, before the scheduler has chosen a node for its Pod."""
+_CHOSEN: Final = "volume.kubernetes.io/selected-node"
+"""An annotation of a claim: the node for which the scheduler asks for its volume."""
+_OR_CORRECT: Final = ", or correct its name in the job; the replica starts by itself then"
+_NO_SECRET: Final = (
+    Cause.SECRET,
+    "there is no secret {name!r} in namespace {namespace}",
+    "create it (kubectl create secret generic {name} ... -n {namespace})" + _OR_CORRECT,
+)
+_NO_CONFIG_MAP: Final = (
+    Cause.CONFIG_MAP,
+    "there is no config map {name!r} in namespace {namespace}",
+    "create it (kubectl create configmap {name} ... -n {namespace})" + _OR_CORRECT,
+)
+_ADD_TO_SECRET: Final = "add the key (kubectl edit secret {name} -n {namespace})" + _OR_CORRECT
+_ADD_TO_CONFIG_MAP: Final = (
+    "add the key (kubectl edit configmap {name} -n {namespace})" + _OR_CORRECT
+)
+_REFERENCES: Final = (
+    Rule(r'secret "(?P<name>[^"]+)" not found', *_NO_SECRET),
+    Rule(r'configmap "(?P<name>[^"]+)" not found', *_NO_CONFIG_MAP),
+    Rule(
+        r"couldn't find key (?P<key>\S+) in Secret (?:[^/\s]+/)?(?P<name>\S+)",
+        Cause.SECRET,
+        "the secret {name!r} has no key {key!r}",
+        _ADD_TO_SECRET,
+    ),
+    Rule(
+        r"couldn't find key (?P<key>\S+) in ConfigMap (?:[^/\s]+/)?(?P<name>\S+)",
+        Cause.CONFIG_MAP,
+        "the config map {name!r} has no key {key!r}",
+        _ADD_TO_CONFIG_MAP,
+    ),
+    Rule(
+        r'"(?P<name>[^"]+)" : references non-existent secret key: (?P<key>\S+)',
+        Cause.SECRET,
+        "the secret of volume {name!r} has no key {key!r}",
+        _ADD_TO_SECRET,
+    ),
+    Rule(
+        r'"(?P<name>[^"]+)" : references non-existent config key: (?P<key>\S+)',
+        Cause.CONFIG_MAP,
+        "the config map of volume {name!r} has no key {key!r}",
+        _ADD_TO_CONFIG_MAP,
+    ),
+)
+_CLAIMS: Final = (
+    Rule(
+        r'persistentvolumeclaim "(?P<name>[^"]+)" not found',
+        Cause.VOLUME_CLAIM,
+        "there is no claim {name!r} in namespace {namespace}",
+        "create it (kubectl get pvc -n {namespace} shows the existing ones), or correct"
+        " volumes[].pvc in the job",
+    ),
+    Rule(
+        r'persistentvolumeclaim "(?P<name>[^"]+)" is being deleted',
+        Cause.VOLUME_CLAIM,
+        "the claim {name!r} is being deleted",
+        "create it again, or use another claim",
+    ),
+)
+
+
+def missing_reference(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
+    """A secret or config map, or a key in one, that the kubelet did not find."""
+    found = first_match(_REFERENCES, message, namespace=facts.namespace)
+    return found and ReplicaFinding(*found, pod.replica)
+
+
+def unbound(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
+    """A claim that is missing or has no volume, where the scheduler waits for it."""
+    if found := first_match(_CLAIMS, message, namespace=facts.namespace):
+        return ReplicaFinding(*found, pod.replica)
+    if not re.search(r"unbound|find available persistent volumes|non-existent p", message):
+        return None
+    claim, why = _pending_claim(facts, pod)
+    return _without_volume(facts, pod, claim, why or message.partition(": ")[2] or message)
+
+
+def unprovisioned(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A claim whose volume is awaited for a node that the scheduler has already chosen.
+
+    With WaitForFirstConsumer the scheduler says nothing about the Pod until the volume is there.
+    """
+    claim, why = _pending_claim(facts, pod)
+    if not claim or not why:
+        return None
+    return replace(_without_volume(facts, pod, claim, why), since=pod.created)
+
+
+def _without_volume(facts: Facts, pod: Pod, claim: str, why: str) -> ReplicaFinding:
+    step = f"kubectl describe pvc {claim} -n {facts.namespace}".replace("  ", " ")
+    if found := re.search(r"""external provisioner ['"]([^'"]+)""", why):
+        step = (
+            f"check whether the provisioner {found[1]} runs in the cluster, and its logs ({step})"
+        )
+    else:
+        step = (
+            f"see what it waits for ({step}): a storage class that makes volumes, or a volume of"
+            " that size and access mode"
+        )
+    what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
+    return ReplicaFinding(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step, pod.replica)
+
+
+def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
+    """The Pod's first claim that is not bound, and what its Events say."""
+    mounted = {
+        (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        for volume in pod.spec.get("volumes") or ()
+    }
+    for claim in facts.of_kind("PersistentVolumeClaim"):
+        meta = claim["metadata"]
+        if meta["name"] not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
+            continue
+        subject = ("PersistentVolumeClaim", meta["name"])
+        messages = [
+            event.get("message", "")
+            for event in sorted(facts.of_kind("Event"), key=event_time)
+            if (about := event.get("involvedObject") or {})
+            and (about.get("kind"), about.get("name")) == subject
+            and not _AWAITS_POD.search(event.get("message", ""))
+        ]
+        node = (meta.get("annotations") or {}).get(_CHOSEN)
+        awaited = f"its volume is awaited on node {node}" if node else ""
+        return meta["name"], messages[-1] if messages else awaited
+    names = sorted(name for name in mounted if name)
+    return (names[0] if len(names) == 1 else ""), ""
+
+
+def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A volume that could not be attached or mounted on the Pod's node."""
+    trainer = pod.trainer
+    if pod.phase != "Pending" or not pod.node or (trainer and trainer.status.get("started")):
+        return None
+    event = pod.last_event("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+    if not event:
+        return None
+    message = event.get("message", "")
+    if "context deadline exceeded" in message or "timed out waiting" in message:
+        # An earlier Event has the reason.
+        earlier = [e["message"] for e in pod.events if e.get("reason") == event["reason"]]
+        message = next((text for text in earlier if "SetUp failed" in text), message)
+    if found := missing_reference(facts, pod, message):
+        return found
+    volume = re.search(r'volume "([^"]+)"', message)
+    what = f"the volume {volume[1]!r}" if volume else "a volume"
+    detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
+    detail = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", detail)
+    return ReplicaFinding(
+        Cause.VOLUME,
+        f"{what} cannot be mounted: {one_line(detail)}",
+        _mount_step(message),
+        pod.replica,
+        pod.created,
+    )
+
+
+def _mount_step(message: str) -> str:
+    if "Multi-Attach" in message:
+        return (
+            "the claim can be used on one node at a time: use one with ReadWriteMany for jobs of"
+            " several nodes, or end the pod that has it"
+        )
+    if "hostPath type check failed" in message:
+        return "create that path on every node the job may run on, or correct volumes[].host_path"
+    return "have the storage checked; the kubelet retries"

@@ -1,0 +1,250 @@
+"""The output of a job's replicas: chosen, cut to size, and put in one order."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from k8sjob.backends.api import JobRef, LogLine
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.observe.merge import Merge
+from k8sjob.observe.status import job_status, processes, replica_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from threading import Event
+
+    from k8sjob.backends.api import Backend, Json, Snapshot
+
+__all__ = [
+    "MOST_AT_ONCE",
+    "TAIL_LINES",
+    "excerpt",
+    "in_parallel",
+    "last_lines",
+    "logs",
+    "replica_of_rank",
+    "select",
+    "tail_lines",
+]
+
+T = TypeVar("T")
+
+TAIL_LINES: Final = 200
+"""So many last lines of each replica are enough to say why it ended."""
+_EXCERPT: Final = 4096
+"""Characters of a line that a diagnosis reads: its patterns take longer than linear time."""
+MOST_AT_ONCE: Final = 32
+"""So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
+_READERS: Final = 8
+"""So many replicas' last lines are asked for at the same time."""
+
+
+def logs(
+    backend: Backend,
+    ref: JobRef,
+    replicas: Sequence[str],
+    *,
+    follow: bool = False,
+    previous: bool = False,
+    since: datetime | None = None,
+    tail: int | None = None,
+) -> Iterator[LogLine]:
+    """What the chosen replicas wrote.
+
+    Without `follow` the lines of all replicas come in the order of their timestamps; those of more
+    than MOST_AT_ONCE replicas come one replica after the other, unless `tail` is given. With
+    `follow` they come in the order in which they arrive, until the job ends, of the first
+    MOST_AT_ONCE replicas. Lines are as the job wrote them: control sequences are the view's to
+    strip.
+
+    Args:
+        backend: where the job lives.
+        ref: the job.
+        replicas: their names, see `select`.
+        follow: wait for more until the job ends.
+        previous: each replica's attempt before its last one alone; nothing is waited for.
+        since: leave out what was written before this moment (with a time zone).
+        tail: only this many of the last lines of each replica, then what follows.
+
+    Raises:
+        BackendError: a replica's output cannot be read.
+    """
+
+    def read(replica: str) -> Iterator[LogLine]:
+        lines = backend.logs(ref, replica, previous=previous, tail=tail, since=since)
+        return _from(lines, since)
+
+    if follow and not previous:
+        yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail)
+    elif tail is not None:
+        ends = in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
+        yield from heapq.merge(*ends, key=_timestamp)
+    elif len(replicas) <= MOST_AT_ONCE:
+        yield from heapq.merge(*map(read, replicas), key=_timestamp)
+    else:
+        for replica in replicas:
+            yield from read(replica)
+
+
+def _followed(
+    backend: Backend,
+    ref: JobRef,
+    replicas: Sequence[str],
+    since: datetime | None,
+    tail: int | None,
+) -> Iterator[LogLine]:
+    ends: dict[str, _End] = {}
+
+    def end(replica: str) -> _End:
+        # One line at least, so as to know where to go on.
+        lines = backend.logs(ref, replica, tail=max(tail or 0, 1), since=since)
+        return _End(_from(lines, since), tail or 0)
+
+    def follow(replica: str, stop: Event) -> Iterator[LogLine]:
+        seen = ends.get(replica) or _End((), 0)
+        begin = datetime.fromisoformat(seen.stamp) if seen.stamp else since
+        lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
+        return _from(seen.after(lines), since)
+
+    if tail is not None:
+        ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
+        yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
+    with Merge[LogLine]() as merge:
+        for replica in replicas:
+            merge.add(replica, partial(follow, replica))
+        while merge.open:
+            item = merge.get()
+            if isinstance(item, LogLine):
+                yield item
+            elif item and item.error and not isinstance(item.error, JobNotFound):
+                raise item.error
+
+
+def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
+    """The end of each replica's output, for `diagnose`; without those that cannot be read.
+
+    Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
+    """
+    ref, every = JobRef.of(snapshot.job), replica_names(snapshot.job)
+    bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
+    chosen = list(dict.fromkeys([*bad, *every]))[:MOST_AT_ONCE]
+
+    def read(replica: str) -> list[str] | None:
+        with suppress(BackendError):
+            return tail_lines(backend, ref, replica)
+        return None
+
+    found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
+    return {name: lines for name in every if (lines := found.get(name)) is not None}
+
+
+def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
+    """Excerpts of a replica's last lines, TAIL_LINES at most, without gaps."""
+    lines = backend.logs(ref, replica, tail=TAIL_LINES)
+    return list(deque((excerpt(line.text) for line in lines if not line.gap), maxlen=TAIL_LINES))
+
+
+def excerpt(text: str) -> str:
+    """The line as a diagnosis reads it: the beginning and the end of a very long one."""
+    if len(text) <= _EXCERPT:
+        return text
+    return f"{text[: _EXCERPT // 2]} ... {text[-_EXCERPT // 2 :]}"
+
+
+def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
+    """The names of the chosen replicas, in the job's order; all of them when none is named.
+
+    Args:
+        job: its object.
+        replicas: names ("master-0") or roles ("worker").
+        ranks: process ranks; the replicas that run them are added.
+
+    Raises:
+        BackendError: the job has no such replica or rank.
+    """
+    every = replica_names(job)
+    wanted = {replica_of_rank(job, rank) for rank in ranks}
+    for name in replicas:
+        matching = {one for one in every if name.lower() in (one, one.rpartition("-")[0])}
+        if not matching:
+            raise BackendError(f"{name!r} is no replica of this job; it has {_brief(every)}")
+        wanted |= matching
+    return tuple(name for name in every if name in wanted or not wanted)
+
+
+def _brief(names: Sequence[str]) -> str:
+    some = ", ".join(names[:8])
+    return some if len(names) <= 8 else f"{some} ... {names[-1]}"
+
+
+def replica_of_rank(job: Json, rank: int) -> str:
+    """The name of the replica that runs a process rank: ranks follow the replicas in their order.
+
+    Raises:
+        BackendError: the job has no such rank.
+    """
+    every, counts = replica_names(job), processes(job)
+    if not 0 <= rank < sum(counts):
+        shape = f"{len(every)} replicas x {counts[-1]} processes"
+        if counts[0] != counts[-1]:
+            shape = (
+                f"{counts[0]} processes of {every[0]} and {len(every) - 1} x {counts[-1]} others"
+            )
+        raise BackendError(
+            f"rank {rank} is not in this job; {shape} give ranks 0 to {sum(counts) - 1}"
+        )
+    ends = list(accumulate(counts))
+    return every[bisect_right(ends, rank)]
+
+
+class _End:
+    """The last lines of a replica's output, and where whoever follows it goes on.
+
+    Attributes:
+        lines: the last ones, `count` at most.
+        stamp: the timestamp of the last line, given or not; empty where there was none.
+    """
+
+    def __init__(self, lines: Iterable[LogLine], count: int) -> None:
+        self.lines = deque[LogLine](maxlen=max(count, 0))
+        self.stamp = ""
+        self._ties = 0
+        for line in lines:
+            self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
+            self.stamp = line.timestamp
+            self.lines.append(line)
+
+    def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Those of the lines that come after the last one; from the first on all of them."""
+        ties, passed = self._ties, not self.stamp
+        for line in lines:
+            if not passed and line.timestamp <= self.stamp:
+                ties -= line.timestamp == self.stamp
+                if line.timestamp < self.stamp or ties >= 0:
+                    continue
+            passed = True
+            yield line
+
+
+def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]:
+    return (
+        line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
+    )
+
+
+def _timestamp(line: LogLine) -> str:
+    return line.timestamp
+
+
+def in_parallel(read: Callable[[str], T], replicas: Sequence[str]) -> list[T]:
+    """What a function reads of each replica, several of them at a time."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, replicas))

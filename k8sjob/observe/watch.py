@@ -1,0 +1,371 @@
+"""A job while it runs: its changes of state and its replicas' output, merged into one stream."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.api import LogLine, Snapshot
+from k8sjob.contract import Event, EventKind, ExitCode
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
+from k8sjob.observe.merge import Ended, Merge
+from k8sjob.observe.status import JobState, JobStatus, job_status, replica_names
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from k8sjob.backends.api import Backend, JobRef, Json
+    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.status import ReplicaStatus
+
+__all__ = ["Stalled", "job_data", "warning", "watch"]
+
+SETTLE_SECONDS: Final = 0.5
+"""How long an ended job must have been silent until its output counts as complete."""
+PATIENCE_SECONDS: Final = 10.0
+"""A problem that resolves itself sooner is not reported."""
+LAST_LINES: Final = 50
+"""So many last lines of a replica that failed are read where it is not followed."""
+_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_REASONS_IN_STATE: Final = frozenset(
+    {
+        "BackOff",
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImagePull",
+        "Error",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "OOMKilled",
+        "PyTorchJobFailed",
+        "PyTorchJobRestarting",
+        "Unschedulable",
+    }
+)
+"""Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
+_CAUSES_IN_STATE: Final = frozenset(
+    {Cause.WAITING, Cause.SUSPENDED, Cause.QUEUED, Cause.DELETING, Cause.STOPPED}
+)
+"""Causes that are no problem, or that the job's state names as well."""
+_LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
+"""What the kubelet puts before a message that the replica's own state has too."""
+_CONSEQUENCES: Final = frozenset({0, ExitCode.PEER_LOST, ExitCode.STOPPED})
+
+
+def watch(
+    backend: Backend, ref: JobRef, *, logs: bool = True, patience: float = PATIENCE_SECONDS
+) -> Iterator[Event]:
+    """Everything that happens to a job, from its beginning until it has ended or is gone.
+
+    First come the lines of the replicas (LOG) and the runtime's own events, decoded from them, then
+    the job's last JOB event, and what `why` would say of its end (FINDING). A suspended job has
+    not ended. What `why` says of a job that is stalled for some seconds is a WARNING, once. Closing
+    the iterator detaches from the job and changes nothing about it.
+
+    Args:
+        backend: where the job lives.
+        ref: the job.
+        logs: read the replicas' output too; without it there are no runtime events.
+        patience: seconds for which a problem must have lasted.
+
+    Raises:
+        JobNotFound: there is no such job.
+        BackendError: the back end could not be read any more.
+    """
+    watcher = _Watcher(Stalled(patience))
+    with Merge[Snapshot | LogLine]() as merge:
+        # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
+        merge.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
+        readers = _Readers(backend, ref, merge) if logs else None
+        item = None
+        while not watcher.settled(merge.open, item):
+            item = merge.get(0.1)
+            if isinstance(item, Snapshot):
+                yield from watcher.changed(item, readers)
+            elif isinstance(item, Ended):
+                yield from watcher.source_ended(item, ref)
+            elif item is not None:
+                yield watcher.line(item)
+            yield from watcher.stalled()
+    yield from watcher.end()
+
+
+class _Watcher:
+    """What was reported already, so that each thing is reported once."""
+
+    def __init__(self, stalled: Stalled) -> None:
+        self._stalled = stalled
+        self._snapshot: Snapshot | None = None
+        self._status: JobStatus | None = None
+        self._reported_job: object = None
+        self._reported_replicas: dict[str, object] = {}
+        self._reported_warnings: set[object] = set()
+        self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self._ended_at: float | None = None
+        self._last_line_at = 0.0
+        self._end_stamp = ""
+        self._deleted = False
+
+    def settled(self, sources: set[str], last: Snapshot | LogLine | Ended | None) -> bool:
+        """Whether the job has ended and its output is complete, or was waited for long enough.
+
+        The reader of the watch may be slow: as long as something waits to be read (`last`, None
+        where nothing came), there may be more, however long ago the end was. What replicas write
+        after the end of their job is not waited for.
+        """
+        if self._ended_at is None:
+            return False
+        if not sources - {""}:
+            return True
+        if last is None or (isinstance(last, LogLine) and last.timestamp > self._end_stamp):
+            return time.monotonic() - max(self._ended_at, self._last_line_at) > SETTLE_SECONDS
+        if isinstance(last, LogLine):
+            self._last_line_at = time.monotonic()
+        return False
+
+    def changed(self, snapshot: Snapshot, readers: _Readers | None) -> Iterator[Event]:
+        """What is new in a snapshot; the terminal JOB event is kept for the end."""
+        self._snapshot, self._status = snapshot, job_status(snapshot)
+        if readers:
+            yield from readers.look(snapshot.job, self._status)
+        yield from self._replicas(self._status)
+        yield from self._warnings(snapshot)
+        if not self._status.state.finished:
+            yield from self._job(self._status)
+        elif self._ended_at is None:
+            self._ended_at = time.monotonic()
+            self._end_stamp = datetime.now(UTC).isoformat()
+
+    def source_ended(self, ended: Ended, ref: JobRef) -> Iterator[Event]:
+        """A source of lines that fails is reported and left; a job that is gone has ended."""
+        failed = ended.error and not isinstance(ended.error, JobNotFound)
+        if not ended.source:
+            if self._snapshot is None:
+                raise ended.error or JobNotFound(f"{ref} is gone; `k8sjob list` names those there")
+            if ended.error and failed:
+                raise ended.error
+            self._deleted = self._ended_at is None
+            self._ended_at = self._ended_at or time.monotonic()
+        elif failed:
+            message = f"the output of {ended.source} cannot be read any more: {ended.error}"
+            alike = message.replace(ended.source, "")  # a permission is missing for all or none
+            if alike not in self._reported_warnings:
+                self._reported_warnings.add(alike)
+                yield warning(message, replica=ended.source)
+
+    def stalled(self) -> Iterator[Event]:
+        """What has held the job up for some time; nothing may have changed since."""
+        if self._snapshot and self._status and self._ended_at is None:
+            now = time.monotonic()
+            yield from self._stalled.look(self._snapshot, self._status, self._tails, now)
+
+    def line(self, line: LogLine) -> Event:
+        """A runtime event where the line carries one, else the line."""
+        if not line.gap:
+            self._tails[line.replica].append(excerpt(line.text))
+        event = Event.decode(line.text, line.replica)
+        if event:
+            return event
+        data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
+        written = datetime.fromisoformat(line.timestamp).timestamp()
+        return Event(EventKind.LOG, data, written, line.replica)
+
+    def end(self) -> Iterator[Event]:
+        """The job's last state, and why it failed."""
+        if self._deleted and self._status:
+            gone = replace(
+                self._status,
+                state=JobState.DELETED,
+                reason="",
+                message="the job was deleted",
+                exit_code=JobState.DELETED.exit_code,
+                finished=None,
+            )
+            yield from self._job(gone)
+        elif self._status and self._snapshot:
+            yield from self._job(self._status)
+            for finding in self._findings(self._snapshot, self._status.state):
+                yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
+
+    def _findings(self, snapshot: Snapshot, state: JobState) -> list[Finding]:
+        """Why the job failed, or what it did not do though it succeeded."""
+        if state not in (JobState.FAILED, JobState.SUCCEEDED):
+            return []
+        found = diagnose(snapshot, self._tails)
+        late = Cause.LEFTOVER if state is JobState.SUCCEEDED else ""  # they may still be ending
+        return [one for one in found if one.cause != late]
+
+    def _job(self, status: JobStatus) -> Iterator[Event]:
+        news = (status.state, status.reason, status.message)
+        if news != self._reported_job:
+            self._reported_job = news
+            yield Event(EventKind.JOB, job_data(status), time.time())
+
+    def _replicas(self, status: JobStatus) -> Iterator[Event]:
+        fields = ("phase", "reason", "restarts", "node", "exit_code", "message")
+        for replica in status.replicas:
+            if self._reported_replicas.get(replica.name) != replica:
+                self._reported_replicas[replica.name] = replica
+                data = {field: getattr(replica, field) for field in fields}
+                yield Event(EventKind.REPLICA, data, time.time(), replica.name)
+
+    def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
+        """Each warning once, and only once one that many replicas have alike."""
+        job = snapshot.job.get("metadata", {}).get("name", "")
+        for event in snapshot.events:
+            if event.get("type") != "Warning" or event.get("reason") in _REASONS_IN_STATE:
+                continue
+            about, message = event.get("involvedObject") or {}, event.get("message") or ""
+            pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
+            replica = pod.removeprefix(f"{job}-") if pod != job else ""
+            alike = _UID.sub("", message.replace(pod, "")) if replica else event["metadata"]["uid"]
+            if (event.get("reason"), alike) in self._reported_warnings:
+                continue
+            if replica and self._is_in_state(replica, message):
+                continue
+            self._reported_warnings.add((event.get("reason"), alike))
+            yield warning(message, reason=event.get("reason", ""), replica=replica)
+
+    def _is_in_state(self, replica: str, message: str) -> bool:
+        """Whether the replica's own state says so already, or the message says nothing."""
+        *_, last = _LEAD.sub("", message, count=1).strip().split("\n")  # as a state has it
+        replicas = self._status.replicas if self._status else ()
+        return last in _REASONS_IN_STATE or any(
+            one.name == replica and last and last in one.message for one in replicas
+        )
+
+
+class _Readers:
+    """Opens the sources of a job's output: of a small job all, of a large one a choice.
+
+    A stream is a connection, or a kubectl. Rank 0 reports the progress, so the first replicas are
+    followed; of the others the last lines are read when they fail.
+    """
+
+    def __init__(self, backend: Backend, ref: JobRef, merge: Merge[Snapshot | LogLine]) -> None:
+        self._backend, self._ref, self._merge = backend, ref, merge
+        self._followed: set[str] = set()
+        self._failed: set[tuple[str, int]] = set()
+        self._warned = False
+
+    def look(self, job: Json, status: JobStatus) -> Iterator[Event]:
+        """Open the sources that there are by now; a warning, once, if others are left out."""
+        names = replica_names(job)
+        for name in names[:MOST_AT_ONCE]:
+            if name not in self._followed:
+                self._followed.add(name)
+                self._merge.add(name, partial(self._follow, name))
+        if len(names) <= MOST_AT_ONCE:
+            return
+        for replica in status.replicas:
+            self._read_failure(replica)
+        if not self._warned:
+            self._warned = True
+            yield warning(
+                f"of {len(names)} replicas the output of {names[0]} and the next"
+                f" {MOST_AT_ONCE - 1} is followed, and the last lines of those that fail are read;"
+                f" another's: k8sjob logs -f {self._ref} -r {names[-1]}"
+            )
+
+    def _read_failure(self, replica: ReplicaStatus) -> None:
+        """Read the last lines of a replica that failed by itself, of the first that do."""
+        key = replica.name, replica.restarts
+        if (
+            replica.name not in self._followed
+            and (replica.exit_code or 0) not in _CONSEQUENCES
+            and key not in self._failed
+            and len(self._failed) < MOST_AT_ONCE
+        ):
+            self._failed.add(key)
+            runs_again = replica.phase == "Running" and not replica.waiting and replica.restarts > 0
+            source = partial(self._last_lines, replica.name, previous=runs_again)
+            self._merge.add(f"{replica.name} {replica.restarts}", source)
+
+    def _follow(self, name: str, stop: threading.Event) -> Iterator[LogLine]:
+        return self._backend.logs(self._ref, name, follow=True, stop=stop)
+
+    def _last_lines(self, name: str, stop: threading.Event, *, previous: bool) -> Iterator[LogLine]:
+        tail = None if previous else LAST_LINES
+        try:
+            yield from self._backend.logs(self._ref, name, previous=previous, tail=tail, stop=stop)
+        except BackendError:
+            return  # its pod may be gone by now
+
+
+class Stalled:
+    """The problems that hold a job up, each reported once, when it has lasted for some time.
+
+    Args:
+        patience: seconds for which a problem must have been seen.
+    """
+
+    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
+        self._looked = -math.inf
+        self._since: dict[tuple[str, str], float] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def look(
+        self, snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]], now: float
+    ) -> Iterator[Event]:
+        """A WARNING for each problem that has lasted for long enough; may be called at any time.
+
+        Args:
+            snapshot: the newest one.
+            status: the same, read.
+            tails: the last lines of each replica's output, by its name.
+            now: seconds of a monotonic clock.
+        """
+        if now - self._looked < self._patience / 5:
+            return
+        self._looked = now
+        found = {(one.cause, one.replica): one for one in _problems(snapshot, status, tails)}
+        self._since = {key: self._since.get(key, now) for key in found}
+        for key, one in found.items():
+            if key not in self._reported and now - self._since[key] >= self._patience:
+                self._reported.add(key)
+                yield warning(f"{one.message}; next: {one.next_step}", reason=str(one.cause))
+
+
+def _problems(
+    snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]]
+) -> list[Finding]:
+    """What holds the job up; nothing where all replicas run, since only the past is known then."""
+    complete = len(status.replicas) == len(replica_names(snapshot.job))
+    run = complete and all(one.situation in {"Running", "Succeeded"} for one in status.replicas)
+    if run or status.state.finished:
+        return []
+    return [one for one in diagnose(snapshot, tails) if one.cause not in _CAUSES_IN_STATE]
+
+
+def warning(message: str, *, reason: str | None = None, replica: str = "") -> Event:
+    """A WARNING event."""
+    data = {"message": message} if reason is None else {"message": message, "reason": reason}
+    return Event(EventKind.WARNING, data, time.time(), replica)
+
+
+def job_data(status: JobStatus) -> dict[str, Any]:
+    """A job's status as the data of a JOB event."""
+    return {
+        "state": str(status.state),
+        "reason": status.reason,
+        "message": status.message,
+        "exit_code": status.exit_code,
+        "created": _seconds(status.created),
+        "started": _seconds(status.started),
+        "finished": _seconds(status.finished),
+    }
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment else None

@@ -1,0 +1,337 @@
+"""One start of a node's processes, until the last of them has gone, and the reason of its end.
+
+The decisions are pure functions: `deadlines` and `stacks_due`, when to signal; `verdict`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.agent.worker_group import Command, Exit, WorkerGroup, kill_children
+from k8sjob.runtime.base.errors import EnvError, ranks_in_words
+from k8sjob.runtime.base.frames import users_threads
+from k8sjob.runtime.base.heartbeat import HeartbeatMonitor
+from k8sjob.runtime.base.observer import Seen, hang_of, read_seen
+from k8sjob.runtime.base.report import StartPhase
+from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.base.signals import Inbox
+
+__all__ = ["Member", "Program", "Record", "deadlines", "run_attempt", "stacks_due", "verdict"]
+
+PEER_GRACE: Final = 3.0
+"""Seconds that the others have, after a first failure, to end by it and to write their reasons."""
+KILL_GRACE: Final = 3.0
+"""Seconds between SIGTERM and SIGKILL where nothing is to be saved: a failure, an orphan."""
+DUMP_GRACE: Final = 2.0
+"""Seconds that processes which do not end have to write their stacks."""
+_AGREE_S: Final = 2.5
+"""Seconds until the agents of other nodes see the same hang: the first end breaks connections."""
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at the observers' files."""
+_NEVER: Final = float("inf")
+_HINTS: Final[dict[int, str]] = {
+    signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
+    signal.SIGABRT: "; it called abort(), mostly in a library: its last lines say why",
+    signal.SIGBUS: "; mostly /dev/shm is full: raise resources.shm or use fewer loader workers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the node.
+
+    Attributes:
+        rank: its rank in the whole group.
+        command: how to start it.
+        error_file: where it writes its Reason; None: it writes none.
+        heartbeat_file: what it touches with each beat; None: it does not beat.
+    """
+
+    rank: int
+    command: Command
+    error_file: Path | None = None
+    heartbeat_file: Path | None = None
+
+
+Program: TypeAlias = "Callable[[int, Path], Sequence[Member]]"
+"""The node's processes from the number of restarts so far and an empty folder of this start."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened in one start, all times by time.monotonic(); infinite: not yet.
+
+    Attributes:
+        exits: by rank, for the processes that have ended.
+        reasons: by rank, as the processes wrote them.
+        stop_time: a signal requested a stop.
+        orphan_time: the parent was seen to be gone.
+        leave_time: the processes have to end, since they wait for nodes that will not come, or the
+            group is to start again with other nodes.
+        leave_grace: seconds that they have for that.
+        hang: why the agent holds that the group hangs; None: it does not.
+        hang_time: when the processes are to write their stacks for that.
+        sent: when which signal was sent to all.
+        seen: by rank, the last state from its observer.
+        early: ranks that had written a reason before the agent's first signal, and so failed by
+            themselves; their exit codes do not matter.
+    """
+
+    exits: Mapping[int, Exit] = field(default_factory=dict)
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    stop_time: float = _NEVER
+    orphan_time: float = _NEVER
+    leave_time: float = _NEVER
+    leave_grace: float = 0.0
+    hang: Reason | None = None
+    hang_time: float = _NEVER
+    sent: dict[int, float] = field(default_factory=dict)
+    seen: Mapping[int, Seen] = field(default_factory=dict)
+    early: frozenset[int] = frozenset()
+
+    @property
+    def running(self) -> dict[int, Seen]:
+        """The states of the ranks that have not ended."""
+        return {rank: one for rank, one in self.seen.items() if rank not in self.exits}
+
+    @property
+    def failures(self) -> dict[int, Exit]:
+        """The exits that were failures, and not an answer to one of the agent's signals."""
+        return {
+            rank: end
+            for rank, end in self.exits.items()
+            if rank in self.early or (end.code and not self._requested(end))
+        }
+
+    def _requested(self, end: Exit) -> bool:
+        """Ended by a signal of the agent's, or in good order after its SIGTERM."""
+        number = signal.SIGTERM if end.code == ExitCode.STOPPED else end.signal
+        return end.moment >= self.sent.get(number, _NEVER)
+
+
+def run_attempt(
+    program: Program,
+    restart: int,
+    config: RuntimeConfig,
+    inbox: Inbox,
+    *,
+    leave: Callable[[Record], float | None] | None = None,
+    hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
+) -> Record:
+    """Start the node's processes once and stay until all have gone.
+
+    Args:
+        program: what to run.
+        restart: how often it was started before.
+        config: stop_grace and hang_timeout are used.
+        inbox: entered already.
+        leave: called repeatedly; the seconds that the processes have to stop as at a signal, or
+            None: they continue.
+        hang: called repeatedly; why the group hangs, or None. By default the group is this node.
+
+    Raises:
+        EnvError: there is no folder to write in.
+        OSError: a process could not be started.
+    """
+    with _folder() as folder:
+        members = program(restart, Path(folder))
+        group = WorkerGroup([member.command for member in members])
+        files = [member.heartbeat_file for member in members]
+        monitor = HeartbeatMonitor(files, config.hang_timeout, stopped=group.stopped)
+        observed = any(member.error_file for member in members)
+        phase = StartPhase(len(members)) if observed else None
+        watched = leave is not None or observed or config.hang_timeout > 0
+        record = Record()
+        while True:
+            group.poll()
+            _take_exits(group, members, record)
+            record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
+            if watched:
+                record.seen = _look(members)
+            grace = leave(record) if leave and record.leave_time == _NEVER else None
+            if grace is not None:
+                record.leave_time, record.leave_grace = time.monotonic(), grace
+            if group.gone:
+                break
+            if phase is not None:
+                phase.update(record.seen)
+            if not (record.hang or record.failures or signal.SIGKILL in record.sent):
+                silent = tuple(members[index].rank for index in monitor.stale(group.alive))
+                record.hang = _silence(silent, record) if silent else hang(record)
+                if record.hang:
+                    record.hang_time = time.monotonic() + (0 if silent or not leave else _AGREE_S)
+            due = _enforce(group, record, members, config.stop_grace)
+            pause = 0.05 if group.lingering else _LOOK_S if watched else _NEVER
+            inbox.wait(min(due, monitor.interval, pause))
+        kill_children()
+        record.reasons, record.seen = _read_reasons(members), _look(members)
+        return record
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder; in /dev/shm where the root file system is read-only."""
+    problem: OSError | None = None
+    for parent in (None, "/dev/shm"):  # noqa: S108 - the pod's
+        try:
+            return tempfile.TemporaryDirectory("", "k8sjob-", parent, ignore_cleanup_errors=True)
+        except OSError as error:
+            problem = problem or error
+    raise EnvError(f"no folder to write in: {problem}; mount an empty_dir at /tmp or set TMPDIR")
+
+
+def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
+    """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
+    failed = min((end.moment for end in record.failures.values()), default=_NEVER)
+    term = min(record.stop_time, record.leave_time, record.orphan_time, failed + PEER_GRACE)
+    kill = min(
+        record.stop_time + stop_grace,
+        record.leave_time + record.leave_grace,
+        record.orphan_time + KILL_GRACE,
+        failed + PEER_GRACE + KILL_GRACE,
+        record.hang_time + DUMP_GRACE,
+    )
+    return term, kill
+
+
+def stacks_due(record: Record, stop_grace: float) -> float:
+    """When the processes that hang, or that SIGTERM did not end, write their stacks.
+
+    The process that made the others fail may be the one that cannot end: its stacks must not be
+    lost. Infinite: not at all; an orphan's have no reader.
+    """
+    if record.orphan_time < _NEVER or signal.SIGABRT in record.sent:
+        return _NEVER
+    if record.hang:
+        return record.hang_time
+    term, kill = deadlines(record, stop_grace)
+    return max((term + kill) / 2, kill - DUMP_GRACE)
+
+
+def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
+    """Why the start ended; None when all its processes ended with 0.
+
+    The first failure counts, by the time that the process itself wrote, if it wrote one. A rank
+    that only lost its peer counts last: its failure may be seen before the peer's.
+
+    Args:
+        record: with all exits.
+        stop: the signal that requested a stop, where stop_time is finite.
+    """
+    if record.hang:
+        return record.hang
+    reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
+    cause = min(
+        reasons.values(),
+        key=lambda reason: (reason.exit_code == ExitCode.PEER_LOST, reason.time),
+        default=None,
+    )
+    ended = min(record.stop_time, record.orphan_time, record.leave_time)
+    if cause and (cause.rank in record.early or record.failures[cause.rank].moment < ended):
+        return cause
+    if ended == _NEVER:
+        return None
+    if not any(end.code for end in record.exits.values()) and record.exits:
+        return None
+    if stop:
+        why = f"by {stop.name}"
+    elif record.orphan_time < _NEVER:
+        why = "because its parent was gone"
+    else:
+        why = "because the group starts again with other nodes"
+    after = f"; rank {cause.rank}: {cause.type}: {cause.message}" if cause else ""
+    return Reason(
+        exit_code=128 + (stop or signal.SIGTERM),
+        type="Stopped",
+        message=f"stopped {why}{after}",
+        time=time.time(),
+    )
+
+
+def _enforce(
+    group: WorkerGroup, record: Record, members: Sequence[Member], stop_grace: float
+) -> float:
+    """Send what is due, and return the seconds until the next is."""
+    term, kill = deadlines(record, stop_grace)
+    # A program that is not run by k8sjob's rank_main would answer SIGABRT by a core dump.
+    dump = stacks_due(record, stop_grace) if any(m.error_file for m in members) else _NEVER
+    now = time.monotonic()
+    if now >= min(term, kill) and not record.sent:
+        record.early = frozenset(_read_reasons(members))
+    if now >= kill:
+        record.sent.setdefault(signal.SIGKILL, now)
+        group.kill()
+        return _NEVER
+    if now >= term and signal.SIGTERM not in record.sent:
+        record.sent[signal.SIGTERM] = now
+        group.send(signal.SIGTERM)
+    elif now >= dump:
+        record.sent[signal.SIGABRT] = now
+        group.show_stacks()  # faulthandler answers SIGABRT even in C code
+        dump = _NEVER
+    requested = record.hang or signal.SIGTERM in record.sent
+    return min([kill, dump] if requested else [term, kill]) - now
+
+
+def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Record) -> None:
+    """Record the exits; copy the stacks of a fatal error to the log, one rank at a time."""
+    before = record.exits
+    record.exits = {members[index].rank: end for index, end in group.exits.items()}
+    for index in group.exits:
+        member = members[index]
+        if member.rank not in before:
+            stacks = by_rank(member.rank, users_threads(read_stacks(member.error_file)))
+            with suppress(OSError, ValueError):
+                sys.stderr.write(stacks)
+                sys.stderr.flush()
+
+
+def _silence(ranks: tuple[int, ...], record: Record) -> Reason:
+    """The hang of ranks whose watchdogs cannot report it themselves."""
+    who = ranks_in_words(ranks)
+    return Reason(
+        exit_code=ExitCode.HUNG,
+        rank=ranks[0],
+        type="Hang",
+        message=f"{who}: no progress, not even a watchdog's; ended by the node's agent",
+        time=time.time(),
+        culprits=ranks,
+        step=record.seen.get(ranks[0], Seen()).step,
+    )
+
+
+def _reason(rank: int, end: Exit, record: Record) -> Reason:
+    """The reason that the process wrote, if it wrote one; else what its exit code means."""
+    own = record.reasons.get(rank)
+    if own is not None:
+        return replace(own, rank=rank)
+    if end.signal:
+        try:
+            name = signal.Signals(end.signal).name
+        except ValueError:
+            name = f"signal {end.signal}"
+        kind, message = "Signal", f"killed by {name}{_HINTS.get(end.signal, '')}"
+    else:
+        kind, message = "Exit", f"exited with code {end.code}"
+    step = record.seen.get(rank, Seen()).step
+    return Reason(end.code, rank=rank, type=kind, message=message, time=end.time, step=step)
+
+
+def _look(members: Sequence[Member]) -> dict[int, Seen]:
+    return {member.rank: read_seen(seen_file(member.error_file)) for member in members}
+
+
+def _read_reasons(members: Sequence[Member]) -> dict[int, Reason]:
+    return {member.rank: reason for member in members if (reason := read_reason(member.error_file))}

@@ -1,0 +1,343 @@
+"""Coordination of a group of fixed size: whether a node starts again, and how it leaves.
+
+The agents share a roster (`roster.py`). An elastic group has its rendezvous instead.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
+from k8sjob.runtime.base.errors import ranks_in_words
+from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.base.observer import decode_ranks, encode_ranks, hang_of
+from k8sjob.runtime.base.report import log_line, write_event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from k8sjob.runtime.agent.attempt import Record
+    from k8sjob.runtime.agent.roster import Roster
+    from k8sjob.runtime.base.env import NodeEnv
+    from k8sjob.runtime.base.signals import Inbox
+
+__all__ = ["Coordinator", "RestartCount", "repeats"]
+
+_LEAVE_GRACE_S: Final = 3.0
+_ANSWER_S: Final = 5.0
+"""The most that nodes within reach take to report where their ranks are."""
+_FLUSH_S: Final = 3.0
+"""How long a node tries to report its end to node 0."""
+_OTHERS_S: Final = 30.0
+"""How long the Master stays for nodes that still work: its end deletes their pods."""
+_UNKNOWN_S: Final = 10.0
+"""The same for nodes that never reported."""
+_REPORTED_S: Final = 3.0
+"""Until the kubelets have reported the other pods' ends, and the operator keeps these pods."""
+_PROC_NET: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_NEVER: Final = float("inf")
+
+
+class RestartCount:
+    """How often a node has been started, over all containers of its pod.
+
+    A container's restart is counted by the kubelet, which does not report it to the container. The
+    count is in /dev/shm, which is the pod's: it outlives a container and ends with the pod.
+
+    Attributes:
+        restarts: how often the node's processes have been started again.
+        refused: why they must not be started in this container, or None.
+    """
+
+    def __init__(self, file: Path | None, max_restarts: int) -> None:
+        """Read config.restarts_file(); None: no other container came before, and none follows."""
+        self._file = file
+        self.restarts = 0
+        self.refused: Reason | None = None
+        try:
+            body = json.loads(file.read_text()) if file else None
+            if body is None:
+                return
+            restarts, final = int(body["restarts"]), bool(body.get("final"))
+            reason = Reason.decode(body["reason"]) if "reason" in body else None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return  # the script can write there too
+        self.restarts = restarts + 1
+        # A container that was killed with its agent has left no reason: the kubelet has it.
+        if reason and (final or self.restarts > max_restarts):
+            self.refused, self.restarts = reason, restarts
+
+    def begin(self, restarts: int) -> None:
+        """Record that the processes start for the so-many-th time after the first."""
+        self.restarts = restarts
+        self._write(None, final=False)
+
+    def end(self, reason: Reason | None, *, final: bool = False) -> None:
+        """Record the end of the container; after None or a stop, the next one is no restart.
+
+        Args:
+            reason: why.
+            final: another start would end the same way.
+        """
+        if reason is not None and reason.exit_code != ExitCode.STOPPED:
+            self._write(reason, final=final)
+        elif self._file is not None:
+            with suppress(OSError):
+                self._file.unlink()
+
+    def _write(self, reason: Reason | None, *, final: bool) -> None:
+        if self._file is None:
+            return
+        body: dict[str, object] = {"restarts": self.restarts, "final": final}
+        if reason is not None:
+            body["reason"] = reason.encode()
+        draft = self._file.with_suffix(".new")
+        with suppress(OSError):
+            draft.write_text(json.dumps(body))
+            draft.replace(self._file)
+
+
+def repeats(before: Reason | None, now: Reason) -> bool:
+    """Whether a failure is the one before it again: the same ranks, the same place, the same step.
+
+    Only for failures whose cause is in the group itself: not for a lost peer, which another rank
+    caused, and a connection may break twice in the line where all the time is spent. A signal may
+    come from outside, so its step must be known; a hang lasts too long to come by chance twice.
+    """
+    if before is None or now.exit_code in {ExitCode.PEER_LOST, ExitCode.STOPPED}:
+        return False
+    known = now.step >= 0 or now.exit_code == ExitCode.HUNG
+    # Which of the ranks reports a hang first is chance.
+    one, two = (
+        (reason.exit_code, reason.culprits or (reason.rank,), reason.where, reason.step)
+        for reason in (before, now)
+    )
+    return known and one == two
+
+
+class Coordinator:
+    """One node among those of its group.
+
+    Attributes:
+        count: this node's restarts.
+    """
+
+    def __init__(self, node: NodeEnv, roster: Roster, count: RestartCount) -> None:
+        self._node, self._roster, self.count = node, roster, count
+        self._before: Reason | None = None
+        self._depends = False
+        self._stuck_since = _NEVER
+        self._out_of_reach = not roster.active or is_loopback(node.master_addr)
+
+    def begin(self, restart: int) -> None:
+        """Report that the node's processes start for the so-many-th time after the first."""
+        self.count.begin(restart)
+        self._stuck_since = _NEVER
+        self._roster.report(state=RUNNING, restarts=restart, ranks="")
+
+    def next_restart(self, own: int) -> int:
+        """The number of the group's next restart, or of the one that the others have begun.
+
+        `own` are the restarts of this node; a node that came late counts with the others.
+        """
+        return max(max(own, self._roster.joined) + 1, self._roster.restarts())
+
+    @property
+    def leave(self) -> Callable[[Record], float | None] | None:
+        """See run_attempt(): ranks end when they wait for a node that will not come again."""
+        return self._leave if self._node.nnodes > 1 else None
+
+    def _leave(self, record: Record) -> float | None:
+        self.note(record)
+        waits = self._depends and not self._spans(record)
+        return _LEAVE_GRACE_S if waits and self._roster.done() else None
+
+    def hang(self, record: Record) -> Reason | None:
+        """Why the group hangs; None: it does not.
+
+        Once a rank is stuck, the nodes report to each other where their ranks are.
+        """
+        own = self._roster.own
+        reports = [
+            decode_ranks(other.ranks)
+            for other in self._roster.others()
+            # A report of another start is about ranks that have ended.
+            if other.ranks and other.restarts == own.restarts
+        ]
+        seen = {rank: one for ranks in (*reports, record.running) for rank, one in ranks.items()}
+        if not any(one.stuck for one in seen.values()):
+            self._stuck_since = _NEVER
+            if own.ranks:
+                self._roster.report(ranks="")
+            return None
+        self._stuck_since = min(self._stuck_since, time.monotonic())
+        if not own.ranks:
+            self._roster.report(ranks=encode_ranks(record.running))
+        complete = len(reports) == self._node.nnodes - 1 or not self._roster.active
+        if not complete and time.monotonic() - self._stuck_since < _ANSWER_S:
+            return None
+        return hang_of(seen)
+
+    def last(self, record: Record, reason: Reason | None) -> Reason | None:
+        """The reason to end with, where another start cannot end better; None: it may.
+
+        Args:
+            record: the start that has ended.
+            reason: why it did; None: all processes ended with 0.
+        """
+        if record.leave_time < _NEVER:
+            reason = self._before
+        if reason is None or reason.exit_code < 128:
+            return None
+        if left := self._left(record, reason):
+            return left
+        before, self._before = self._before, reason
+        if not repeats(before, reason):
+            return None
+        message = f"{reason.message}; twice at the same step, so it is not tried again"
+        return replace(reason, message=message)
+
+    def _left(self, record: Record, reason: Reason) -> Reason | None:
+        """The reason to end with where ranks have ended with 0, and would be missing in a start.
+
+        Processes that never formed a group do not need each other.
+        """
+        done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
+        if reason.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG}:
+            self._depends = True
+            sent = min(record.sent.values(), default=_NEVER)
+            done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
+            if not done:
+                return None
+            waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
+            return replace(
+                reason,
+                type="Left",
+                message=f"{waited}: {reason.message}",
+                culprits=tuple(sorted(done)),
+            )
+        if not done or not self._roster.own.met:
+            return None
+        ended = f"{ranks_in_words(done)} had ended with exit code 0"
+        return replace(reason, message=f"{reason.message}; {ended}, so it is not tried again")
+
+    def give_up(self, reason: Reason) -> None:
+        """Report to the others that this node does not start again."""
+        self._roster.give_up(reason)
+        self._roster.flush(_FLUSH_S)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def finish(self, inbox: Inbox) -> Reason | None:
+        """Leave after all ranks of this node have ended with 0, node 0 last.
+
+        Returns:
+            Another node's failure, which is then the group's, or a remark with exit code 0.
+        """
+        self._roster.report(state=DONE)
+        if self._node.node_rank:
+            self._roster.flush(_FLUSH_S)
+            return None
+        if self._roster.active:
+            self._await_others(inbox)
+        failure = self._roster.failure()
+        if failure is not None:
+            ended = ranks_in_words(self._node.ranks(0))
+            message = f"after {ended} had ended with exit code 0: {failure.message}"
+            return replace(failure, message=message)
+        return self._unmet()
+
+    def _await_others(self, inbox: Inbox) -> None:
+        began = time.monotonic()
+        announced = False
+        while not inbox.stopping() and not self._roster.failure():
+            waited = time.monotonic() - began
+            late = self._late()
+            known = {state.node for state in self._roster.others()}
+            if not late or waited > (_OTHERS_S if known & set(late) else _UNKNOWN_S):
+                break
+            if not announced and waited > _REPORTED_S:
+                announced = True
+                nodes = ranks_in_words(late).replace("rank", "node")
+                log_line(f"waiting up to {_OTHERS_S:g} s for {nodes} to end")
+            inbox.wait(0.1)
+        if self._late() and not inbox.stopping() and not self._roster.failure():
+            who = ranks_in_words(r for node in self._late() for r in self._node.ranks(node))
+            message = (
+                f"{who} had not ended {time.monotonic() - began:.0f} s after rank 0; the Master's"
+                " end ends the job, and with clean_pod_policy Running their pods"
+            )
+            write_event(EventKind.WARNING, message=message)
+            log_line(message)
+        elif not is_loopback(self._node.master_addr):
+            inbox.sleep(_REPORTED_S)
+
+    def _late(self) -> list[int]:
+        ended = {one.node for one in self._roster.others() if one.state in {DONE, FAILED}}
+        return [node for node in range(1, self._node.nnodes) if node not in ended]
+
+    def _unmet(self) -> Reason | None:
+        nodes = [self._roster.own, *self._roster.others()]
+        world = self._node.world_size
+        if world == 1 or any(one.met for one in nodes) or not any(one.torch for one in nodes):
+            return None
+        replicas = self._node.nnodes
+        message = (
+            f"no process group was made by the {world} processes of {replicas}"
+            f" replica{'s' * (replicas > 1)}: each worked alone; if they were to train one model,"
+            " call session() or torch.distributed.init_process_group in the script"
+        )
+        write_event(EventKind.UNMET, world_size=world, replicas=replicas, message=message)
+        log_line(message)
+        return Reason(exit_code=0, type="Unmet", message=message, time=time.time())
+
+    # --- whether the ranks have formed a group --------------------------------------------------
+
+    def note(self, record: Record) -> None:
+        """Report whether the ranks have used torch and formed a group."""
+        own = self._roster.own
+        met = own.met or self._spans(record) or self._connected()
+        torch = own.torch or any(seen.torch for seen in record.seen.values())
+        if (met, torch) != (own.met, own.torch):
+            self._roster.report(met=met, torch=torch)
+
+    def _spans(self, record: Record) -> bool:
+        """Whether a process group spans several nodes; where there is one node, several ranks."""
+        alone = self._node.processes if self._node.nnodes > 1 else 1
+        return any(seen.ranks > alone for seen in record.seen.values())
+
+    def _connected(self) -> bool:
+        """Whether a process of this pod has a connection through the rendezvous' port.
+
+        That holds in each framework that uses the port, whichever process of the pod connects.
+        """
+        if self._out_of_reach:
+            return False
+        return any(
+            self._node.master_port in (here[1], there[1]) and here[0] != there[0]
+            for here, there in _connections()
+        )
+
+
+_Address = tuple[str, int]
+
+
+def _connections() -> Iterator[tuple[_Address, _Address]]:
+    """Both ends of the TCP connections of this network namespace, as the kernel writes them."""
+    for name in _PROC_NET:
+        with suppress(OSError):
+            for line in Path(name).read_text().splitlines()[1:]:
+                here, there, state = line.split()[1:4]
+                if state == "01":
+                    yield _address(here), _address(there)
+
+
+def _address(text: str) -> _Address:
+    host, _, port = text.partition(":")
+    return host, int(port, 16)

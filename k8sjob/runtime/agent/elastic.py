@@ -1,0 +1,343 @@
+"""Elastic groups: the nodes that are there train, and start again when nodes come or go.
+
+The nodes find each other by torch's rendezvous (c10d), in a store at the operator's
+PET_RDZV_ENDPOINT, which the first Worker hosts. Each round gives every node a number and an address
+for the rendezvous of that round's ranks. A node that comes later waits for the next round: the
+others stop their ranks after a checkpoint, and all join it. When a node is lost, its ranks are too;
+the ranks of the others fail by that, and their nodes start the next round without it.
+
+Torch's rendezvous takes 0.3 GB of the agent's memory and seconds of import, so the agent of a fixed
+group does not import this module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+import threading
+import time
+from concurrent.futures import Future, wait
+from contextlib import closing, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import api
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    create_handler,
+)
+
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.agent.agent import backoff, retryable, stopped
+from k8sjob.runtime.agent.attempt import run_attempt, verdict
+from k8sjob.runtime.base.env import NodeEnv, export
+from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.base.network import is_loopback, listen, reserve
+from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.termination import describe
+from k8sjob.runtime.comm.rendezvous import RETRY_S, tcp_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.contract import Reason, RuntimeConfig
+    from k8sjob.runtime.agent.attempt import Program, Record
+    from k8sjob.runtime.base.env import ElasticEnv
+    from k8sjob.runtime.base.signals import Inbox
+
+__all__ = ["is_loss", "run_elastic"]
+
+_T = TypeVar("_T")
+
+_LAST_CALL_S: Final = 3
+"""How long nodes that are enough to begin wait for more."""
+_ALIVE_S: Final = 1
+"""Between two signs of life of a node."""
+_MISSED: Final = 15
+"""So many of them missed, and a node counts as lost: a machine may stand still for a while."""
+_ANSWER: Final = timedelta(seconds=60)
+_PLACED: Final = timedelta(seconds=10)
+"""Until the first node of a round has written its address; it may have died meanwhile."""
+_SETTLED_S: Final = 60.0
+"""After a round that lasted so long, earlier failures do not count."""
+_MAX_PAUSE_S: Final = 30.0
+_LOOK_S: Final = 1.0
+_LOOKS: Final = 3
+"""So many looks in a row must show that a node is missing."""
+_LOST_GRACE_S: Final = 3.0
+"""For ranks that are to stop and cannot agree on it, since one of them is gone."""
+_CLOSE_S: Final = 5.0
+_LINGER_S: Final = 3.0
+"""How long the store's host stays when the job is done, so that all nodes learn of it."""
+_PLACE: Final = "k8sjob/place"
+_DONE: Final = "k8sjob/done"
+
+
+def run_elastic(
+    env: ElasticEnv,
+    program: Callable[[NodeEnv], Program],
+    config: RuntimeConfig,
+    inbox: Inbox,
+) -> Reason | None:
+    """Run a program on this node in round after round, until a round succeeds.
+
+    Args:
+        env: the rendezvous endpoint, and the bounds.
+        program: what runs on the node of a round.
+        config: max_restarts counts this node's failures, as long as no round between them lasts a
+            minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
+        inbox: entered already.
+
+    Returns:
+        None when all processes of this node ended with 0, or the others have ended the job; else
+        why the node's last round ended.
+
+    Raises:
+        PeerLost: fewer nodes than the job needs came in time.
+        EnvError: there is no folder to write in.
+        OSError: a process could not be started.
+    """
+    failures = losses = 0
+    with closing(_Rendezvous(env, config)) as rendezvous:
+        while (node := rendezvous.join(inbox)) is not None:
+            began = time.monotonic()
+            log_line(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
+            leave = rendezvous.is_out_of_date
+            record = run_attempt(program(node), rendezvous.round - 1, config, inbox, leave=leave)
+            reason = verdict(record, inbox.stop)
+            if reason is None and record.leave_time == float("inf"):
+                rendezvous.finish(inbox)
+                return None
+            if inbox.stopping() or (reason and not retryable(reason.exit_code)):
+                return reason
+            if time.monotonic() - began >= _SETTLED_S:
+                failures = losses = 0
+            if reason and is_loss(reason, node):
+                losses += 1
+            elif reason and reason.exit_code != ExitCode.STOPPED:
+                failures += 1
+            if failures > config.max_restarts:
+                return reason
+            why = describe(reason) if reason else "stopped"
+            log_line(f"{why}; the nodes that are there start again")
+            if failures or losses > 1:  # the first loss of a node is followed by no pause
+                inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
+    return stopped(inbox)
+
+
+def is_loss(reason: Reason, node: NodeEnv) -> bool:
+    """Whether a round ended because of another node."""
+    first = node.node_rank * node.nproc_per_node
+    own = range(first, first + node.nproc_per_node)
+    others = bool(reason.culprits) and set(own).isdisjoint(reason.culprits)
+    return reason.exit_code == ExitCode.PEER_LOST or (reason.exit_code == ExitCode.HUNG and others)
+
+
+class _Rendezvous:
+    """This node's part in the rounds of an elastic job."""
+
+    def __init__(self, env: ElasticEnv, config: RuntimeConfig) -> None:
+        # Else a node that joins a second round waits for an address that is not written again
+        # (pytorch issue 135712).
+        export("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+        self._env, self._timeout = env, config.rendezvous_timeout
+        self._stop_grace = max(config.stop_grace, config.hang_timeout)
+        self._hosted: Store | None = None
+        self._handler: Any = None
+        self._addr = ""
+        self._info: api.RendezvousInfo | None = None
+        self._reserved: socket.socket | None = None
+        self._grace: float | None = None
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def round(self) -> int:
+        """The number of the round, the same on all nodes, counted from 1."""
+        return int(self._handler._state_holder.state.round) + 1  # noqa: SLF001 - not public elsewhere
+
+    def join(self, inbox: Inbox) -> NodeEnv | None:
+        """This node in the next round; None: it is to stop, or the others have ended the job.
+
+        Raises:
+            PeerLost: fewer nodes than the job needs came in time, or the store does not answer.
+        """
+        if inbox.stopping():
+            return None
+        self.close()
+        found, until = _in_thread(self._next), time.monotonic() + self._timeout + _CLOSE_S
+        while not found.done():
+            if inbox.stopping():
+                return None
+            if time.monotonic() > until:  # torch waits without end for a host that is frozen
+                raise PeerLost(self._failure("its host does not answer"))
+            inbox.wait(0.05)
+        node = found.result()
+        if node is not None:
+            self._grace, self._over = None, threading.Event()
+            arguments = (self._handler, node, self._over)
+            self._watcher = threading.Thread(
+                target=self._watch, args=arguments, daemon=True, name="k8sjob-round"
+            )
+            self._watcher.start()
+        return node
+
+    def is_out_of_date(self, _record: Record) -> float | None:
+        """The seconds that the ranks have to end this round for another one; None: it is valid."""
+        return self._grace
+
+    def finish(self, inbox: Inbox) -> None:
+        """This node is done: stay until all of the round are, so that none of them misses it."""
+        done = _in_thread(self._done)
+        while not (done.done() or inbox.stopping() or self._grace is not None):
+            inbox.wait(0.05)
+        self.close()
+        if self._handler is not None and self._hosted is not None:
+            wait([_in_thread(self._handler.shutdown)], _CLOSE_S)
+            inbox.sleep(_LINGER_S)
+
+    def close(self) -> None:
+        """End a round."""
+        self._over.set()
+        if self._watcher is not None:
+            self._watcher.join(_CLOSE_S)
+            self._watcher = None
+        self._grace = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def _done(self) -> None:
+        info = self._info
+        if info is None:
+            return
+        info.store.set(f"{_DONE}/{info.rank}", "")
+        keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
+        while not info.store.check(keys) and not self._over.wait(RETRY_S):
+            pass
+
+    def _next(self) -> NodeEnv | None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                if self._handler is None:
+                    self._handler = self._connected()
+                info = self._handler.next_rendezvous()
+                return self._placed(info)
+            except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
+                return None
+            except api.RendezvousTimeoutError:
+                why = "not enough of them came, or their clocks differ by more than some seconds"
+            except (api.RendezvousError, dist.DistError, OSError, RuntimeError) as error:
+                why = str(error.__cause__ or error).partition("\n")[0]
+                self._handler = None
+            if time.monotonic() > deadline:
+                raise PeerLost(self._failure(why))
+            time.sleep(RETRY_S)
+
+    def _failure(self, why: str) -> str:
+        return (
+            f"fewer than {self._env.min_nodes} nodes met at {self._env.host}:{self._env.port}"
+            f" within {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that wait, or"
+            " raise run.rendezvous_timeout"
+        )
+
+    def _connected(self) -> DynamicRendezvousHandler:
+        self._addr = _own_address(self._env)
+        store = self._store()
+        store.set_timeout(_ANSWER)
+        backend = C10dRendezvousBackend(store, self._env.run_id)
+        how = api.RendezvousParameters(
+            backend=backend.name,
+            endpoint=f"{self._env.host}:{self._env.port}",
+            run_id=self._env.run_id,
+            min_nodes=self._env.min_nodes,
+            max_nodes=self._env.max_nodes,
+            local_addr=self._addr,
+            join_timeout=math.ceil(self._timeout),
+            last_call_timeout=_LAST_CALL_S,
+            # Torch before 2.7 ignores these: 5 s, and three of them.
+            keep_alive_interval=_ALIVE_S,
+            keep_alive_max_attempt=_MISSED,
+        )
+        handler: DynamicRendezvousHandler = create_handler(store, backend, how)
+        return handler
+
+    def _store(self) -> Store:
+        """The store of all rounds; the first of several nodes on one machine hosts it."""
+        host, port = self._env.host, self._env.port
+        if self._hosted is None and is_loopback(host):
+            with suppress(OSError):
+                listener = listen(host, port)
+                self._hosted = tcp_store(host, port, is_master=True, listener=listener)
+        elif self._hosted is None and self._env.hosts:
+            self._hosted = tcp_store(host, port, is_master=True)
+        if self._hosted is not None:
+            return self._hosted
+        socket.create_connection((host, port), timeout=5).close()  # torch's client is slow and loud
+        return tcp_store(host, port, is_master=False)
+
+    def _placed(self, info: api.RendezvousInfo) -> NodeEnv:
+        """This node in a round, whose ranks meet at a free port of the round's first node."""
+        self._info = info
+        if info.rank == 0:
+            self._reserved = reserve(self._addr)
+            port = self._reserved.getsockname()[1]
+            info.store.set(_PLACE, json.dumps([self._addr, port]))
+        info.store.wait([_PLACE], _PLACED)
+        addr, port = json.loads(info.store.get(_PLACE))
+        return NodeEnv(info.rank, info.world_size, self._env.nproc_per_node, addr, port)
+
+    def _watch(self, handler: Any, node: NodeEnv, over: threading.Event) -> None:
+        """See whether the nodes of this round are still the right ones, until it is over."""
+        missing = 0
+        while not over.wait(_LOOK_S):
+            try:
+                waiting = handler.num_nodes_waiting()
+            except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks fail soon
+                continue
+            here = handler._state_holder.state.participants  # noqa: SLF001 - not public elsewhere
+            # The others have left out a node that was frozen, and do not notify it.
+            alone = handler._this_node not in here  # noqa: SLF001 - the same
+            missing = missing + 1 if len(here) < node.nnodes else 0
+            if over.is_set():
+                return
+            if alone or missing >= _LOOKS:
+                self._grace = _LOST_GRACE_S
+            elif waiting and node.nnodes < self._env.max_nodes:
+                # There is time: a checkpoint may take longer than a pod has for its end.
+                self._grace = self._stop_grace
+
+
+def _own_address(env: ElasticEnv) -> str:
+    """The address by which the other nodes reach this one."""
+    if is_loopback(env.host):
+        return env.host
+    family, kind, _, _, address = socket.getaddrinfo(env.host, env.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as towards:
+        towards.connect(address)  # sends nothing: it chooses the interface
+        return str(towards.getsockname()[0])
+
+
+def _in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """The result of a call in a thread, so that signals are handled meanwhile.
+
+    Not a pool's thread: one that waits for a frozen host must not keep the process alive.
+    """
+    result: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is used
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="k8sjob-rendezvous").start()
+    return result

@@ -1,0 +1,346 @@
+"""The main program of a rank's process: runs the user's program and reports how it ended.
+
+`python -P -m k8sjob.runtime.agent.rank_main SCRIPT | -m MODULE | --exec PROGRAM [ARGS...]`: only
+the agent starts it. The program runs as Python would run it. Not by runpy: its run_path removes
+`__main__` when the script's last line is done, while threads and atexit handlers that the script
+left still pickle and import by that name. Afterwards the process leaves by os._exit: a gloo thread
+may drop its last tensor while the interpreter is being torn down, and the process would then abort,
+exit code 134, after all work was done (pytorch#190489).
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import ctypes
+import importlib.machinery
+import importlib.util
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.env import rank_or_none
+from k8sjob.runtime.base.errors import EnvError, first_line, peer_loss
+from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
+from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.termination import (
+    by_rank,
+    enable_stacks,
+    is_first,
+    seen_file,
+    write_reason,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import CodeType, TracebackType
+
+__all__ = ["exit_code", "main", "reason_of", "run_as_main", "where"]
+
+_LEAVE_LIMIT_S: Final = 10.0
+"""What a failed process has for its threads and atexit handlers: its peers wait for it."""
+_DESTROY_LIMIT_S: Final = 10.0
+"""What destroying the process group may take; NCCL's can wait for ever for a lost peer."""
+_PR_SET_PDEATHSIG: Final = 1
+_KEPT: Final[list[Any]] = []
+_INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
+    _die_with_parent()
+    if argv[0] == "--exec":
+        _exec(argv[1:])
+    enable_stacks(config.error_file())
+    observer = _observer()
+    observer.start()
+    code = 0
+    try:
+        run_as_main(argv)
+    except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
+        code = exit_code(error)
+        if code:
+            reason = replace(reason_of(error, code), step=observer.seen.step)
+            write_reason(reason, config.error_file())
+        _show(error)
+    observer.write()  # what follows destroys the process group
+    _leave(code)
+
+
+def _observer() -> Observer:
+    env = rank_or_none()
+    try:
+        hang_timeout = config.runtime_config().hang_timeout
+    except EnvError:
+        hang_timeout = 0.0
+    return Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that an exception at the end of the program means."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if isinstance(error.code, int) else ExitCode.USER_ERROR
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if _is_k8sjobs(error):
+        return int(getattr(error, "exit_code", ExitCode.USER_ERROR))
+    return ExitCode.PEER_LOST if peer_loss(error) else ExitCode.USER_ERROR
+
+
+def reason_of(error: BaseException, code: int) -> Reason:
+    """The Reason for the agent, from the exception that ended the program."""
+    kind, message, place = type(error).__qualname__, str(error), where(error)
+    if inner := embedded(message):
+        kind, message, place = inner.kind, inner.message, inner.where or place
+    elif isinstance(error, SystemExit):
+        kind = "Stopped" if code == ExitCode.STOPPED else kind
+        message = message if isinstance(error.code, str) else f"sys.exit({error.code!r})"
+    elif code == ExitCode.PEER_LOST:
+        kind, message = "PeerLost", peer_loss(error) or message
+    env = rank_or_none()
+    return Reason(
+        exit_code=code,
+        rank=env.rank if env else -1,
+        type=kind,
+        message=message,
+        where=place,
+        time=time.time(),
+        culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
+    )
+
+
+def where(error: BaseException) -> str:
+    """The last frame in the user's code, else the last of all, as file:line."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{users_paths(error.filename)}:{error.lineno}"
+    last = raised_at(_users_part(error.__traceback__))
+    return f"{users_paths(last.filename)}:{last.lineno}" if last else ""
+
+
+def _is_k8sjobs(error: BaseException) -> bool:
+    return type(error).__module__.startswith("k8sjob.")
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the program's first frame on: without this module and importlib."""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((RUNTIME, "<frozen importlib")):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _show(error: BaseException) -> None:
+    """Print an exception as Python would at the end of a program."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)  # noqa: T201 - Python does
+        return
+    if isinstance(error, EnvError):
+        return  # the agent writes one line
+    trace = _users_part(error.__traceback__)
+    error = error.with_traceback(trace)
+    hook = sys.excepthook
+    # torch.distributed sets a hook that marks the lines by the rank, as below.
+    if hook is not sys.__excepthook__ and not str(hook.__module__).startswith("torch."):
+        hook(type(error), error, trace)
+        return
+    text = users_paths("".join(traceback.format_exception(error)))
+    if not is_first(config.error_file(), text):
+        text = f"{first_line(error)}: the same traceback as of another rank\n"
+    env = rank_or_none()
+    sys.stderr.write(text if env is None or env.world_size == 1 else by_rank(env.rank, text))
+
+
+def _leave(code: int) -> NoReturn:
+    """Do what Python does at the end, except tearing down the interpreter."""
+    try:
+        if code:
+            limit = threading.Timer(_LEAVE_LIMIT_S, os._exit, [code])
+            limit.daemon = True
+            limit.start()
+        else:
+            _destroy_group()
+        # What Py_FinalizeEx calls: it also wakes the idle workers of thread pools before it joins.
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - no public form
+        atexit._run_exitfuncs()  # noqa: SLF001 - no public form
+    except BaseException as error:  # noqa: BLE001 - os._exit must be reached
+        _show(error)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)
+        os._exit(code)
+
+
+def _destroy_group() -> None:
+    """Destroy the default process group that a script left behind."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    # Its last reference must not go: gloo's destructor may wait for ever, with the interpreter's
+    # lock, for a thread that needs that lock (seen with torch 2.6). See process_group._KEPT.
+    _KEPT.append(dist.group.WORLD)
+    helper = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    helper.start()
+    helper.join(_DESTROY_LIMIT_S)
+
+
+def _exec(argv: Sequence[str]) -> NoReturn:
+    """Become another program; the parent-death signal survives exec."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], list(argv))  # noqa: S606 - the user's own command, without a shell
+    except OSError as error:
+        print(f"k8sjob: cannot start {argv[0]!r}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        os._exit(ExitCode.CONFIG)
+
+
+def _die_with_parent() -> None:
+    """End when the agent does, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline.
+
+    The agent may be gone before the kernel is asked; the lifeline shows that too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end = config.take_lifeline()
+    if end is not None:
+        threading.Thread(target=_watch_parent, args=(end,), daemon=True).start()
+
+
+def _watch_parent(end: int) -> None:
+    with suppress(OSError):
+        while os.read(end, 4096):
+            pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(128 + signal.SIGKILL)
+
+
+# --- the program --------------------------------------------------------------------------------
+
+
+def run_as_main(argv: Sequence[str]) -> None:
+    """Execute a program in a new `__main__`, which stays in place afterwards.
+
+    Args:
+        argv: what would follow `python`: SCRIPT [ARGS...] or -m MODULE [ARGS...]. A folder or a
+            zip file with a `__main__.py` is a script too.
+
+    Raises:
+        EnvError: there is no such script or module.
+        BaseException: the program's exception.
+    """
+    if argv[0] == "-m":
+        name, arguments = argv[1], argv[2:]
+        _set_path(os.getcwd())  # noqa: PTH109 - sys.path holds strings
+        sys.argv = ["-m", *arguments]  # what Python shows while a module's parents are imported
+        spec = _module_spec(name)
+        sys.argv[0] = spec.origin or name
+        _run_spec(spec, package=spec.parent or "")
+        return
+    path, arguments = argv[0], argv[1:]
+    sys.argv = [path, *arguments]
+    if not os.path.exists(path):  # noqa: PTH110 - as Python, without normalising the argument
+        raise EnvError(f"there is no script {path!r} in {os.getcwd()}; check run.script")  # noqa: PTH109 - a string
+    inner = _archive_spec(_absolute(path))
+    if inner is not None:
+        # Always first, PYTHONSAFEPATH or not: here it is the program itself.
+        sys.path[:0] = [_absolute(path)]
+        _run_spec(inner, package="")
+    else:
+        _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - as above
+        _run_file(path)
+
+
+def _absolute(path: str) -> str:
+    """As Python makes the path of its program: joined, neither normalised nor resolved."""
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib would normalise
+
+
+def _set_path(first: str) -> None:
+    """Put the program's folder in front, as Python does without PYTHONSAFEPATH.
+
+    The flag -P is not the user's: the agent starts this process with it.
+    """
+    if not config.safe_path():
+        sys.path[:0] = [first]
+
+
+def _run_file(path: str) -> None:
+    path = _absolute(path)
+    with io.open_code(path) as stream:
+        code: CodeType = compile(stream.read(), path, "exec", dont_inherit=True)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    attributes = dict.fromkeys(["__cached__", "__spec__", "__package__"])
+    _execute(code, __file__=path, __loader__=loader, **attributes)
+
+
+def _run_spec(spec: ModuleSpec, package: str) -> None:
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name)
+    if code is None:
+        raise ImportError(f"no code object for {spec.name}: it is not written in Python")
+    _execute(
+        code,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=loader,
+        __spec__=spec,
+        __package__=package,
+    )
+
+
+def _execute(code: CodeType, **attributes: Any) -> None:
+    main = ModuleType("__main__")
+    vars(main).update(attributes, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(code, vars(main))  # noqa: S102 - running the user's program is the purpose
+
+
+def _module_spec(name: str) -> ModuleSpec:
+    spec = _find(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = _find(name)
+    if spec is None or spec.loader is None:
+        raise EnvError(f"there is no module {name!r} on sys.path; check run.module and PYTHONPATH")
+    return spec
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """A module's spec; None also where a parent of it is missing, but not where one fails."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+
+
+def _archive_spec(path: str) -> ModuleSpec | None:
+    """The `__main__` of a folder or a zip file; None for a plain file."""
+    spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
+    if spec is None and os.path.isdir(path):  # noqa: PTH112 - see run_as_main
+        raise EnvError(f"there is no __main__.py in the folder {path!r}; check run.script")
+    return spec
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

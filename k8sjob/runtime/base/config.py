@@ -1,0 +1,209 @@
+"""The job's settings inside the container, and the files that the agent and its ranks share."""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+import socket
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob import contract
+from k8sjob.contract import RuntimeConfig
+from k8sjob.runtime.base.errors import EnvError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "HEARTBEAT_ENV",
+    "error_file",
+    "heartbeat_file",
+    "launcher_hosts_store",
+    "lifeline",
+    "mapped_paths",
+    "restarts_file",
+    "runtime_config",
+    "safe_path",
+    "source_folder",
+    "take_lifeline",
+    "termination_log",
+    "under_k8sjob",
+]
+
+HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
+"""The file whose modification time a rank renews with each beat, for the agent of its node."""
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
+
+_COUNTS: Final = {"checkpoint_keep", "max_restarts"}
+_TIMES: Final = {"rendezvous_timeout", "collective_timeout", "hang_timeout", "stop_grace"}
+_TEXTS: Final = {"job", "strategy", "restart_policy", "checkpoint_format"}
+_OPTIONAL_TEXTS: Final = {"backend", "checkpoint_dir", "local_rank_arg"}
+
+
+def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
+    """The settings of the job; the defaults where none were given.
+
+    Keys that this version does not know are ignored: a newer client may have sent them.
+
+    Raises:
+        EnvError: CONFIG_ENV is not a JSON object, or a field has a value of the wrong type.
+    """
+    text = environ.get(contract.CONFIG_ENV)
+    config = RuntimeConfig() if text is None else _decode(text)
+    override = environ.get(contract.CHECKPOINT_DIR_ENV)
+    return config if override is None else replace(config, checkpoint_dir=override or None)
+
+
+def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a rank writes its Reason; None where there is no agent to read it."""
+    return _path(environ, contract.ERROR_FILE_ENV)
+
+
+def heartbeat_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that a rank touches with each beat; None where no agent watches."""
+    return _path(environ, HEARTBEAT_ENV)
+
+
+def launcher_hosts_store() -> bool:
+    """Whether the launcher hosts the rendezvous' store, as torchrun does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def under_k8sjob() -> bool:
+    """Whether k8sjob started this job, so that its event lines are read."""
+    return contract.CONFIG_ENV in os.environ
+
+
+def safe_path() -> bool:
+    """Whether the user asked Python not to put the script's folder on sys.path."""
+    return bool(os.environ.get("PYTHONSAFEPATH"))
+
+
+def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the container's Reason goes, or None outside a container.
+
+    The kubelet mounts its file before the container starts. Where it is absent nothing is created:
+    this may be the /dev of a machine that is not a container.
+    """
+    named = _path(environ, contract.TERMINATION_LOG_ENV)
+    kubelet = Path(contract.TERMINATION_LOG)
+    return named or (kubelet if kubelet.exists() else None)
+
+
+def restarts_file() -> Path | None:
+    """Where restarts are counted: in the pod's shared memory, or beside a local replica's log.
+
+    None outside a container: nothing starts the agent again there.
+    """
+    named = os.environ.get(contract.TERMINATION_LOG_ENV)
+    if named:
+        return Path(f"{named}.restarts")
+    if not Path(contract.TERMINATION_LOG).exists() or not os.access(_SHARED, os.W_OK):
+        return None
+    return _SHARED / f"k8sjob-restarts-{socket.gethostname()}.json"
+
+
+def lifeline(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The file descriptor that reaches its end of file when the parent is gone; None: no parent."""
+    text = environ.get(contract.LIFELINE_ENV)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise EnvError(
+            f"{contract.LIFELINE_ENV}={reprlib.repr(text)} is no file descriptor; remove it, k8sjob"
+            " sets it"
+        )
+    return int(text)
+
+
+def take_lifeline() -> int | None:
+    """The lifeline, kept from child processes, in which its number would mean nothing.
+
+    Raises:
+        EnvError: it is not an open file descriptor.
+    """
+    end = lifeline()
+    os.environ.pop(contract.LIFELINE_ENV, None)
+    try:
+        if end is not None:
+            os.set_inheritable(end, False)  # noqa: FBT003 - os has no keyword for it
+    except OSError:
+        raise EnvError(
+            f"{contract.LIFELINE_ENV}={end} is not an open file descriptor; remove it, k8sjob sets"
+            " it"
+        ) from None
+    return end
+
+
+def mapped_paths(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Mount path of the spec -> path on this machine; empty in a pod.
+
+    Raises:
+        EnvError: PATHS_ENV is not a JSON object of strings.
+    """
+    text = environ.get(contract.PATHS_ENV)
+    if text is None:
+        return {}
+    body = _object(contract.PATHS_ENV, text)
+    for mount, path in body.items():
+        if not isinstance(path, str):
+            raise EnvError(f"{contract.PATHS_ENV}: {mount!r}: {path!r} is no path; write a string")
+    return body
+
+
+def source_folder() -> Path | None:
+    """The user's folder, of which the working folder is a copy; None in a pod."""
+    return _path(os.environ, contract.SOURCE_ENV)
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name)
+    return Path(text) if text else None
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EnvError(
+            f"{name} is not JSON: {error}; seen {_short(text)}; let `k8sjob render` write it"
+        ) from None
+    if not isinstance(body, dict):
+        raise EnvError(
+            f"{name} is not a JSON object: seen {_short(text)}; let `k8sjob render` write it"
+        )
+    return body
+
+
+def _decode(text: str) -> RuntimeConfig:
+    known = {item.name for item in fields(RuntimeConfig)}
+    body = {key: value for key, value in _object(contract.CONFIG_ENV, text).items() if key in known}
+    for key, value in body.items():
+        if wanted := _wanted(key, value):
+            raise EnvError(
+                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, not {wanted}; "
+                "let `k8sjob render` write it"
+            )
+    return RuntimeConfig(**body)
+
+
+def _wanted(key: str, value: Any) -> str:
+    """What the value of a field should have been; empty where it is valid."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if key in _COUNTS | _TIMES:
+        number = whole or (isinstance(value, float) and key in _TIMES)
+        return "" if number and 0 <= value < float("inf") else "a number of at least 0"
+    if key in _TEXTS or key in _OPTIONAL_TEXTS:
+        good = isinstance(value, str) or (value is None and key in _OPTIONAL_TEXTS)
+        return "" if good else "text"
+    if key == "checkpoint_every":
+        good = value == "epoch" or (whole and value > 0)
+        return "" if good else '"epoch" or a number of steps'
+    return "" if isinstance(value, dict) else "a JSON object"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

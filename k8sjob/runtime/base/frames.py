@@ -1,0 +1,180 @@
+"""Stack frames: the place in the user's code where a thread is, or where an error was raised."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from k8sjob.contract import WORKDIR
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.errors import EnvError
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+__all__ = [
+    "RUNTIME",
+    "Inner",
+    "Place",
+    "caller",
+    "embedded",
+    "place_of",
+    "raised_at",
+    "stacks",
+    "users_paths",
+    "users_threads",
+]
+
+RUNTIME: Final = str(Path(__file__).parent.parent) + os.sep
+"""The folder of k8sjob's code."""
+_COLLECTIVES: Final = (
+    f"torch{os.sep}distributed{os.sep}",
+    f"torch{os.sep}futures{os.sep}",
+    # Backward: its kernels come to an end, what DDP and FSDP send between them may not.
+    f"torch{os.sep}autograd{os.sep}graph.py",
+)
+_PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Of any environment: of the user, of a venv's base, of the system."""
+_ZIP: Final = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+"""The standard library as one file, beside the folder that it otherwise is."""
+_FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.MULTILINE)
+
+
+class Inner(NamedTuple):
+    """An exception of another process, found in the message of one of this process.
+
+    Attributes:
+        kind: its class.
+        message: its first line.
+        where: the last line of the user's code, as file:line; empty if there is none.
+    """
+
+    kind: str
+    message: str
+    where: str
+
+
+class Place(NamedTuple):
+    """Where a thread is.
+
+    Attributes:
+        where: the last line of the user's code, as file:line in function; empty if there is none.
+        waits: whether it is in torch's distributed code, called from there, or in backward.
+    """
+
+    where: str
+    waits: bool
+
+
+def place_of(thread: int) -> Place:
+    """Where a thread is, by its identity, seen from another one."""
+    found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
+    frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
+    own = next((at for at, one in enumerate(frames) if _is_users(one.f_code.co_filename)), None)
+    within = frames[:own]
+    waits = any(place in one.f_code.co_filename for one in within for place in _COLLECTIVES)
+    if own is None:
+        return Place("", waits=waits)
+    code, number = frames[own].f_code, frames[own].f_lineno
+    # A torch.distributed.Work waits in C++, without a Python frame.
+    line = linecache.getline(code.co_filename, number)
+    waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
+    return Place(f"{users_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
+
+
+def caller(frame: FrameType | None) -> tuple[str, int]:
+    """(file, line) of the innermost frame of the user's code; ("", 0) where there is none."""
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def users_paths(text: str) -> str:
+    """A text with the user's paths in place of those of the copy that runs on this machine."""
+    try:
+        source, copy = config.source_folder(), config.mapped_paths().get(WORKDIR)
+    except EnvError:
+        return text
+    if source is None or copy is None:
+        return text
+    for folder in {copy, os.path.realpath(copy)}:
+        text = text.replace(folder + os.sep, f"{source}{os.sep}")
+    return text
+
+
+def stacks() -> str:
+    """All threads' stacks, as faulthandler shows them, without k8sjob's threads.
+
+    Reads no file: the disk may be what a thread waits for.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, top in sys._current_frames().items():  # noqa: SLF001 - as above
+        if not names.get(ident, "").startswith("k8sjob-"):
+            calls = [
+                f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n'
+                for frame, line in traceback.walk_stack(top)
+            ]
+            name = names.get(ident, ident)
+            found.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
+    return users_paths("\n".join(found))
+
+
+def users_threads(dump: str) -> str:
+    """A dump of faulthandler's with the user's paths, without k8sjob's threads."""
+    blocks = dump.split("\n\n")
+    return users_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
+
+
+def _is_of_k8sjob(block: str) -> bool:
+    files = re.findall(r'^  File "([^"]+)"', block, re.MULTILINE)
+    ours = any(file.startswith(RUNTIME) for file in files) and not any(map(_is_users, files))
+    return ours and block.rstrip().endswith(" in _bootstrap")
+
+
+def embedded(message: str) -> Inner | None:
+    """The cause within an exception's message, where that has a traceback of another process.
+
+    Those of torch's DataLoader workers and of torch.multiprocessing.spawn do.
+    """
+    _, found, rest = message.rpartition("Traceback (most recent call last):\n")
+    raised = _RAISED.search(rest) if found else None
+    if raised is None:
+        return None
+    places = _FRAME.findall(rest[: raised.start()])
+    own = [f"{users_paths(file)}:{line}" for file, line in places if _is_users(file)]
+    return Inner(raised[1], raised[2] or "", own[-1] if own else "")
+
+
+def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
+    """The last frame of the user's code, else the last of all; None where there is no frame."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    return next(reversed(own or frames), None)
+
+
+def _is_users(file: str) -> bool:
+    """Whether the code of a file belongs neither to Python, nor to a package, nor to k8sjob."""
+    if file.startswith((*_libraries(), RUNTIME, "<")):
+        return False
+    return not any(folder in file for folder in _PACKAGES)
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = {sysconfig.get_path(name) for name in names}
+    real = {os.path.realpath(place) for place in places}
+    zipped = {os.path.dirname(place) + os.sep + _ZIP for place in {*places, *real}}  # noqa: PTH120 - strings
+    return tuple(place + os.sep for place in (*places, *real, *zipped))

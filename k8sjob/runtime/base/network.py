@@ -1,0 +1,134 @@
+"""Addresses, reserved ports, and the wait for the Master's name."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.runtime.base.errors import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.runtime.base.env import NodeEnv
+    from k8sjob.runtime.base.signals import Inbox
+
+__all__ = ["await_master", "is_loopback", "listen", "must_wait", "reserve"]
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
+"""Between two look-ups: the pods of a job come within a second or two, or much later."""
+_REPORT_S: Final = 10.0
+"""Between two lines about a name that does not resolve."""
+
+
+def is_loopback(addr: str) -> bool:
+    """Whether an address stays on this machine."""
+    try:
+        return ipaddress.ip_address(addr).is_loopback
+    except ValueError:
+        return addr == "localhost"
+
+
+def reserve(addr: str) -> socket.socket:
+    """A free port of an address of this machine, held by a socket that never listens.
+
+    Rank 0 can bind it as well.
+    """
+    return _bound(addr, 0)
+
+
+def listen(addr: str, port: int) -> socket.socket:
+    """A socket that listens on this address alone.
+
+    Raises:
+        OSError: another process listens there.
+    """
+    listener = _bound(addr, port)
+    try:
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bound(addr: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
+    try:
+        # Two processes may bind the port as long as only one of them listens.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((addr, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def must_wait(node: NodeEnv) -> bool:
+    """Whether the Master's address is the name of another pod."""
+    if node.node_rank == 0 or node.master_addr == "localhost":
+        return False
+    try:
+        ipaddress.ip_address(node.master_addr)
+    except ValueError:
+        return True
+    return False
+
+
+def await_master(
+    node: NodeEnv, timeout: float, inbox: Inbox, log_line: Callable[[str], None]
+) -> None:
+    """Return once the Master's name resolves, or a stop is requested.
+
+    The name resolves only once the Master's pod is ready. Whether its port answers is left to the
+    rendezvous: a script that makes its group itself may open the port late.
+
+    Raises:
+        PeerLost: the name did not resolve in time. The Master may still come, so this is no error
+            of the environment.
+    """
+    if not must_wait(node):
+        return
+    start = time.monotonic()
+    lookup = _Lookup(node.master_addr)
+    report = start + _REPORT_S / 2
+    while not lookup.done.is_set() and not inbox.stopping():
+        waited = time.monotonic() - start
+        if waited >= timeout:
+            raise PeerLost(
+                f"the Master's name {node.master_addr} did not resolve within {timeout:g} s "
+                f"({lookup.error}); its pod is not ready or its Service is missing: see "
+                "`k8sjob why`, or kubectl get pods,services",
+                culprits=(0,),
+            )
+        if time.monotonic() >= report:
+            report += _REPORT_S
+            log_line(
+                f"node {node.node_rank} waits for the Master's name {node.master_addr}: "
+                f"{lookup.error} ({waited:.0f} s of {timeout:g} s)"
+            )
+        inbox.wait(min(0.05 if waited < 1 else 0.25, timeout - waited))
+
+
+class _Lookup:
+    """A look-up in a thread: a resolver may take many seconds, and signals must not wait."""
+
+    def __init__(self, name: str) -> None:
+        self.done = threading.Event()
+        self.error = "no answer from the resolver yet"
+        self._name = name
+        threading.Thread(target=self._resolve, daemon=True, name="k8sjob-lookup").start()
+
+    def _resolve(self) -> None:
+        pause = _FIRST_RETRY_S
+        while not self.done.is_set():
+            try:
+                socket.getaddrinfo(self._name, None)
+                self.done.set()
+            except (OSError, UnicodeError) as error:
+                self.error = getattr(error, "strerror", None) or str(error)
+                time.sleep(pause)
+                pause = min(2 * pause, _LAST_RETRY_S)

@@ -1,0 +1,326 @@
+"""What a rank's process shows to the agent of its node, with a session or without one.
+
+A thread looks four times a second whether a process group was made, and whether the main thread is
+blocked in a collective. Torch's own hook counts optimizer steps. The script is not changed, and
+torch is not imported for it.
+
+A loop is often seen at the same line, so the frames of a thread do not prove a long wait. The
+thread's CPU clock does: it stands still only while the thread is blocked. NCCL polls while it
+waits, so its waits are not seen; torch itself ends a process at the timeout of an NCCL collective.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base.frames import caller, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = [
+    "Observer",
+    "Seen",
+    "StallClock",
+    "decode_ranks",
+    "encode_ranks",
+    "hang_of",
+    "read_seen",
+]
+
+_INTERVAL_S: Final = 0.25
+_MAX_LOOK_S: Final = 1.0
+"""The most that one look adds: a process that was frozen did not wait meanwhile."""
+_TORCH: Final = f"{os.sep}torch{os.sep}"
+_WITHOUT_PEERS: Final = (
+    f"{_TORCH}distributed{os.sep}checkpoint{os.sep}",  # waits for threads that write
+    f"{_TORCH}distributed{os.sep}rpc{os.sep}",  # waits for work, as a server does
+    f"{_TORCH}futures{os.sep}",
+)
+_MAX_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The state of a rank, as its observer saw it.
+
+    Attributes:
+        runs: whether the observer runs.
+        torch: whether it has imported torch, or begun to.
+        importing: whether it is importing torch now.
+        ranks: size of the largest process group that it was in; 0 before the first.
+        step: optimizer steps done, also those of a checkpoint that a session resumed; -1 before
+            the first of this process.
+        where: its place in the user's code; empty where hangs are not watched for.
+        waited: whole seconds that it has been blocked in a collective; 0: it is not.
+        stuck: whether that is too long.
+        steps_on: whether it has done a step within hang_timeout.
+    """
+
+    runs: bool = False
+    torch: bool = False
+    importing: bool = False
+    ranks: int = 0
+    step: int = -1
+    where: str = ""
+    waited: int = 0
+    stuck: bool = False
+    steps_on: bool = False
+
+
+class Observer:
+    """Looks at the process that it runs in, and writes what it sees to a file.
+
+    Attributes:
+        resumed: steps of the checkpoint that this process resumed.
+    """
+
+    resumed: ClassVar[int] = 0
+
+    def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
+        """An observer; start() begins.
+
+        Args:
+            file: where the agent reads it; None: there is no agent.
+            world_size: size of a group that was made and destroyed between two looks.
+            hang_timeout: see RuntimeConfig.
+        """
+        self._stall = StallClock(hang_timeout)
+        self._file, self._world_size = file, world_size
+        self._seen, self._written = Seen(), Seen()
+        self._steps, self._counting = 0, False
+
+    @property
+    def seen(self) -> Seen:
+        """The state now."""
+        self._look()
+        return self._seen
+
+    def start(self) -> None:
+        """Look until the process ends."""
+        if self._file is not None:
+            threading.Thread(target=self._watch, daemon=True, name="k8sjob-observer").start()
+
+    def write(self) -> None:
+        """Look, and write the state if it has changed."""
+        seen = self.seen
+        if self._file is None or seen == self._written:
+            return
+        draft = self._file.with_suffix(".new")
+        with suppress(OSError):
+            draft.write_text(json.dumps(asdict(seen)))
+            draft.replace(self._file)
+            self._written = seen
+
+    def _watch(self) -> None:
+        tick = threading.Event()
+        while True:
+            self.write()
+            tick.wait(_INTERVAL_S)
+
+    def _look(self) -> None:
+        torch = sys.modules.get("torch")
+        # importlib's own mark of a module that is not complete yet; it has no public form.
+        importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
+        if torch and not self._counting:
+            self._count_steps()
+        step = self.resumed + self._steps - 1 if self._steps else -1
+        self._stall.look(self._steps)
+        self._seen = Seen(
+            runs=True,
+            torch=torch is not None,
+            importing=importing,
+            ranks=max(self._seen.ranks, self._ranks()),
+            step=step,
+            where=self._stall.where,
+            waited=self._stall.seconds,
+            stuck=self._stall.too_long,
+            steps_on=self._stall.steps_on,
+        )
+
+    def _ranks(self) -> int:
+        # While another thread imports torch these modules are there and not yet complete.
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        initialized = getattr(c10d, "is_initialized", None)
+        if initialized is None:
+            return 0
+        with suppress(Exception):  # the group may be destroyed at this moment
+            if initialized():
+                return int(c10d.get_world_size())
+        gone = getattr(c10d, "_default_pg_init_method", None) is not None
+        return self._world_size if gone else 0
+
+    def _count_steps(self) -> None:
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self._count)
+            self._counting = True
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+
+class StallClock:
+    """How long the main thread of this process has been blocked in a collective.
+
+    Attributes:
+        where: its place in the user's code, as file:line in function.
+    """
+
+    def __init__(self, hang_timeout: float) -> None:
+        """A clock that knows nothing before the second look(); hang_timeout 0: it never runs."""
+        self._limit, self._thread = hang_timeout, threading.main_thread().ident or 0
+        self._clock = _cpu_clock(self._thread) if hang_timeout else None
+        self._ran, self._looked, self._waited = -1, time.monotonic(), 0.0
+        self._steps, self._idle = 0, 0.0
+        self.where = ""
+
+    @property
+    def seconds(self) -> int:
+        """The length of the wait, rounded up; 0: the main thread is not blocked."""
+        return math.ceil(self._waited)
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the wait exceeds both hang_timeout and the script's longest timeout."""
+        return bool(self._limit) and self._waited >= self._limit and self._waited >= _own_timeout()
+
+    @property
+    def steps_on(self) -> bool:
+        """Whether this rank has done an optimizer step within hang_timeout: the group works."""
+        return self._steps > 0 and self._idle < self._limit
+
+    def look(self, steps: int) -> None:
+        """See where the main thread is after `steps` steps, and whether it has run meanwhile."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, _MAX_LOOK_S), now
+        self._idle = self._idle + passed if steps == self._steps else 0.0
+        self._steps = steps
+        blocked = False
+        if self._clock is not None and _is_watched():
+            before, self._ran = self._ran, time.clock_gettime_ns(self._clock)
+            place = place_of(self._thread)
+            self.where = place.where
+            blocked = self._ran == before and place.waits and _needs_others(self._thread)
+        self._waited = self._waited + passed if blocked else 0.0
+
+
+def read_seen(file: Path | None) -> Seen:
+    """The state that an observer wrote; the default where it wrote none."""
+    try:
+        return Seen(**json.loads(file.read_text())) if file else Seen()
+    except (OSError, ValueError, TypeError):
+        return Seen()
+
+
+def encode_ranks(seen: Mapping[int, Seen]) -> str:
+    """The ranks that other nodes' agents must know to explain a hang.
+
+    They are each rank that does not wait, and one of those that do: there may be thousands.
+    """
+    late = max(seen, key=lambda rank: (seen[rank].stuck, seen[rank].waited, -rank), default=None)
+    kept = {rank: one for rank, one in seen.items() if rank == late or not one.waited}
+    return json.dumps({rank: asdict(one) for rank, one in kept.items()})
+
+
+def decode_ranks(text: str) -> dict[int, Seen]:
+    """What encode_ranks() encoded; empty for other text, and where a type is wrong."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        found = {int(rank): Seen(**one) for rank, one in json.loads(text).items()}
+        if all(
+            type(getattr(one, name)) is type(default)
+            for one in found.values()
+            for name, default in asdict(Seen()).items()
+        ):
+            return found
+    return {}
+
+
+def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
+    """Why a group hangs, and which ranks cause it; None: no rank has waited too long.
+
+    Args:
+        seen: by rank, the state of all ranks that still run.
+    """
+    late = min((rank for rank, one in seen.items() if one.stuck), default=None)
+    if late is None or any(one.steps_on for one in seen.values()):
+        return None
+    guilty = tuple(sorted(rank for rank, one in seen.items() if one.ranks > 1 and not one.waited))
+    message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
+    if guilty:
+        message = f"{_places(seen, guilty)}; {message}"
+    elif len({one.where for one in seen.values()}) > 1:
+        message += f"; so have all others, in different lines: {_places(seen, tuple(seen))}"
+    else:
+        message += "; no rank is known that does not wait"
+    first = seen[guilty[0] if guilty else late]
+    return Reason(
+        exit_code=ExitCode.HUNG,
+        rank=guilty[0] if guilty else late,
+        type="Hang",
+        message=message,
+        where=first.where.partition(" ")[0],
+        time=time.time(),
+        culprits=guilty,
+        step=first.step,
+    )
+
+
+def _places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
+    known = [(rank, seen[rank].where or "in no line of the script") for rank in ranks[:_MAX_SHOWN]]
+    return ", ".join(f"rank {rank} is at {where}" for rank, where in known)
+
+
+def _is_watched() -> bool:
+    """Whether this process is one of several in a group, without a session's watchdog."""
+    if "k8sjob.runtime.comm.watchdog" in sys.modules:
+        return False
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    with suppress(Exception):  # torch may be half imported, or the group be destroyed just now
+        return bool(c10d.is_initialized() and c10d.get_world_size() > 1)
+    return False
+
+
+def _needs_others(thread: int) -> bool:
+    """Whether a blocked thread, which is in a collective or in backward, waits for other ranks.
+
+    In backward it may wait for a thread that autograd started, which compiles a graph or runs a
+    hook.
+    """
+    frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
+    innermost = frames[thread].f_code.co_filename if thread in frames else ""
+    if _TORCH not in innermost:
+        return caller(frames.get(thread))[0] == innermost
+    known = {one.ident for one in threading.enumerate() if type(one) is not threading._DummyThread}  # noqa: SLF001 - there is no public form
+    return frames.keys() <= known and not any(place in innermost for place in _WITHOUT_PEERS)
+
+
+def _own_timeout() -> float:
+    """The longest timeout in seconds that the script gave a group in place of torch's default."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    given = [0.0]
+    with suppress(Exception):  # torch's internals: another version may not have them
+        for group in list(c10d._world.pg_map):  # noqa: SLF001 - there is no public form
+            for device in group._device_types:  # noqa: SLF001 - likewise
+                backend = group._get_backend(device)  # noqa: SLF001 - likewise
+                timeout = backend.options._timeout  # noqa: SLF001 - likewise
+                if timeout > c10d._get_default_timeout(backend.name()):  # noqa: SLF001 - likewise
+                    given.append(timeout.total_seconds())
+    return max(given)
+
+
+def _cpu_clock(thread: int) -> int | None:
+    with suppress(AttributeError, OSError):  # macOS has none
+        return time.pthread_getcpuclockid(thread)
+    return None

@@ -1,0 +1,1 @@
+"""Checkpoints: files, formats, writer, reader, export."""

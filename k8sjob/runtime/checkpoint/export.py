@@ -1,0 +1,166 @@
+"""One file of weights from a checkpoint, on any machine with torch: no group, no model's code.
+
+A program: `python -m k8sjob.runtime.checkpoint.export '{"source": ...}'` prints one JSON object,
+the result or the error. `k8sjob export` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from k8sjob.runtime.checkpoint.format import gathered
+from k8sjob.runtime.checkpoint.reader import load, newest, verify
+from k8sjob.runtime.checkpoint.store import Checkpoints, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["export", "main"]
+
+_SAFETENSORS: Final = ".safetensors"
+_TORCH: Final = (".pt", ".pth")
+
+
+def export(
+    source: Path, target: Path, *, everything: bool, force: bool, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the weights of a checkpoint's model as one state_dict.
+
+    Args:
+        source: a checkpoint, file or folder; or a folder of them, of which the newest whole one
+            counts.
+        target: the file; its suffix says the form, .safetensors or torch.save's .pt or .pth.
+        everything: the optimizer, the position in the data and the rest, too.
+        force: whether the file may be there already.
+        warn: called with each checkpoint that is skipped, and why.
+
+    Returns:
+        What was done: path, source, step, tensors, bytes.
+
+    Raises:
+        ValueError: the checkpoint is torn or holds no weights, or the file cannot be of that form.
+        OSError: something cannot be read or written; the file is as it was.
+    """
+    if target.suffix.lower() not in {_SAFETENSORS, *_TORCH}:
+        raise ValueError(f"{target}: its suffix says the form; end it with .pt or {_SAFETENSORS}")
+    if target.exists() and not force:
+        raise ValueError(f"{target} exists; name another file by -o, or replace it by --force")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}; make it first")
+    as_safetensors = target.suffix.lower() == _SAFETENSORS
+    if as_safetensors and everything:
+        raise ValueError(
+            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or leave "
+            "out --all"
+        )
+    path = _checkpoint(source, warn)
+    state = load(path)
+    chosen = gathered(state if everything else _weights(state, path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        (_write_safetensors if as_safetensors else write)(draft, chosen)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except OSError as error:
+        reason = (error.strerror or str(error)).removeprefix(f"{draft}: ")
+        raise OSError(f"{target} cannot be written: {reason}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+    return {
+        "path": str(target),
+        "source": str(path),
+        "step": state.get("step"),
+        "tensors": _count(chosen),
+        "bytes": target.stat().st_size,
+    }
+
+
+def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
+    """The checkpoint that is meant, which is whole."""
+    if not source.exists():
+        raise ValueError(
+            f"{source} is not there; name a checkpoint (step-00000120.pt, or a folder "
+            "step-00000120), or the folder of checkpoints"
+        )
+    if source.is_file() or (source / "digests.json").exists() or source.name.startswith("step-"):
+        try:
+            verify(source)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}; take another checkpoint") from error
+        return source
+    found = newest(Checkpoints(source), warn)
+    if found is None:
+        raise ValueError(
+            f"{source} has no whole checkpoint; name the folder that has step-... files or folders"
+        )
+    return found
+
+
+def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The model's part of a state; of a state given to Job.save(), its `model`."""
+    found = state.get("model", (state.get("state") or {}).get("model"))
+    if not isinstance(found, dict) or not found:
+        raise ValueError(
+            f"{path} holds {', '.join(sorted(map(str, state)))} and no model's weights by name; "
+            "take everything by --all"
+        )
+    return found
+
+
+def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError:
+        raise ValueError(
+            "safetensors is not installed; pip install 'k8sjob[safetensors]', or write a .pt"
+        ) from None
+    odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if odd:
+        raise ValueError(f"{odd[0]} is no tensor, which safetensors cannot hold; write a .pt")
+    # Tensors that share memory, as tied weights do, become tensors of their own: the format has no
+    # other way to keep all names.
+    try:
+        save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _count(nest: Any) -> int:
+    if isinstance(nest, torch.Tensor):
+        return 1
+    values = nest.values() if isinstance(nest, dict) else nest
+    return sum(map(_count, values)) if isinstance(nest, dict | list | tuple) else 0
+
+
+def main(argument: str) -> int:
+    """The program; 1 after an error."""
+    asked, warnings = json.loads(argument), list[str]()
+    try:
+        result = export(
+            Path(asked["source"]),
+            Path(asked["target"]),
+            everything=asked["everything"],
+            force=asked["force"],
+            warn=warnings.append,
+        )
+    except ValueError as error:
+        result = {"error": str(error)}
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        result = {"error": f"{place}{error.strerror or error}"}
+    sys.stdout.write(json.dumps({**result, "warnings": warnings}) + "\n")
+    return int("error" in result)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

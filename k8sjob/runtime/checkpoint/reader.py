@@ -1,0 +1,168 @@
+"""Reading checkpoints: whether one is whole, and the newest whole one for all ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from k8sjob.runtime.checkpoint import digests
+from k8sjob.runtime.checkpoint import format as sharded
+from k8sjob.runtime.checkpoint.store import remove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from k8sjob.runtime.checkpoint.store import Checkpoints
+    from k8sjob.runtime.comm.process_group import Group
+
+__all__ = ["load", "newest", "newest_whole", "sees_one_folder", "verify"]
+
+
+def sees_one_folder(checkpoints: Checkpoints, group: Group) -> bool:
+    """Whether rank 0 sees in its folder what each rank writes there; all ranks call it."""
+    if group.world_size == 1:
+        return True
+    first = group.rank == 0
+    name = checkpoints.probe() if first else None
+    found = group.broadcast_bytes(name.encode() if name else None)
+    if found is None:
+        return False
+    probe = checkpoints.folder / found.decode()
+    with suppress(OSError):
+        (probe / str(group.rank)).touch()
+    group.barrier()
+    seen = len(list(probe.iterdir())) if first else 0
+    if first:
+        remove(probe)
+    return int(group.broadcast(torch.tensor(seen))) == group.world_size
+
+
+def newest_whole(
+    checkpoints: Checkpoints,
+    group: Group,
+    *,
+    shared: bool,
+    warn: Callable[[str], None],
+    beat: Callable[[], None],
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that is whole and what it holds, on all ranks; None: there is none.
+
+    Args:
+        checkpoints: where rank 0 looks.
+        group: the ranks, which all call it.
+        shared: see sees_one_folder; of a common folder each rank reads what it needs.
+        warn: called with each one that is skipped, and why.
+        beat: called while a checkpoint is read.
+    """
+    names = [path.name for path in checkpoints.newest_first()]
+    listed = group.broadcast_bytes(json.dumps(names).encode())
+    for name in json.loads(listed or b"[]"):
+        path = checkpoints.folder / name
+        if shared and not name.endswith(".pt"):
+            problem = _verified(path, group, beat)
+            state = None if problem else load(path)
+        else:
+            state, problem = _read_for_all(path, group)
+        if state is not None:
+            return path, state
+        warn(_skipped(path, problem))
+    return None
+
+
+def _verified(path: Path, group: Group, beat: Callable[[], None]) -> str:
+    """What is wrong with a folder, of which each rank checks some files; empty: nothing."""
+    problem = ""
+    try:
+        verify(path, part=group.rank, of=group.world_size)
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    beat()
+    text = torch.frombuffer(bytearray(problem.encode() + b"\0"), dtype=torch.uint8)
+    problems = [bytes(one.tolist()).rstrip(b"\0").decode() for one in group.gather(text)]
+    return next(filter(None, problems), "")
+
+
+def _read_for_all(path: Path, group: Group) -> tuple[dict[str, Any] | None, str]:
+    """The whole state, which rank 0 reads and sends to the others; or what is wrong with it."""
+    content, problem = None, ""
+    if group.rank == 0:
+        try:
+            content = _whole(path)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    content = group.broadcast_bytes(content)
+    if content is not None:
+        return decode(content), ""
+    return None, (group.broadcast_bytes(problem.encode() if problem else None) or b"").decode()
+
+
+def _whole(path: Path) -> bytes:
+    """A checkpoint, which is whole, as the bytes of one file."""
+    if not path.is_dir():
+        content = path.read_bytes()
+        decode(content)
+        return content
+    verify(path)
+    whole = io.BytesIO()
+    torch.save(sharded.gathered(load(path)), whole)
+    return whole.getvalue()
+
+
+def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
+    """Check that a checkpoint is whole, and holds only tensors and plain values.
+
+    Args:
+        path: a file or a folder.
+        part: which part of a folder's files to check, 0 to of - 1: ranks divide them.
+        of: number of parts.
+
+    Raises:
+        ValueError: it is not; which of its files, and why.
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        if part == 0:
+            decode(path.read_bytes())
+        return
+    wanted = digests.read(path)
+    digests.check(path, wanted, sorted(wanted)[part::of])
+    sharded.read(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint; a folder's tensors are read as they are needed (see Stored)."""
+    return sharded.read(path) if path.is_dir() else decode(path.read_bytes())
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """The state in a checkpoint's bytes, on the CPU; ValueError if it is torn or holds more."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            torn = archive.testzip()
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"it is torn: {error} ({len(content)} bytes)") from None
+    if torn:
+        raise ValueError(f"it is torn: {torn} does not match its checksum")
+    return sharded.read_others(content)
+
+
+def newest(checkpoints: Checkpoints, warn: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint, or None; `warn` gets each one that is skipped, and why."""
+    for path in checkpoints.newest_first():
+        try:
+            verify(path)
+        except (OSError, ValueError) as error:
+            warn(_skipped(path, error))
+            continue
+        return path
+    return None
+
+
+def _skipped(path: Path, why: Exception | str) -> str:
+    return f"checkpoint {path} is skipped: {why}"

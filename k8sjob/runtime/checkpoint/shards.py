@@ -1,0 +1,208 @@
+"""A checkpoint that all ranks write together, each the part that it has.
+
+torch.distributed.checkpoint plans who writes what, on the main thread, where the ranks may
+communicate; the plan holds until the state has other tensors. What a rank writes is copied
+to host memory at once, so that training continues while it is written, without any collective: the
+ranks tell rank 0 through the store what they have written, and rank 0 makes it a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan
+
+from k8sjob.runtime.checkpoint import digests
+from k8sjob.runtime.checkpoint.format import METADATA, OTHERS, mark
+from k8sjob.runtime.checkpoint.store import as_oserror
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed.checkpoint.planner import WriteItem
+
+    from k8sjob.runtime.comm.process_group import Group
+
+__all__ = ["Part", "Plans"]
+
+
+class Plans:
+    """What each rank writes, for the saves of one run."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._local: SavePlan | None = None
+        self._mine = SavePlan([])
+        self._metadata: Metadata | None = None
+
+    def stage(self, parts: dict[str, Any], *, describes: bool) -> Part:
+        """Copy to host memory what this rank is to write; all ranks call it.
+
+        Args:
+            parts: this rank's part of the state: dicts, lists and tuples with tensors, which may be
+                distributed. Equal names are parts of one tensor, or the same tensor.
+            describes: whether its values that are no tensors count too; they do on the ranks of one
+                copy of the model.
+
+        Raises:
+            ValueError: the ranks' parts do not make up whole tensors.
+        """
+        marked, tensors = mark(parts)
+        # Of what all ranks have, rank 0's counts: their buffers may differ.
+        planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+        planner.set_up_planner(tensors, is_coordinator=self._group.rank == 0)
+        local = planner.create_local_plan()
+        changed = torch.tensor(int(local != self._local))
+        changed_anywhere = bool(self._group.all_reduce(changed, "max"))
+        mine = (marked if describes else None, local if changed_anywhere else None)
+        everyone = self._gather(mine)
+        if changed_anywhere:
+            self._mine = self._divide(planner, [plan for _, plan in everyone])
+            self._local = local
+        whole: dict[str, Any] = {}
+        for one, _ in everyone:
+            _merge(whole, one or {})
+        staged = {
+            item.index: _on_host(cast("Tensor", planner.resolve_data(item)))
+            for item in self._mine.items
+        }
+        _await_copies(staged)
+        return Part(whole, self._mine, staged, self._metadata)
+
+    def _divide(self, planner: DefaultSavePlanner, plans: list[SavePlan]) -> SavePlan:
+        """This rank's part of the plan that rank 0 makes of all."""
+        answers: list[Any] = [None] * self._group.world_size
+        if self._group.rank == 0:
+            try:
+                whole, self._metadata = planner.create_global_plan(plans)
+                answers = FileSystemWriter("").prepare_global_plan(whole)
+            except (ValueError, AssertionError) as error:  # torch takes the plans' form for granted
+                answers = [str(error)] * self._group.world_size
+        mine = answers[:1]
+        if self._group.world_size > 1:
+            with self._group.waiting():
+                dist.scatter_object_list(mine, answers if self._group.rank == 0 else None, src=0)
+        if isinstance(mine[0], str):
+            raise ValueError(f"the ranks' states make no whole one: {mine[0]}")  # noqa: TRY004 - of their content
+        plan: SavePlan = planner.finish_plan(mine[0])
+        return plan
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """The ranks' objects, on rank 0."""
+        if self._group.world_size == 1:
+            return [mine]
+        first = self._group.rank == 0
+        found: list[Any] = [None] * self._group.world_size
+        with self._group.waiting():
+            dist.gather_object(mine, found if first else None, dst=0)
+        return found if first else []
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank is to write, in host memory.
+
+    Attributes:
+        marked: on rank 0: the whole nest, with marks in the places of tensors.
+    """
+
+    marked: dict[str, Any]
+    _plan: SavePlan
+    _staged: dict[MetadataIndex, Tensor]
+    _metadata: Metadata | None
+
+    def write(self, draft: Path) -> str:
+        """Write this rank's files to the disk; returns what rank 0 must know, as JSON."""
+        if not self._plan.items:
+            return json.dumps({"files": {}, "places": []})
+        with as_oserror(draft):
+            results = FileSystemWriter(draft).write_data(self._plan, _Staged(self._staged)).wait()
+        places = [
+            [
+                result.index.fqn,
+                list(result.index.offset or ()),
+                result.storage_data.relative_path,
+                result.storage_data.offset,
+                result.storage_data.length,
+            ]
+            for result in results
+        ]
+        names = {place[2] for place in places}
+        files = {name: digests.measure(draft / name) for name in names}
+        return json.dumps({"files": files, "places": places})
+
+    def finish(self, draft: Path, others: dict[str, Any], written: list[str]) -> None:
+        """On rank 0: describe what all ranks wrote, by write()'s results."""
+        if self._metadata is None:
+            raise RuntimeError("rank 0 alone has the description of all")
+        found = [json.loads(text) for text in written]
+        places = {
+            MetadataIndex(name, torch.Size(offset)): _StorageInfo(file, start, length)
+            for one in found
+            for name, offset, file, start, length in one["places"]
+        }
+        about = Metadata(self._metadata.state_dict_metadata, None, places, StorageMeta())
+        files = {
+            name: digests.Digest(*digest) for one in found for name, digest in one["files"].items()
+        }
+        with _lasting(draft / METADATA) as stream:
+            pickle.dump(about, stream)
+        with _lasting(draft / OTHERS) as stream:
+            torch.save({**others, "marked": self.marked}, stream)
+        files |= {name: digests.measure(draft / name) for name in (METADATA, OTHERS)}
+        digests.write(draft, files)
+
+
+class _Staged(DefaultSavePlanner):
+    """Gives torch's writer the copies; the plan is made."""
+
+    def __init__(self, staged: dict[MetadataIndex, Tensor]) -> None:
+        super().__init__()
+        self._staged = staged
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """The copy that belongs to an item of the plan."""
+        return self._staged[write_item.index]
+
+
+def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add what is not there yet; the first of two values counts."""
+    for key, value in part.items():
+        there = whole.setdefault(key, value)
+        if isinstance(there, dict) and isinstance(value, dict) and there is not value:
+            _merge(there, value)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; a copy from a GPU may still be running."""
+    if tensor.device.type != "cuda":
+        return tensor.detach().to("cpu", copy=True)
+    # Pinned, so that the copies follow each other without the host; torch keeps such memory.
+    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return host.copy_(tensor.detach(), non_blocking=True)
+
+
+def _await_copies(staged: dict[MetadataIndex, Tensor]) -> None:
+    if any(tensor.is_pinned() for tensor in staged.values()):
+        torch.cuda.current_stream().synchronize()
+
+
+@contextmanager
+def _lasting(file: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is synced to the disk afterwards."""
+    with as_oserror(file), file.open("wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,472 @@
+"""Checkpoints of a group: all ranks save together while training continues, and resume together."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from k8sjob.contract import EventKind
+from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.checkpoint import reader
+from k8sjob.runtime.checkpoint.format import gathered, on_host
+from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.comm.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from k8sjob.runtime.base.report import Reporter
+    from k8sjob.runtime.checkpoint.shards import Part, Plans
+    from k8sjob.runtime.checkpoint.store import Checkpoints
+    from k8sjob.runtime.comm.process_group import Group
+
+__all__ = ["Background", "Checkpointer", "Saved"]
+
+_POLL_S: Final = 0.1
+_ROUND_S: Final = 0.2
+"""Seconds without progress after which ranks that wait for a save ask each other again."""
+_ABANDONED_S: Final = 0.5
+"""Seconds in which a save that is abandoned may still report why it failed."""
+_STATE: Final = "k8sjob/own/1"
+"""Tells a state that Job.save() was given, of this form, from others."""
+
+
+class Background:
+    """One function at a time in a thread, whose result is handled on the main thread."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._then: Callable[[Any], None] | None = None
+        self._outcome: Any = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work whose outcome was not taken."""
+        return self._then is not None
+
+    def begin(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Start work() in a daemon thread; take() calls then(its result, or its exception)."""
+        if self.busy:
+            raise RuntimeError("the work before this one is not done")
+        self._done.clear()
+        self._then = then
+
+        def run() -> None:
+            try:
+                self._outcome = work()
+            except Exception as error:  # noqa: BLE001 - handled on the main thread
+                self._outcome = error
+            self._done.set()
+
+        self._thread = threading.Thread(target=run, daemon=True, name="k8sjob-save")
+        self._thread.start()
+
+    def take(self) -> None:
+        """Handle the outcome, if there is one; costs nothing otherwise."""
+        if self._then is not None and self._thread is not None and self._done.is_set():
+            # Joined: torch objects that a thread frees while the process exits would abort it.
+            self._thread.join()
+            then, outcome = self._then, self._outcome
+            self._then = self._outcome = None
+            then(outcome)
+
+    def finish(
+        self,
+        progress: Callable[[], int],
+        beat: Callable[[], None],
+        patience: float | None = None,
+    ) -> bool:
+        """Wait until the work is done, and handle its outcome; False if it was given up.
+
+        Args:
+            progress: a number that changes while there is progress.
+            beat: called when it has changed.
+            patience: seconds without progress after which to give up; None: never.
+        """
+        seen, since = -1, time.monotonic()
+        while self._then is not None and not self._done.wait(_POLL_S):
+            if (now := progress()) != seen:
+                seen, since = now, time.monotonic()
+                beat()
+            elif patience is not None and time.monotonic() > since + patience:
+                return False
+        self.take()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was read; its state has a Stored for a tensor that can be read in part."""
+
+    path: str
+    step: int
+    state: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Save:
+    """One save, from its beginning to its event."""
+
+    step: int
+    began: float
+    position: dict[str, int]
+    others: dict[str, Any]
+    stall: float = 0.0
+
+
+class Checkpointer:
+    """The checkpoints of a group.
+
+    Rank 0 writes one file, so that no volume has to be shared; or each rank writes its part of a
+    folder that all of them see. Either is written in the background, one at a time, and rank 0
+    reports the result.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        group: Group,
+        reporter: Reporter,
+        *,
+        form: str = "auto",
+        must_share: bool = False,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The checkpoints of a group.
+
+        Args:
+            checkpoints: where they are.
+            group: the ranks.
+            reporter: of events and warnings.
+            form: "full", "sharded", or "auto": parts where the ranks have different ones.
+            must_share: whether all ranks must see one folder, since any may be rank 0 next.
+            beat: called while a rank waits for a checkpoint that is being written.
+        """
+        self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
+        self._form, self._must_share, self._beat = form, must_share, beat
+        self._shared = group.world_size == 1
+        self._looked = self._warned = self._abandoned = False
+        self._background, self._tally = Background(), Tally(group)
+        self._plans: Plans | None = None
+        self._draft: Path | None = None
+        self._count = 0
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def save(
+        self,
+        kind: str,
+        step: int,
+        state: dict[str, Any],
+        *,
+        whole: Callable[[], dict[str, Any]] = dict,
+        parts: Callable[[], dict[str, Any]] | None = None,
+        sharded: bool = False,
+        describes: bool = True,
+        rng_stream: int | None = None,
+        **position: int,
+    ) -> None:
+        """Begin to write a state with the random numbers of all ranks; all ranks call it.
+
+        The state is copied at once. A failed write is a warning and does not end the run: the older
+        checkpoints are whole.
+
+        Args:
+            kind: tells one form of state from another.
+            step: optimizer steps done.
+            state: of rank 0; see Checkpoints.save.
+            whole: gives more of it, which nothing changes any more, so that it needs no copy.
+            parts: gives each rank's part of the same; see checkpoint_shards.Plans.stage.
+            sharded: whether the ranks have different parts.
+            describes: see checkpoint_shards.Plans.stage.
+            rng_stream: ranks with the same number draw the same random numbers; None: the rank.
+            position: more about where the run is, for the event.
+
+        Raises:
+            OSError: none can be saved there, or not in the form that was asked for.
+        """
+        if parts and self._writes_parts(sharded=sharded):
+            mine = parts()
+            save = self._begin(kind, step, state, rng_stream, position)
+            self._save_parts(save, mine, describes=describes)
+        else:
+            held = whole()
+            save = self._begin(kind, step, state, rng_stream, position)
+            if self._group.rank == 0:
+                self._save_whole(save, held)
+
+    def _writes_parts(self, *, sharded: bool) -> bool:
+        """Whether each rank is to write its part; the same on all ranks."""
+        wanted = self._form == "sharded" or (self._form == "auto" and sharded)
+        if wanted and not self._looked:
+            self._look()
+        if wanted and not self._shared and not self._warned:
+            self._warned = True
+            self._reporter.warn(
+                f"checkpoint.dir {self._checkpoints.folder} is not one folder for all ranks: rank 0"
+                " gathers the whole state and writes it; mount one volume there in all replicas,"
+                " and each rank writes its own part"
+            )
+        return wanted and self._shared
+
+    def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
+        whole = {**save.others, **held}
+        check_state(whole)
+        try:
+            draft = self._checkpoints.draft(save.step, folder=False)
+        except OSError as error:
+            self._report(save, error)
+            return
+        self._write(save, draft, lambda: self._checkpoints.fill(draft, save.step, whole))
+
+    def _save_parts(self, save: _Save, parts: dict[str, Any], *, describes: bool) -> None:
+        from k8sjob.runtime.checkpoint.shards import Plans  # imports much of torch.distributed
+
+        self._plans = self._plans or Plans(self._group)
+        part = self._plans.stage(parts, describes=describes)
+        if self._group.rank == 0:
+            check_state({**save.others, **part.marked})
+        draft = self._common_draft(save)
+        if draft is None:
+            return
+        self._count += 1
+        matter = f"save/{self._count}"
+        self._write(save, draft, lambda: self._write_part(part, draft, save, matter))
+
+    def _write(self, save: _Save, draft: Path, work: Callable[[], Any]) -> None:
+        """Write in the background, and report the result."""
+        self._draft = draft
+        save.stall = time.monotonic() - save.began
+        self._background.begin(work, lambda outcome: self._report(save, outcome))
+
+    def poll(self) -> None:
+        """Report the last save if it is done; costs nothing otherwise."""
+        self._background.take()
+
+    def settle(self, patience: float | None = None) -> None:
+        """Wait for the last save; after `patience` seconds without progress abandon it."""
+        if self._abandoned or self._background.finish(self._written, self._beat, patience):
+            return
+        self._abandoned = True
+        self._tally.abandon()
+        self._background.finish(self._written, self._beat, patience=_ABANDONED_S)
+
+    def _settle_together(self) -> None:
+        """Settle on all ranks; a rank that is gone is noticed, and not waited for."""
+
+        def waits() -> torch.Tensor:
+            return torch.tensor(int(self._background.busy and not self._abandoned))
+
+        while int(self._group.all_reduce(waits(), "max")):
+            self._background.finish(self._written, self._beat, patience=_ROUND_S)
+
+    def _begin(
+        self,
+        kind: str,
+        step: int,
+        state: dict[str, Any],
+        rng_stream: int | None,
+        position: dict[str, int],
+    ) -> _Save:
+        """What every checkpoint has; waits for the one before."""
+        began = time.monotonic()
+        self._settle_together()
+        mine = rng.capture(self._group.device)
+        random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
+        streams = self._rng_streams(rng_stream)
+        if self._group.rank != 0:
+            return _Save(step, began, position, {})
+        ranks = {"world_size": self._group.world_size, "streams": streams}
+        others = {**on_host(state), "kind": kind, "step": step, "random": random, **ranks}
+        return _Save(step, began, position, others)
+
+    def _common_draft(self, save: _Save) -> Path | None:
+        """The folder that all ranks write into; None, after a warning, if it cannot be made."""
+        name = None
+        if self._group.rank == 0:
+            try:
+                name = self._checkpoints.draft(save.step, folder=True).name.encode()
+            except OSError as error:
+                self._report(save, error)
+        found = self._group.broadcast_bytes(name)
+        return None if found is None else self._checkpoints.folder / found.decode()
+
+    def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> Path | None:
+        """In the thread: write this rank's part; rank 0 waits for all, and publishes the whole."""
+        written, failure = "", None
+        try:
+            written = part.write(draft)
+        except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for ever
+            failure = error
+        if self._group.rank != 0:
+            self._tally.tell(matter, str(failure) if failure else written, failed=bool(failure))
+            return None
+        try:
+            others = self._tally.hear(matter) if self._group.world_size > 1 else []
+            if failure:
+                raise failure  # noqa: TRY301 - the results of the others are taken before
+            part.finish(draft, save.others, [written, *others])
+            return self._checkpoints.publish(draft, save.step)
+        except Exception:
+            remove(draft)
+            raise
+
+    def _report(self, save: _Save, outcome: Path | Exception | None) -> None:
+        if isinstance(outcome, Exception):
+            self._reporter.warn(
+                f"no checkpoint at step {save.step}: {outcome}; training continues, and older ones"
+                f" are whole: make room in {self._checkpoints.folder}, or let it be written"
+            )
+            return
+        self._reporter.emit(
+            EventKind.CHECKPOINT,
+            path=str(outcome),
+            step=save.step,
+            seconds=round(time.monotonic() - save.began, 3),
+            stall_s=round(save.stall, 3),
+            **save.position,
+        )
+
+    def _written(self) -> int:
+        """Bytes of what is being written."""
+        draft = self._draft
+        try:
+            if draft is None or not draft.is_dir():
+                return 0 if draft is None else draft.stat().st_size
+            return sum(file.stat().st_size for file in draft.iterdir())
+        except OSError:
+            return 0
+
+    # --- resuming -------------------------------------------------------------------------------
+
+    def newest(self, kind: str) -> Saved | None:
+        """The newest whole checkpoint, on all ranks; None where there is none.
+
+        Raises:
+            OSError: none can be saved there, or not in the form that was asked for.
+            ValueError: it was stored by another kind of loop.
+        """
+        self.settle()
+        self._look()
+        found = reader.newest_whole(
+            self._checkpoints,
+            self._group,
+            shared=self._shared,
+            warn=self._reporter.warn,
+            beat=self._beat,
+        )
+        if self._group.rank == 0:
+            with suppress(OSError):
+                self._checkpoints.tidy()
+        if found is None:
+            return None
+        path, state = found
+        if state.get("kind") != kind:
+            raise ValueError(
+                f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
+                f"resume it with the code that saved it, or {FROM_SCRATCH}"
+            )
+        Observer.resumed = state["step"]
+        return Saved(str(path), state["step"], state)
+
+    def _look(self) -> None:
+        """See whether checkpoints can be there, and whether all ranks see the same ones."""
+        refusal = self._checkpoints.refusal() if self._group.rank == 0 else None
+        if message := self._group.broadcast_bytes(refusal.encode() if refusal else None):
+            raise OSError(message.decode())
+        self._shared = reader.sees_one_folder(self._checkpoints, self._group)
+        ranks = f"{self._checkpoints.folder} is not one folder for all {self._group.world_size}"
+        if self._must_share and not self._shared:
+            raise OSError(
+                f"checkpoint.dir {ranks} ranks, and in an elastic job any of them may have to"
+                " resume from it: mount one volume there in all replicas"
+            )
+        if self._form == "sharded" and not self._shared:
+            raise OSError(
+                f"checkpoint.format: sharded, but checkpoint.dir {ranks} ranks: mount one volume"
+                " there in all replicas, or leave checkpoint.format at auto"
+            )
+        self._looked = True
+
+    def restore_random(self, saved: Saved, rng_stream: int | None = None) -> None:
+        """Restore each rank's random numbers, if the ranks divide the data as they did then."""
+        state = saved.state
+        then, now = state["world_size"], self._group.world_size
+        ranks = ""
+        if then != now:
+            ranks = f"saved by {then} ranks, resumed by {now}"
+        elif self._rng_streams(rng_stream) != state.get("streams", list(range(then))):
+            ranks = "saved by ranks that divided the data in another way"
+        if ranks:
+            self._reporter.warn(
+                f"{ranks}: the samples continue in their order, random numbers (dropout,"
+                " augmentation) do not"
+            )
+            return
+        # Cloned: torch.set_rng_state crashes on a tensor that begins in the middle of its storage.
+        random = state["random"]
+        mine = {name: values[self._group.rank].clone() for name, values in random.items()}
+        rng.restore(mine, self._group.device)
+
+    def _rng_streams(self, rng_stream: int | None) -> list[int]:
+        """The number of each rank's random numbers, by rank."""
+        mine = self._group.rank if rng_stream is None else rng_stream
+        return [int(other) for other in self._group.gather(torch.tensor(mine))]
+
+    # --- the state of a loop written by hand ----------------------------------------------------
+
+    def save_state(self, step: int, state: dict[str, Any]) -> None:
+        """See Job.save."""
+        first = self._group.rank == 0
+        if first:
+            check_state(state)
+        divided = self._agree_on_divided(state)
+        self.save(
+            _STATE,
+            step,
+            {} if divided or self._form == "sharded" else {"state": state},
+            whole=lambda: {"state": _model_state().whole(state, keep=first)} if divided else {},
+            parts=lambda: {"state": state if first else _model_state().divided_alone(state)},
+            sharded=divided,
+            describes=first,
+        )
+
+    def load_state(self, like: dict[str, Any] | None) -> dict[str, Any] | None:
+        """See Job.load."""
+        saved = self.newest(_STATE)
+        if saved is None:
+            return None
+        self._reporter.emit(EventKind.RESUMED, path=saved.path, step=saved.step)
+        self.restore_random(saved)
+        state = saved.state["state"]
+        found: dict[str, Any] = (
+            gathered(state) if like is None else _model_state().placed(state, like)
+        )
+        return found
+
+    def _agree_on_divided(self, state: dict[str, Any]) -> bool:
+        """Whether there are distributed tensors in a state; on all ranks or on none."""
+        # Whoever has such tensors has imported them.
+        mine = "torch.distributed.tensor" in sys.modules and _model_state().is_divided(state)
+        without = [rank for rank, (has,) in enumerate(self._group.table([mine])) if not has]
+        if 0 < len(without) < self._group.world_size:
+            raise ValueError(
+                f"job.save: rank(s) {', '.join(map(str, without[:8]))} gave no distributed tensors"
+                " and the others did: give their parts on all ranks"
+            )
+        return not without
+
+
+def _model_state() -> Any:
+    from k8sjob.runtime.checkpoint import model_state
+
+    return model_state

@@ -1,0 +1,1 @@
+"""Communication of the ranks: rendezvous, process group, mesh, common stop, watchdog."""

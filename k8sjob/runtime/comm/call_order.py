@@ -1,0 +1,206 @@
+"""The check that all ranks make the same collective calls, in the same order.
+
+Where they do not, gloo aborts the process, or all wait for ever. So a call waits in the store until
+all ranks have come to the same one, before any data of it is sent. A training step has no such
+check: it is counted, and a rank that waits for one that steps sees that by the number. The
+watchdog's thread publishes each rank's last call once a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.base import frames
+from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.comm.process_group import Group
+
+__all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement"]
+
+LEAVING: Final = "leave"
+"""The name of the call that ends a session."""
+_OFTEN: Final = 16
+"""So many calls of a kind are checked each; from then on those whose number is a power of two."""
+_MAX_KINDS: Final = 1000
+_POLL_S: Final = (0.0001, 0.1)
+_FIRST_LOOK_S: Final = 1.5
+"""Seconds of waiting until the others' last calls are read; twice as many for each further time."""
+
+
+class CallOrderError(RuntimeError):
+    """Ranks made different calls where all have to make the same."""
+
+    exit_code: Final = ExitCode.USER_ERROR
+
+
+class Call(NamedTuple):
+    """A collective call of one rank.
+
+    Attributes:
+        number: how many came before it on this rank.
+        name: "run.step", "job.reduce", ...
+        detail: what has to be equal on all ranks, in words; may be empty.
+        file: the user's file that called; empty where there is none.
+        line: in that file.
+    """
+
+    number: int
+    name: str
+    detail: str
+    file: str
+    line: int
+
+    @property
+    def what(self) -> tuple[str, str]:
+        """What all ranks must have in common."""
+        return self.name, self.detail
+
+    def in_words(self, *, detailed: bool) -> str:
+        """The call and its line."""
+        action = "left runtime.session" if self.name == LEAVING else f"called {self.name}"
+        detail = f" with {self.detail}" if detailed and self.detail else ""
+        return action + detail + (f" ({self.file}:{self.line})" if self.file else "")
+
+
+class CallOrder:
+    """One rank's calls, compared with those of the others."""
+
+    def __init__(
+        self, group: Group, first_rank: int, timeout: float, alert: Callable[[], None]
+    ) -> None:
+        """A record without calls.
+
+        Args:
+            group: the ranks that train together.
+            first_rank: the first of them among all processes.
+            timeout: seconds to wait for the others.
+            alert: raises when a rank is known to be gone.
+        """
+        self._group, self._first, self._timeout, self._alert = group, first_rank, timeout, alert
+        self._rank = first_rank + group.rank
+        self._last = Call(0, "runtime.session", "", "", 0)
+        self._seen: Counter[tuple[tuple[str, str], ...]] = Counter()
+        self._store: Store | None = None
+        self._keys: tuple[str, ...] = ()
+
+    def note(self, name: str, detail: str = "") -> Call:
+        """Count a call that begins now. Costs two microseconds."""
+        file, line = frames.caller(sys._getframe(1))  # noqa: SLF001 - documented
+        self._last = Call(self._last.number + 1, name, detail, file, line)
+        return self._last
+
+    def check(self, name: str, detail: str = "") -> None:
+        """Count a call, and wait until all ranks have come to the same one.
+
+        Raises:
+            CallOrderError: ranks made another call.
+            PeerLost: ranks are gone, or did not come in time.
+        """
+        self.wait(self.note(name, detail))
+
+    def check_often(self, name: str, detail: str = "") -> None:
+        """The same for a call that may come many times a step: the more often, the less checked.
+
+        Whether it is checked has to be the same on all ranks. Their lines may differ, so that
+        depends on this call and the one before it alone.
+        """
+        before = self._last.what
+        call = self.note(name, detail)
+        if len(self._seen) >= _MAX_KINDS:
+            self._seen.clear()
+        kind = before, call.what
+        self._seen[kind] += 1
+        times = self._seen[kind]
+        if times <= _OFTEN or not times & (times - 1):
+            self.wait(call)
+
+    def wait(self, call: Call) -> None:
+        """Wait until all ranks have come to a call that was noted; see check()."""
+        world = self._group.world_size
+        if self._group.rendezvous is None or world == 1:
+            return
+        if self._store is None:
+            # A store's client serves one thread at a time, and the other threads have theirs.
+            self._store = self._group.rendezvous.again()
+        key = f"calls/{self._first}/{call.number}"
+        arrivals = f"{key}/{'/'.join(call.what)}"
+        with self._group.waiting():
+            if self._store.add(arrivals, 1) == world:
+                self._store.set(key, "")
+                for old in self._keys:  # no rank waits for these any more
+                    self._store.delete_key(old)
+            else:
+                self._await(key, call, self._store)
+        self._keys = (key, arrivals)
+
+    def _await(self, key: str, call: Call, store: Store) -> None:
+        began = time.monotonic()
+        pause, look = _POLL_S[0], _FIRST_LOOK_S
+        while not store.check([key]):
+            self._alert()
+            waited = time.monotonic() - began
+            if waited > self._timeout:
+                name = "the end of the session" if call.name == LEAVING else call.name
+                raise PeerLost(
+                    f"not all ranks came to {name} within {self._timeout:g} s", late=True
+                )
+            if waited > look:
+                look *= 2
+                found = disagreement(self._rank, call, self._published(store))
+                if found and not store.check([key]):
+                    raise CallOrderError(found)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_S[1])
+
+    def publish(self, store: Store) -> None:
+        """Publish this rank's last call; for the watchdog's thread, with its store."""
+        if self._group.world_size > 1:
+            store.set(f"call/{self._rank}", json.dumps(_shown(self._last)))
+
+    def _published(self, store: Store) -> dict[int, Call]:
+        ranks = range(self._first, self._first + self._group.world_size)
+        there = [rank for rank in ranks if store.check([f"call/{rank}"])]
+        return {rank: Call(*json.loads(store.get(f"call/{rank}"))) for rank in there}
+
+
+def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
+    """The calls of other ranks for which `rank` waits in vain at `mine`; empty: they may yet come.
+
+    Args:
+        rank: the one that waits.
+        mine: its call, to which not all have come.
+        others: the last calls of all ranks; they may have made more by now.
+    """
+    mine = _shown(mine)
+    here = {other: call for other, call in others.items() if call.number >= mine.number}
+    here[rank] = mine
+    # No rank goes past a call to which not all have come, except by making another call.
+    if all(call[:3] == mine[:3] for call in here.values()):
+        return ""
+    alike = len({call[:2] for call in here.values()}) == 1
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for other, call in sorted(here.items()):
+        groups[call.in_words(detailed=alike)].append(other)
+    found = " where ".join(f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
+    if alike:
+        return f"{found}; it must be the same on all ranks"
+    return (
+        f"{found}; all ranks must make the same calls in the same order, also where only rank 0 "
+        "uses the result: check the code under `if job.is_main:`"
+    )
+
+
+def _shown(call: Call) -> Call:
+    """With the file as its author knows it, below the working directory without that."""
+    return call._replace(file=frames.users_paths(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string

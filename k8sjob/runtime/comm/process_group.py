@@ -1,0 +1,327 @@
+"""The process group of a session: its device, its backend, and the collectives it needs."""
+
+from __future__ import annotations
+
+import io
+import socket
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from k8sjob.runtime.base.config import launcher_hosts_store
+from k8sjob.runtime.base.env import stay_on_loopback
+from k8sjob.runtime.base.errors import EnvError, ranks_in_words
+from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.comm.rendezvous import RankInfo, Rendezvous, rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.base.env import DistEnv
+
+__all__ = ["Group", "backend_for", "common_backend", "local_device", "open_group"]
+
+Reduction = Literal["sum", "max", "min"]
+_OPERATIONS: Final = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_CHUNK: Final = 64 << 20
+"""Bytes of a checkpoint that travel at once: they pass through the GPU's memory with nccl."""
+
+
+def local_device(env: DistEnv) -> torch.device:
+    """This process's GPU, or the CPU where its node has none for each of its processes."""
+    if torch.cuda.is_available() and torch.cuda.device_count() >= env.local_world_size:
+        return torch.device("cuda", env.local_rank)
+    return torch.device("cpu")
+
+
+def backend_for(wanted: str | None, device: torch.device) -> str:
+    """The backend that this rank could use: `wanted`, or by its device nccl or gloo.
+
+    Raises:
+        EnvError: this torch has no such backend, or it cannot work here.
+    """
+    if wanted is None:
+        return "nccl" if device.type == "cuda" else "gloo"
+    if wanted == "tcp":
+        raise EnvError("backend 'tcp' left torch with version 1.0; use gloo, which speaks TCP")
+    if wanted == "mpi":
+        raise EnvError(
+            "backend 'mpi' is not built into torch's packages, and its launcher is not this one; "
+            "use gloo on CPUs, nccl on GPUs, or leave the backend out"
+        )
+    if not dist.is_backend_available(wanted):
+        raise EnvError(
+            f"backend {wanted!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
+            "on GPUs, or leave the backend out"
+        )
+    if wanted == "nccl" and device.type != "cuda":
+        raise EnvError(
+            f"backend 'nccl' needs a GPU for each process of a node, and this one has "
+            f"{torch.cuda.device_count()}; ask for GPUs (resources.gpus), use gloo, or leave the "
+            "backend out"
+        )
+    return wanted
+
+
+def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
+    """The backend for all ranks, and why it is not the one that some could have used."""
+    proposed = {info.backend for info in infos}
+    if proposed == {"nccl"}:
+        owners: dict[tuple[str, str], int] = {}
+        for info in infos:
+            other = owners.setdefault((info.host, info.gpu), info.rank)
+            if info.gpu and other != info.rank:
+                return "gloo", (
+                    f"ranks {other} and {info.rank} share one GPU on {info.host}, which nccl "
+                    "refuses: all ranks use their CPUs with gloo; start no more processes than GPUs"
+                )
+        return "nccl", ""
+    if len(proposed) == 1:
+        return proposed.pop(), ""
+    without = [info.rank for info in infos if info.backend != "nccl"]
+    return "gloo", (
+        f"no GPU for {ranks_in_words(without)}, and the others have one: all ranks use their "
+        "CPUs with gloo; give every replica the same resources.gpus"
+    )
+
+
+class Group:
+    """All ranks of a session. With one rank every collective is a plain copy.
+
+    Attributes:
+        rank: 0 to world_size - 1.
+        world_size: number of ranks.
+        backend: "nccl", "gloo", ...
+        device: the device of the model and its data.
+        rendezvous: where the ranks met; None with one rank.
+        on_phase: called with "sync" before this rank waits for the others, with "compute" after it.
+    """
+
+    def __init__(
+        self, env: DistEnv, backend: str, device: torch.device, met: Rendezvous | None = None
+    ) -> None:
+        self.rank, self.world_size = env.rank, env.world_size
+        self.backend, self.device, self.rendezvous = backend, device, met
+        self.on_phase: Callable[[str], None] = lambda _phase: None
+        self._transport = device if backend == "nccl" else torch.device("cpu")
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
+        """A new tensor with the sum, maximum or minimum over the ranks, element by element.
+
+        Args:
+            tensor: of the same shape and type on all ranks.
+            op: "sum", "max" or "min".
+        """
+        if op not in _OPERATIONS:
+            raise ValueError(f'op={op!r}: it is "sum", "max" or "min"')
+        result = tensor.detach().to(self._transport, copy=True)
+        if self.world_size == 1:
+            return result.to(tensor.device)
+        with self.waiting():
+            dist.all_reduce(result, op=_OPERATIONS[op])
+            return result.to(tensor.device)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks, in float64; blocks until they are there."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        total = torch.tensor(values, dtype=torch.float64)
+        return [float(value) for value in self.all_reduce(total)]
+
+    def table(self, numbers: Sequence[float]) -> list[list[float]]:
+        """The numbers of all ranks, by rank, in float64; blocks until they are there.
+
+        Args:
+            numbers: equally many on all ranks.
+        """
+        if self.world_size == 1:
+            return [[float(number) for number in numbers]]
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self._transport)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self.waiting():
+            dist.all_gather(rows, mine)
+            found: list[list[float]] = torch.stack(rows).tolist()
+        return found
+
+    def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
+        """The tensors of all ranks, by rank.
+
+        Args:
+            tensor: of the same type and number of dimensions on all ranks; the first dimension
+                may differ, and so may be empty.
+            to: the rank that gets them, the list of the others is empty; None: every rank.
+        """
+        if to is not None and not 0 <= to < self.world_size:
+            raise ValueError(f"to={to}: there are ranks 0 to {self.world_size - 1}")
+        if self.world_size == 1:
+            return [tensor.detach().clone()]
+        flat = tensor.detach().to(self._transport)
+        flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
+        mine = torch.tensor([flat.shape[0]], device=self._transport)
+        lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with self.waiting():
+            dist.all_gather(lengths, mine)
+            longest = max(int(length) for length in lengths)
+        padded = flat.new_zeros((longest, *flat.shape[1:]))
+        padded[: flat.shape[0]] = flat
+        wanted = to in {None, self.rank}
+        parts = [torch.empty_like(padded) for _ in range(self.world_size if wanted else 0)]
+        with self.waiting():
+            if to is None:
+                dist.all_gather(parts, padded)
+            else:
+                dist.gather(padded, parts if wanted else None, dst=to)
+        lengths = lengths[: len(parts)]
+        cut = [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+        return [(part[0] if tensor.ndim == 0 else part).to(tensor.device) for part in cut]
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """One rank's tensor, on every rank; it has the same shape and type everywhere."""
+        result = tensor.detach().to(self._transport, copy=True).contiguous()
+        if self.world_size == 1:
+            return result.to(tensor.device)
+        with self.waiting():
+            dist.broadcast(result, src=source)
+            return result.to(tensor.device)
+
+    def broadcast_bytes(self, content: bytes | None) -> bytes | None:
+        """Rank 0's bytes, or its None, on every rank; the others' argument is ignored."""
+        if self.world_size == 1:
+            return content
+        length = torch.tensor([-1 if content is None else len(content)])
+        total = int(self.broadcast(length))
+        if total < 0:
+            return None
+        whole = io.BytesIO()
+        for start in range(0, total, _CHUNK):
+            size = min(_CHUNK, total - start)
+            part = torch.empty(size, dtype=torch.uint8)
+            if self.rank == 0 and content is not None:
+                # bytearray: torch warns of memory that may not be written.
+                part = torch.frombuffer(bytearray(content[start : start + size]), dtype=torch.uint8)
+            whole.write(self.broadcast(part).numpy().tobytes())
+        return whole.getvalue()
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here, their GPUs' work included."""
+        if self.world_size > 1:
+            self.sums([0.0])
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A block in which this rank waits for the others.
+
+        With nccl the host waits where it uses the result, so the block includes that.
+        """
+        self.on_phase("sync")
+        try:
+            yield
+        finally:
+            self.on_phase("compute")
+
+    def destroy(self) -> None:
+        """Destroy torch.distributed's process group; nothing is sent after this."""
+        if not dist.is_initialized():
+            return
+        if self.world_size > 1 and self.backend == "gloo":
+            _KEPT.append(dist.group.WORLD)
+        dist.destroy_process_group()
+
+
+_KEPT: Final[list[Any]] = []
+"""Groups whose last reference must not go before the process does.
+
+Their destructor joins gloo's threads while it holds the interpreter's lock, and such a thread may
+wait for that lock to drop a tensor: both would wait for ever (seen with torch 2.6).
+"""
+
+
+def open_group(
+    env: DistEnv,
+    config: RuntimeConfig,
+    *,
+    serving: int,
+    on_cpu: bool,
+    on_met: Callable[[Rendezvous], object],
+    on_wait: Callable[[Sequence[int]], object],
+) -> Group:
+    """Complete the rendezvous and make the process group.
+
+    A rank that serves (see strategies.serving) takes part, and is in a group with itself alone.
+
+    Args:
+        env: this rank, and the endpoint.
+        config: backend, rendezvous_timeout and collective_timeout are used.
+        serving: how many ranks, the first ones, serve the others and are not in their group.
+        on_cpu: leave the GPUs to another library, as JAX.
+        on_met: called when several ranks have met, before they connect with each other.
+        on_wait: see rendezvous().
+
+    Raises:
+        EnvError: no such backend, or one that cannot work here.
+        PeerLost: ranks did not come in time.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "a process group exists already: call session() instead of init_process_group, or "
+            "leave k8sjob.runtime out of a script that makes its own"
+        )
+    serves = env.rank < serving
+    device = torch.device("cpu") if serves or on_cpu else local_device(env)
+    proposed = backend_for(None if serves else config.backend, device)
+    timeout = timedelta(seconds=config.collective_timeout)
+    if is_loopback(env.master_addr):
+        stay_on_loopback("GLOO_SOCKET_IFNAME")
+    if env.world_size == 1:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported at run time
+        dist.init_process_group(proposed, store=store, rank=0, world_size=1, timeout=timeout)
+        return Group(env, proposed, device)
+    met = rendezvous(
+        env,
+        _rank_info(env, proposed, device),
+        choose=lambda infos: common_backend(infos[serving:]),
+        timeout=config.rendezvous_timeout,
+        launcher_hosts=launcher_hosts_store(),
+        on_wait=on_wait,
+    )
+    on_met(met)
+    if proposed == "nccl" and met.backend != "nccl":
+        device = torch.device("cpu")
+    if serves:
+        return Group(replace(env, rank=0, world_size=1), met.backend, device, met)
+    trainer = env.among_trainers(serving)
+    _init(trainer, met, device, timeout)
+    return Group(trainer, met.backend, device, met)
+
+
+def _init(env: DistEnv, met: Rendezvous, device: torch.device, timeout: timedelta) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        met.backend,
+        store=PrefixStore("group", met.again()),
+        rank=env.rank,
+        world_size=env.world_size,
+        timeout=timeout,
+        device_id=device if met.backend == "nccl" else None,
+    )
+
+
+def _rank_info(env: DistEnv, backend: str, device: torch.device) -> RankInfo:
+    """This rank, with the identity of its GPU, which does not depend on the process's numbering."""
+    gpu = ""
+    if device.type == "cuda":
+        gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return RankInfo(env.rank, env.world_size, socket.gethostname(), backend, gpu)

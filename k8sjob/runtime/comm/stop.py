@@ -1,0 +1,222 @@
+"""Coordinated stop of all ranks, and the thread that learns of a stop or a lost peer.
+
+A stop must come at the same point on all ranks, or some would wait for the others for ever. A
+flag reduced every step would make GPUs wait; instead the ranks agree once, through the store:
+each publishes how many points of the program it has passed and holds at the next; all stop before
+the point after the largest number. A rank that is behind continues to that point, so no collective
+is left half done. Before a stop is requested, a point costs less than a microsecond.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base import config
+from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
+from k8sjob.runtime.base.termination import write_reason
+from k8sjob.runtime.comm.rendezvous import NOTE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.comm.rendezvous import Rendezvous
+
+__all__ = ["StopCoordinator"]
+
+_STOP: Final = "stop"
+_STORE_S: Final = 0.5
+"""Between two looks into the store; the local flag is checked more often."""
+_FLAG_S: Final = 0.05
+_LOSS_GRACE_S: Final = 5.0
+"""What the main thread has to notice a peer's loss by itself, with a traceback."""
+
+
+class StopCoordinator:
+    """One rank's part in a common stop; with one rank alone there is no thread.
+
+    Attributes:
+        reason: why all stop, "SIGTERM" mostly; empty before a stop is requested.
+        closed: set when the watch has ended.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, *, on_loss: Callable[[PeerLost], None] | None = None
+    ) -> None:
+        """A coordinator; start() begins the watch.
+
+        The thread calls on_loss once, when a peer is gone for good. By default it ends the process,
+        unless the main thread notices the loss by itself.
+        """
+        self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._exit
+        self._store: Store | None = None
+        self.reason = ""
+        self._requested = ""
+        self._passed = 0
+        self._held = False
+        self._last: int | None = None
+        self._lock = threading.Lock()
+        self._agreed = threading.Event()
+        self.closed = threading.Event()
+        self._lost: PeerLost | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, met: Rendezvous) -> None:
+        """Begin the watch over the ranks of a rendezvous; a rank alone needs none."""
+        self._store = met.store
+        # Another client: a store's client serves one thread at a time.
+        self._thread = threading.Thread(
+            target=self._watch, args=(met.again(),), name="k8sjob-stop", daemon=True
+        )
+        self._thread.start()
+
+    def request(self, reason: str) -> None:
+        """Request that all ranks stop at a common point; a signal handler may call this."""
+        self._requested = self._requested or reason
+
+    def passes(self) -> bool:
+        """Pass the next point of the program; False: all ranks stop here, before it.
+
+        Every rank must call this equally often.
+
+        Raises:
+            PeerLost: the ranks could not agree.
+        """
+        with self._lock:
+            if self._world == 1:
+                self.reason = self._requested
+                return not self.reason
+            if not self._held:
+                self._passed += 1
+                return True
+        if not self._agreed.wait(timeout=60):
+            raise PeerLost("the ranks were asked to stop, and some did not answer within 60 s")
+        if self._last is None or self._passed >= self._last:
+            return False
+        self._passed += 1
+        return True
+
+    def finish(self, timeout: float, all_here: Callable[[], object] = lambda: None) -> None:
+        """Wait until all ranks have come to their end, then end the watch; rank 0 leaves last.
+
+        `all_here` is called when they have come, before any of them leaves.
+
+        Raises:
+            PeerLost: one went away, or did not come to its end in time.
+        """
+        if self._store is None:
+            all_here()
+            return
+        # Ranks that stop from now on need not wait for this rank's number.
+        self._store.set(f"at/{self._rank}", str(self._passed))
+        self._store.set(f"end/{self._rank}", "")
+        self._await([f"end/{rank}" for rank in range(self._world)], timeout)
+        all_here()
+        self.close()
+        self._store.set(f"left/{self._rank}", "")
+        if self._rank == 0:
+            self._wait([f"left/{rank}" for rank in range(self._world)], seconds=5)
+
+    def alert(self) -> None:
+        """Raise a peer's loss that the watch has found."""
+        if self._lost is not None:
+            raise self._lost
+
+    def warn_others(self, message: str) -> None:
+        """Report to the others that this rank fails, so that none waits for it."""
+        if self._store is not None:
+            try:
+                self._store.set(NOTE, message)
+            except RuntimeError:
+                return  # the store is gone, and with it rank 0: the others see that
+
+    def close(self) -> None:
+        """End the watch."""
+        self.closed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _await(self, keys: list[str], timeout: float) -> None:
+        if not self._wait(keys, timeout):
+            late = [int(key.partition("/")[2]) for key in keys if not self._there(key)]
+            raise PeerLost(
+                f"{ranks_in_words(late)} did not come to the end of the session within"
+                f" {timeout:g} s",
+                tuple(late),
+                late=True,
+            )
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not (done := self._there(*keys)) and time.monotonic() < until:
+            self.alert()
+            time.sleep(0.02)
+        return done
+
+    def _there(self, *keys: str) -> bool:
+        return bool(self._store is not None and self._store.check(list(keys)))
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _watch(self, store: Store) -> None:
+        try:
+            self._look_until_closed(store)
+        except RuntimeError as error:
+            if not self.closed.is_set():
+                message = str(error).splitlines()[0]
+                self._lose(PeerLost(f"rank 0 is gone, and the store with it: {message}", (0,)))
+
+    def _look_until_closed(self, store: Store) -> None:
+        published = False
+        next_look = 0.0
+        while not self.closed.wait(_FLAG_S):
+            if self._requested and not published:
+                published, next_look = True, 0.0
+                store.set(_STOP, self._requested)
+            if time.monotonic() < next_look:
+                continue
+            next_look = time.monotonic() + _STORE_S
+            if store.check([NOTE]):
+                self._lose(PeerLost(store.get(NOTE).decode()))
+                return
+            if not self._held and store.check([_STOP]):
+                self._hold(store)
+            if self._held and self._last is None:
+                next_look = 0.0
+                self._agree(store)
+
+    def _lose(self, lost: PeerLost) -> None:
+        self._lost = lost  # the main thread raises it where it waits in this class
+        self._on_loss(lost)
+
+    def _exit(self, lost: PeerLost) -> None:
+        if self.closed.wait(_LOSS_GRACE_S):
+            return
+        reason = Reason(
+            exit_code=ExitCode.PEER_LOST,
+            rank=self._rank,
+            type=type(lost).__name__,
+            message=str(lost),
+            time=time.time(),
+            culprits=lost.culprits,
+        )
+        write_reason(reason, config.error_file())
+        os._exit(ExitCode.PEER_LOST)
+
+    def _hold(self, store: Store) -> None:
+        """Let this rank pass no further point without an agreement."""
+        self.reason = store.get(_STOP).decode()
+        with self._lock:
+            self._held = True
+        store.set(f"at/{self._rank}", str(self._passed))
+
+    def _agree(self, store: Store) -> None:
+        keys = [f"at/{rank}" for rank in range(self._world)]
+        if store.check(keys):
+            self._last = max(int(store.get(key)) for key in keys)
+            self._agreed.set()

@@ -1,0 +1,395 @@
+"""The watchdog of a session: ends a group that makes no progress, and names the culprits.
+
+Each rank beats: `beat(step, "compute")` before a collective, `beat(step, "sync")` in it, any other
+phase (checkpoint, evaluate) where time passes otherwise. A rank whose last beat is too old raises
+the alarm in the store; every rank then writes its Python stacks to the log, reads all beats, names
+the culprits and ends with ExitCode.HUNG. Before and after the training a rank may take its time,
+and only a wait for the others is too long; a collective that fails because a rank did not join it
+raises the alarm at any time.
+
+Three failures need three observers. A rank asleep in Python is noticed by its own thread. One in a
+C call that holds the interpreter's lock, or one that is stopped, is named by its peers and ended by
+the agent of its node, which sees the heartbeat file grow old. And a store that does not answer must
+not keep a rank from noticing: the thread that watches the clock never uses the store.
+
+A collective that the script calls directly makes no beat: the rank's stack shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base import frames
+from k8sjob.runtime.base.heartbeat import Heartbeat, settle
+from k8sjob.runtime.base.termination import by_rank, write_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import NoReturn
+
+    from torch._C._distributed_c10d import Store
+
+    from k8sjob.runtime.base.env import DistEnv
+
+__all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
+
+SYNC: Final = "sync"
+"""The phase of a rank that waits for the others in a collective."""
+_START: Final = "start"
+_END: Final = "end"
+_ALARM: Final = "watchdog/alarm"
+_JOIN_S: Final = 1.0
+"""What a thread has to end, which may wait for a store that does not answer."""
+
+
+class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
+    """Ranks did not join a collective, and the others have waited long enough.
+
+    Attributes:
+        culprits: those ranks; empty where they are not known.
+    """
+
+    exit_code: Final = ExitCode.HUNG
+
+    def __init__(self, message: str, culprits: tuple[int, ...]) -> None:
+        self.culprits = culprits
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last beat of a rank, as others see it.
+
+    Attributes:
+        step: the optimizer step, counted by the rank.
+        phase: "start" before the training, "end" after it, SYNC in a collective, else the activity.
+        answered: published after the alarm, so the rank's threads still run.
+        where: its main thread's place in the user's code then, as file:line in function.
+    """
+
+    step: int
+    phase: str
+    answered: bool
+    where: str = ""
+
+    def encode(self) -> str:
+        """As a store's value."""
+        return json.dumps([self.step, self.phase, self.answered, self.where])
+
+    @classmethod
+    def decode(cls, text: bytes) -> Beat:
+        """From a store's value."""
+        return cls(*json.loads(text))
+
+
+class Watchdog:
+    """Watches one rank's progress, and the others' alarm. A beat costs 0.2 microseconds."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        env: DistEnv,
+        *,
+        timeout: float,
+        patience: float = math.inf,
+        ranks: range | None = None,
+        agent_file: Path | None = None,
+        error_file: Path | None = None,
+        publish: Callable[[Any], None] = lambda _store: None,
+    ) -> None:
+        """Watch for the others' alarm; begin() starts the watch over this rank's progress.
+
+        Args:
+            store: a connection for the watchdog alone: a TCPStore's client serves one thread at a
+                time. None with one process.
+            env: this rank.
+            timeout: seconds without a beat after which the group is ended; it must cover the
+                longest step, checkpoint or evaluation. 0: nothing is watched.
+            patience: seconds for which a rank that is not watched waits in one phase SYNC.
+            ranks: those that train together; None: all.
+            agent_file: config.heartbeat_file(), for the agent of the node.
+            error_file: config.error_file(), likewise.
+            publish: called with the store whenever this rank's beat is published there.
+        """
+        self._ranks = range(env.world_size) if ranks is None else ranks
+        self._store = store if len(self._ranks) > 1 else None
+        self._rank, self._timeout, self._error_file = env.rank, timeout, error_file
+        self._patience, self._thread = patience, threading.get_ident()
+        self._publish_more = publish
+        self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
+        self._idle = _START
+        self._last = (_START, 0, time.monotonic())
+        self._waits = (self._last[2], self._last[2])  # the ends of the last two
+        self._watching = False
+        self._closed = threading.Event()
+        self._alarm = threading.Event()
+        self._wake = threading.Event()
+        self._informed = threading.Event()
+        self._claim = threading.Lock()
+        self._message, self._by_main, self._waited = "", False, ""
+        self._beats: dict[int, Beat | None] = {}
+        self._period = max(0.02, min(1.0, timeout / 20))
+        self._settle = settle(timeout)
+        self._threads = [
+            threading.Thread(target=target, daemon=True, name="k8sjob-watchdog")
+            for target in [self._watch_clock, *([self._watch_store] if self._store else [])]
+        ]
+        if timeout > 0:
+            for thread in self._threads:
+                thread.start()
+
+    def begin(self) -> None:
+        """Watch this rank's progress; the first beat is due within the timeout."""
+        if not self._watching:
+            self._watching = True
+            self.beat(self._last[1])
+
+    def pause(self) -> None:
+        """Do not watch this rank's progress until the next begin()."""
+        if self._watching:
+            self._watching, self._idle = False, _END
+            self.beat(self._last[1])
+        self._heartbeat.close()
+
+    def beat(self, step: int, phase: str = "compute") -> None:
+        """Record that this rank makes progress.
+
+        Args:
+            step: the optimizer step, the same number on all ranks for the same step.
+            phase: the next activity: SYNC before a collective, else any text.
+        """
+        now = time.monotonic()
+        if self._last[0] == SYNC:
+            self._waits = (self._waits[1], now)
+        if self._watching:
+            self._heartbeat.beat(now)
+        elif phase != SYNC:
+            phase = self._idle
+        self._last = (phase, step, now)
+
+    def close(self) -> None:
+        """End the watch by this rank's threads and by the agent; the other ranks' continues."""
+        self.pause()
+        self._closed.set()
+        self._wake.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(_JOIN_S)  # the store is not used while its host leaves
+
+    def find_hang(self, message: str, error: BaseException, *, late: bool) -> Hung | None:
+        """The ranks that did not join a collective that has failed for that; all ranks end.
+
+        Called by the main thread, which raises the result.
+
+        Args:
+            message: of the collective's error.
+            error: the same, with its traceback.
+            late: whether it failed by a timeout. Else a connection broke: a rank died, or it ended
+                because it had waited too long.
+
+        Returns:
+            None: a rank died, or there is no watch.
+        """
+        if self._timeout <= 0 or self._store is None or self._closed.is_set():
+            return None
+        at = frames.raised_at(error.__traceback__)
+        self._waited = f"{frames.users_paths(at.filename)}:{at.lineno} in {at.name}" if at else ""
+        if not late and not self._has_alarm():
+            return None
+        if not self._raise_alarm(message, by_main=True):
+            self._threads[0].join()  # the alarm is older, and that thread ends this process
+            return None
+        guilty, text = self._find_culprits()
+        self._await_others()
+        return Hung(f"{text}; {message}", guilty)
+
+    def _has_alarm(self) -> bool:
+        # A rank that has waited too long breaks its connections before its alarm is seen here. It
+        # began to wait when all had met the last time, or later; this rank's last wait may be the
+        # one that has failed. So only if the one before it ended as long ago, wait for a moment.
+        now = time.monotonic()
+        if now - self._waits[0] > 0.9 * self._patience:
+            until = now + self._settle
+            while self._threads[-1].is_alive() and time.monotonic() < until:
+                if self._alarm.wait(0.05):
+                    break
+        return self._alarm.is_set()
+
+    # --- the thread that watches the clock, and never waits for the store ------------------------
+
+    def _watch_clock(self) -> None:
+        while not self._closed.is_set():
+            phase, _, since = self._last
+            age = time.monotonic() - since
+            if self._watching and age > self._timeout:
+                self._raise_alarm("")
+            elif self._store and not self._watching and phase == SYNC and age > self._patience:
+                self._raise_alarm(f"the others have waited {age:.0f} s")
+            if self._wake.wait(self._period):
+                break
+        if self._alarm.is_set() and not (self._by_main or self._closed.is_set()):
+            self._end_process()
+
+    def _raise_alarm(self, message: str, *, by_main: bool = False) -> bool:
+        """Raise the alarm; whether this call was the first, which gives the message."""
+        with self._claim:
+            if self._alarm.is_set():
+                return False
+            self._message, self._by_main = message, by_main
+            self._alarm.set()
+        self._wake.set()
+        return True
+
+    def _end_process(self) -> NoReturn:
+        age = time.monotonic() - self._last[2]
+        guilty, text = self._find_culprits()
+        if self._message:
+            message = f"{text}; {self._message}"
+        else:
+            message = f"no progress for {age:.0f} s: {text}"
+        # One piece, with the rank on each line.
+        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
+        sys.stderr.flush()
+        where, step = _position(self._beats, guilty)
+        write_reason(
+            Reason(
+                exit_code=ExitCode.HUNG,
+                rank=self._rank,
+                type=Hung.__name__ if self._message else "Hang",
+                message=message,
+                where=where,
+                time=time.time(),
+                culprits=guilty,
+                step=step,
+            ),
+            self._error_file,
+        )
+        self._await_others()
+        os._exit(ExitCode.HUNG)
+
+    def _await_others(self) -> None:
+        """Let all write before this rank breaks their connections; rank 0, with the store, last."""
+        time.sleep(self._settle * (2 if self._rank == 0 else 1))
+
+    def _find_culprits(self) -> tuple[tuple[int, ...], str]:
+        """The culprits, and an explanation."""
+        if self._store is None:
+            self._beats = {self._rank: self._seen()}
+            return (self._rank,), explain(self._beats, (self._rank,))
+        if not self._informed.wait(2 * self._settle):
+            return (0,), "the store does not answer; rank 0, its host, is stopped or out of reach"
+        guilty = culprits(self._beats)
+        return guilty, explain(self._beats, guilty)
+
+    # --- the thread that uses the store ----------------------------------------------------------
+
+    def _watch_store(self) -> None:
+        store = self._store
+        if store is None:
+            return
+        try:
+            self._publish(store)
+            while not self._wake.wait(self._period):
+                self._publish(store)
+                if store.check([_ALARM]):
+                    self._raise_alarm(store.get(_ALARM).decode())
+            if self._alarm.is_set():
+                self._answer_alarm(store)
+        except RuntimeError:
+            return  # the store is gone, and rank 0 with it: the main thread notices by itself
+
+    def _answer_alarm(self, store: Store) -> None:
+        store.set(_ALARM, self._message)
+        self._publish(store)
+        time.sleep(self._settle)
+        keys = {rank: _key(rank) for rank in self._ranks}
+        self._beats = {
+            rank: Beat.decode(store.get(key)) if store.check([key]) else None
+            for rank, key in keys.items()
+        }
+        self._informed.set()
+
+    def _publish(self, store: Store) -> None:
+        store.set(_key(self._rank), self._seen().encode())
+        self._publish_more(store)
+
+    def _seen(self) -> Beat:
+        """This rank's last beat; after an alarm with its place."""
+        phase, step, _ = self._last
+        if not self._alarm.is_set():
+            return Beat(step, phase, answered=False)
+        failed = frames.Place(self._waited, waits=True)
+        place = failed if self._waited else frames.place_of(self._thread)
+        return Beat(step, SYNC if place.waits else phase, answered=True, where=place.where)
+
+
+def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
+    """The ranks that the others wait for; empty where that is not known.
+
+    Those that did not answer the alarm cannot even run a thread. If all answered, they are the
+    ranks that do not wait for others; of several those that are behind.
+
+    Args:
+        beats: by rank; None for a rank that never published one.
+    """
+    silent = tuple(rank for rank, beat in beats.items() if beat is None or not beat.answered)
+    if silent:
+        return silent
+    known = {rank: beat for rank, beat in beats.items() if beat is not None}
+    behind = min((beat.step for beat in known.values()), default=0)
+    elsewhere = {rank: beat.step for rank, beat in known.items() if beat.phase != SYNC}
+    return tuple(rank for rank, step in elsewhere.items() if step == behind) or tuple(elsewhere)
+
+
+def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
+    """The state of the culprits, in words."""
+    if guilty:
+        return ", ".join(f"rank {rank} {_state(beats[rank])}" for rank in guilty[:10])
+    return (
+        "all ranks wait in a collective, at steps "
+        f"{', '.join(sorted({str(beat.step) for beat in beats.values() if beat}))}; they called "
+        f"different ones, or different numbers of them{_places(beats)}"
+    )
+
+
+def _position(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> tuple[str, int]:
+    """(file:line, step) of the first culprit, else of the first rank that is known."""
+    ranks = [*guilty, *sorted(beats)]
+    beat = next((beat for rank in ranks if (beat := beats.get(rank)) is not None), None)
+    return (beat.where.partition(" ")[0], beat.step) if beat else ("", -1)
+
+
+def _places(beats: Mapping[int, Beat | None]) -> str:
+    """The ranks' places, where these are different lines of the user's code."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for rank, beat in beats.items():
+        if beat is not None and beat.where:
+            found[beat.where].append(str(rank))
+    if len(found) < 2:
+        return " (compare the stacks)"
+    shown = [f"rank {', '.join(ranks[:4])} in {place}" for place, ranks in list(found.items())[:4]]
+    return f": {'; '.join(shown)}"
+
+
+def _state(beat: Beat | None) -> str:
+    if beat is None:
+        return "does not answer, and never did (it is stopped, or in C code)"
+    idle = {_START: "before its training", _END: "after its training"}
+    place = idle.get(beat.phase, f"at step {beat.step} in {beat.phase}")
+    if beat.answered:
+        return f"is {place}, {beat.where}" if beat.where else f"is {place}"
+    return f"does not answer (it is stopped, or in C code), last heard of {place}"
+
+
+def _key(rank: int) -> str:
+    return f"watchdog/{rank}"

@@ -1,0 +1,1 @@
+"""Keras: `model.fit` over all ranks, on torch or JAX."""

@@ -1,0 +1,259 @@
+"""`model.fit` of Keras on all ranks: it trains one model, as it would in one process."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import keras
+import torch
+from torch.utils.data import TensorDataset
+
+from k8sjob import strategies
+from k8sjob.contract import EventKind
+from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
+from k8sjob.runtime.data import Feed
+from k8sjob.runtime.keras import model as keras_model
+from k8sjob.runtime.keras.callback import KIND, Callbacks, JobCallback
+from k8sjob.runtime.keras.strategy import ReplicatedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import Tail
+    from k8sjob.runtime.keras.callback import Placement
+
+__all__ = ["fit", "save_model"]
+
+
+_WRITERS: Final = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""Callbacks that write, and so are rank 0's alone. All others decide, and decide the same."""
+
+
+def fit(
+    context: RankContext,
+    model: Any,
+    train: Any,
+    *,
+    epochs: int,
+    sizes: Mapping[str, int | None],
+    validation: Any,
+    callbacks: Sequence[Any],
+    shuffle: bool,
+    tail: Tail,
+    loader_options: Mapping[str, Any],
+) -> Any:
+    """See Job.fit; `sizes` are its batch_size and global_batch."""
+    _check(context, model, callbacks)
+    placement = _placement(context, model)
+    settings = {
+        **sizes,
+        "shuffle": shuffle,
+        "tail": tail,
+        "max_ranks": context.max_ranks,
+        "loader_options": loader_options,
+    }
+    feed = Feed(
+        _dataset(train),
+        settings,
+        rank=placement.mesh.data_rank,
+        world_size=placement.mesh.data_size,
+        accumulate=1,
+        seed=context.seed,
+        on_gpu=context.device.type == "cuda",
+        **placement.feeding,
+    )
+    _check_feed(feed)
+    saved = context.checkpointer.newest(KIND) if context.checkpointer else None
+    own = [one for one in callbacks if context.is_main or not isinstance(one, _WRITERS)]
+    held_out = None
+    if validation is not None:
+        first, held_out = placement.evaluation(_dataset(validation), loader_options)
+        own = [*first, *own]
+    callback = JobCallback(
+        context,
+        feed,
+        placement,
+        epochs=epochs,
+        test_batches=0 if held_out is None else len(held_out),
+        saved=saved,
+        others=callbacks,
+    )
+    context.begin()
+    try:
+        with placement.fitting(callback.due):
+            history = model.fit(
+                feed.loader(list(feed.sampler.shards())),
+                epochs=epochs,
+                initial_epoch=_resume(context, saved, epochs),
+                validation_data=held_out,
+                callbacks=Callbacks(own, callback, model=model, epochs=epochs, verbose=0),
+                shuffle=False,  # the feed does
+                verbose=0,
+            )
+        context.end()
+    finally:
+        context.pause()  # a save is not waited for: of a rank that is lost nothing comes
+    return history
+
+
+def _placement(context: RankContext, model: Any) -> Placement:
+    if context.config.strategy != "keras_mesh":
+        return ReplicatedModel(context, model)
+    from k8sjob.runtime.keras.mesh import ShardedModel  # needs keras.distribution
+
+    return ShardedModel(context, model)
+
+
+def _resume(context: RankContext, saved: Any, epochs: int) -> int:
+    """The first epoch to train, counted from 0."""
+    if saved is None:
+        return 0
+    epoch: int = saved.state["epoch"]
+    context.reporter.emit(EventKind.RESUMED, path=saved.path, epoch=epoch, step=saved.step)
+    if epoch >= epochs:
+        context.reporter.warn(
+            f"all {epochs} epochs were done before: nothing is left to train; raise the number, or"
+            f" {FROM_SCRATCH}"
+        )
+    return epoch
+
+
+def _dataset(data: Any) -> Any:
+    """A map-style data set; arrays become one."""
+    if isinstance(data, tuple | list) and all(hasattr(part, "shape") for part in data):
+        return TensorDataset(*(torch.as_tensor(part) for part in data))
+    return data
+
+
+_INSTEAD: Final = {
+    "accumulate": "gradient_accumulation_steps of the optimizer",
+    "clip_norm": "global_clipnorm of the optimizer",
+    "bf16": 'keras.mixed_precision.set_global_policy("mixed_bfloat16")',
+}
+"""Settings of the step, which is Keras's own here, and Keras's words for them."""
+
+
+def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
+    """Refuse what would go wrong silently, or with an error that nobody understands."""
+    name, kind = type(model).__name__, context.config.strategy
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
+    if kind not in {"ddp", "keras", "keras_mesh"}:
+        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+    wanted = strategies.keras_backend(kind, context.config.options) or "torch"
+    if problem := keras_model.refuse(model, backend=wanted):
+        raise ValueError(problem)
+    if model.compiled and model.steps_per_execution != 1:
+        raise ValueError(
+            f"{name} is compiled with steps_per_execution={model.steps_per_execution}, and"
+            " job.fit() reports and stops between single steps; leave it out"
+        )
+    if context.checkpointer and context.fitted is not None and context.fitted() is not model:
+        raise ValueError(
+            "job.fit() has trained another model in this session, and"
+            f" {context.checkpoint_dir} holds one run; train the second in a job of its own, or"
+            " leave checkpoint.dir out"
+        )
+    context.fitted = weakref.ref(model)
+    if not model.compiled:
+        raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
+    if kind == "keras_mesh":
+        _check_divided(context, callbacks)
+    else:
+        _check_replicated(context, model)
+
+
+def _check_divided(context: RankContext, callbacks: Sequence[Any]) -> None:
+    if context.config.options.get("layout"):
+        for one in callbacks:
+            for option in ("restore_best_weights", "histogram_freq"):
+                if getattr(one, option, 0):
+                    raise ValueError(
+                        f"{type(one).__name__}({option}={getattr(one, option)}): no rank has the"
+                        " whole model; leave it out"
+                    )
+    if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
+        raise ValueError(
+            "ModelCheckpoint: no rank has the whole model; take it out, set checkpoint.dir (every"
+            " epoch is saved), and write a file of Keras's own by job.save_model(model, path)"
+        )
+
+
+def _check_replicated(context: RankContext, model: Any) -> None:
+    name = type(model).__name__
+    for option, value in context.config.options.items():
+        instead = _INSTEAD.get(option, "nothing like it")
+        raise ValueError(
+            f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; use {instead}"
+        )
+    if model.jit_compile:
+        raise ValueError(f"{name} is compiled with jit_compile=True; leave it out")
+    if getattr(model.loss, "reduction", None) == "sum":
+        raise ValueError(
+            f'the loss of {name} has reduction="sum", and the ranks average gradients; use its'
+            " default, the mean, and a larger learning rate"
+        )
+
+
+def _check_feed(feed: Feed) -> None:
+    """Refuse batches that Keras could not compute on all ranks."""
+    sampler = feed.sampler
+    if sampler.leaves_out():
+        raise ValueError(
+            f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and Keras'
+            ' computes no gradient of nothing: use tail="pad" or "drop"'
+        )
+    ranks = sampler.num_replicas
+    if sampler.in_blocks and any(
+        shard.count * ranks != shard.end - shard.start for shard in sampler.shards()
+    ):
+        below = sampler.global_batch // ranks * ranks
+        raise ValueError(
+            f"global_batch={sampler.global_batch} and tail={sampler.tail!r} leave batches that do"
+            f" not divide by mesh axis data={ranks}; set global_batch to {below} or"
+            f' {below + ranks}, and tail to "pad" or "drop"'
+        )
+
+
+_SUFFIX: Final = ".keras"
+
+
+def save_model(context: RankContext, model: Any, path: Path) -> None:
+    """See Job.save_model."""
+    if context.config.strategy == "keras_mesh":  # elsewhere rank 0 has the whole model
+        context.calls.check("job.save_model")
+    if path.suffix != _SUFFIX:
+        raise ValueError(f"{path}: Keras saves a whole model under a name that ends with {_SUFFIX}")
+    if context.config.strategy == "keras_mesh":
+        from k8sjob.runtime.keras.mesh import undivided  # needs keras.distribution
+
+        with undivided(context, model) as copy:
+            if copy is not None:
+                _write(copy, path)
+    elif context.is_main:
+        _write(model, path)
+
+
+def _write(model: Any, path: Path) -> None:
+    """Write it whole or not at all."""
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{_SUFFIX}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        model.save(draft)
+        draft.replace(path)
+    finally:
+        with suppress(OSError):
+            draft.unlink()

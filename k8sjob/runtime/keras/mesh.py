@@ -1,0 +1,370 @@
+"""Keras models over the axes data and model: keras.distribution, set from the job's settings.
+
+Keras divides the variables as they are made, and computes with the whole batch and the whole model
+as if they were in one place, so losses and metrics are those of all samples. The compiler (JAX) or
+DTensor (torch, from Keras 3.16 on) works out what each device does. A step is Keras's own: so the
+loop is job.fit, and there is no prepare here.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import keras
+import torch
+from keras import distribution
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.data import DataLoader
+from torch.utils.dlpack import from_dlpack
+
+from k8sjob.runtime.base.env import copy_environ
+from k8sjob.runtime.base.errors import EnvError
+from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.comm.mesh import Mesh
+from k8sjob.runtime.keras.model import TEST_BATCH
+from k8sjob.runtime.strategies import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from k8sjob.runtime.checkpoint.format import Stored
+    from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.data import BatchShard
+    from k8sjob.runtime.strategies.layout import Axes
+
+__all__ = ["Evaluation", "JobDistribution", "ShardedModel", "distributed", "undivided"]
+
+
+class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no types
+    """The job's layout map: `asked` paths of variables and outputs, and keys `used` by them."""
+
+    def __init__(self, mesh: Any, axes: Mapping[str, Axes]) -> None:
+        super().__init__(mesh)
+        self.axes = axes
+        self.asked: dict[str, None] = {}
+        self.used: set[str] = set()
+        for key, each in axes.items():
+            self[key] = tuple(each)
+
+    def __getitem__(self, path: str) -> Any:
+        """The layout of a variable or an output; None where it has none."""
+        self.asked[path] = None
+        key = layout.key_for(path, self.axes)
+        if key is None:
+            return None
+        self.used.add(key)
+        return self._layout_map[key]
+
+
+class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # keras has no types
+    """Where Keras puts each variable and batch.
+
+    Attributes:
+        ranks: by the axes.
+        whole_batches: whether all ranks have the same samples at the moment.
+    """
+
+    def __init__(self, group: Group, options: Mapping[str, Any]) -> None:
+        self.ranks, self.whole_batches = Mesh(group, options["model"]), False
+        shape = (self.ranks.data_size, self.ranks.model_size)
+        devices = _devices(group.world_size)
+        mesh = distribution.DeviceMesh(shape, ["data", "model"], devices)
+        self._layouts = Layouts(mesh, options["layout"])
+        self._asked_for: set[int] = set()
+        super().__init__(layout_map=self._layouts, batch_dim_name="data", auto_shard_dataset=False)
+
+    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+        """A batch is divided along data, unless it has too few samples for that."""
+        if self.whole_batches:
+            return distribution.TensorLayout([None] * len(data_shape), self.device_mesh)
+        return super().get_data_layout(data_shape)
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """That of the job, else the same on all ranks."""
+        self._asked_for.add(id(variable))
+        found = super().get_variable_layout(variable)
+        layout.check_axes(variable.path, found.axes, len(variable.shape))
+        sizes = {"data": self.ranks.data_size, "model": self.ranks.model_size}
+        for dim, axis in enumerate(found.axes):
+            if axis is not None:
+                layout.check_size(variable.path, dim, variable.shape[dim], axis, sizes[axis])
+        return found
+
+    def made(self, variables: Sequence[Any]) -> bool:
+        """Whether all of these were made since this was set."""
+        return self._asked_for.issuperset(map(id, variables))
+
+    def check_used(self, variables: Sequence[Any]) -> None:
+        """Refuse a key of the layout that fits no variable or output of a built model."""
+        outputs = [path for path in self._layouts.asked if path.endswith("/output")]
+        known = [*(variable.path for variable in variables), *outputs]
+        layout.check_used(self._layouts.axes, self._layouts.used, known)
+
+
+def _devices(world_size: int) -> list[str]:
+    """Each rank's device, by rank; one process alone takes the first."""
+    try:
+        devices: list[str] = distribution.list_devices()
+    except (AttributeError, NotImplementedError) as error:
+        raise EnvError(_too_old()) from error
+    return devices[:1] if world_size == 1 else devices
+
+
+def _too_old() -> str:
+    return (
+        f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install Keras"
+        " 3.16 or later, or leave strategy.keras_backend out for JAX"
+    )
+
+
+@contextmanager
+def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
+    """Models that are made meanwhile are divided; EnvError if Keras cannot."""
+    wanted, found = options["keras_backend"], keras.backend.backend()
+    if found != wanted:
+        raise EnvError(
+            f"Keras computes with {found}, and strategy.keras_backend is {wanted}; set"
+            f" KERAS_BACKEND={wanted} before `import keras` (`k8sjob run` and the pods do), seen"
+            f" {copy_environ().get('KERAS_BACKEND')!r}"
+        )
+    before = distribution.distribution()
+    distribution.set_distribution(JobDistribution(group, options))
+    try:
+        yield
+    finally:
+        distribution.set_distribution(before)
+
+
+_UNSIGNED: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Types that torch stores and hardly computes with, and what a checkpoint has instead."""
+_IN_NUMPY: Final = {torch.bfloat16: torch.float32}
+"""Types that numpy has not, and what Keras is given instead."""
+
+
+class ShardedModel:
+    """See keras_callback.Placement."""
+
+    norm: Tensor | None = None
+
+    def __init__(self, context: RankContext, model: Any) -> None:
+        found = distribution.distribution()
+        if found is None:
+            raise ValueError(
+                "keras.distribution is unset, as keras.utils.clear_session() leaves it; take that"
+                " out of the session"
+            )
+        if not isinstance(found, JobDistribution):
+            raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
+                "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
+                " from the job.yaml; take set_distribution() out"
+            )
+        self._distribution, self.mesh = found, found.ranks
+        self._context, self._model = context, model
+        self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
+
+    @cached_property
+    def sharded(self) -> bool:
+        """Whether some variable is divided along an axis."""
+        return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
+
+    @property
+    def feeding(self) -> Mapping[str, Any]:
+        """The same samples in the same rows of a batch, whatever the mesh: masks go by rows."""
+        return {"in_blocks": True, "on_phase": self._tell}
+
+    def _tell(self, phase: str) -> None:
+        self._context.group.on_phase(phase)  # which is set once training begins
+
+    def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """One of our own."""
+        return [Evaluation(self._context, data, options)], None
+
+    @contextmanager
+    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:  # noqa: ARG002 - see Placement
+        """Nothing is to be done: Keras's step has all of them in it."""
+        yield
+
+    def begin(self, resume: Callable[[], None]) -> None:
+        """All ranks made the model with the same random numbers; refuse one made elsewhere."""
+        self._distribution.check_used(self._model.weights)
+        if not self._distribution.made(self._model.weights):
+            raise ValueError(
+                f"{type(self._model).__name__} was made before `with runtime.session()`, which is"
+                " what divides it; make it inside"
+            )
+        resume()
+        # Keras takes its seeds from Python's numbers, and all ranks must compute with the same
+        # ones; torch's are for the samples.
+        rng.seed_all(self._context.seed)
+        torch.manual_seed(rng.of_rank(self._context.seed, self.mesh.data_rank))
+
+    def expect(self, shard: BatchShard | None) -> None:
+        """A step is over; see keras_fit for its beginning, which is when its batch is there."""
+        if shard is None:
+            self._context.group.on_phase("compute")
+
+    def reduce_metrics(self) -> None:
+        """They are those of all samples."""
+
+    def check(self) -> None:
+        """They cannot differ: each is in one place, or kept equal by the step."""
+
+    # --- the pieces of a variable -----------------------------------------------------------------
+
+    def read(self, variable: Any) -> Tensor:
+        """This rank's piece, a DTensor; plain where all ranks have the same."""
+        local, divided = self._divisions(variable.value)
+        local = local.to(_UNSIGNED.get(local.dtype, local.dtype))
+        sizes = {"data": self.mesh.data_size, "model": self.mesh.model_size}
+        along = {axis: dim for axis, dim in divided.items() if sizes[axis] > 1}
+        if not along:
+            return local
+        axes = [axis for axis, size in sizes.items() if size > 1]
+        shape = torch.Size(variable.shape)
+        return DTensor.from_local(
+            local,
+            self.mesh.devices,
+            [Shard(along[axis]) if axis in along else Replicate() for axis in axes],
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def write(self, variable: Any, value: Tensor | Stored) -> None:
+        """The piece that belongs here."""
+        piece = model_state.part(value, self.read(variable))
+        local = piece.to_local() if isinstance(piece, DTensor) else piece
+        if self._divisions is _of_torch:
+            own, _ = _of_torch(variable.value)
+            own.copy_(local)
+        else:
+            variable.assign(_jax_array(local, like=variable.value))
+
+
+def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The part of a tensor that is here, and along which axis which dimension is divided."""
+    tensor = value.data  # of a parameter, which is no DTensor by itself
+    if not isinstance(tensor, DTensor):  # all ranks have the same
+        return tensor, {}
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    divided = {
+        axis: placement.dim
+        for axis, placement in zip(axes, tensor.placements, strict=True)
+        if isinstance(placement, Shard)
+    }
+    return tensor.to_local(), divided
+
+
+def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
+    """The same for JAX's, in host memory."""
+    jax = sys.modules["jax"]
+    host = jax.local_devices(backend="cpu")[0]
+    local = from_dlpack(jax.device_put(value.addressable_data(0), host))
+    spec = getattr(value.sharding, "spec", ())
+    return local, {axis: dim for dim, axis in enumerate(spec) if axis is not None}
+
+
+def _jax_array(local: Tensor, *, like: Any) -> Any:
+    """An array of all ranks, of which this one has `local`."""
+    jax = sys.modules["jax"]
+    raw, _ = _of_jax(like)
+    (device,) = like.addressable_data(0).devices()
+    # A copy: the array takes the tensor's memory over.
+    here = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
+    arrays = [jax.device_put(here, device)]
+    return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
+
+
+class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """The first of the callbacks: adds the numbers of the held-out samples to an epoch's.
+
+    Keras's own evaluation divides each batch by the axis data; the last samples, fewer than its
+    ranks, are computed by all of them.
+    """
+
+    def __init__(self, context: RankContext, dataset: Any, options: Mapping[str, Any]) -> None:
+        """Divide the data over the ranks."""
+        super().__init__()
+        self._context, self._distribution = context, distribution.distribution()
+        mesh = self._distribution.ranks
+        rest = len(dataset) % mesh.data_size
+        together = len(dataset) - rest
+        mine = range(mesh.data_rank, together, mesh.data_size)
+        batches = [list(mine[at : at + TEST_BATCH]) for at in range(0, len(mine), TEST_BATCH)]
+        self._divided = len(batches)
+        if rest:
+            batches.append(list(range(together, len(dataset))))
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Evaluate, each sample once."""
+        model = self.model
+        model.reset_metrics()
+        # test_on_batch would do so each time, and this is one evaluation.
+        object.__setattr__(model, "reset_metrics", lambda: None)
+        try:
+            for number, batch in enumerate(self._loader):
+                with self._context.group.waiting():
+                    self._distribution.whole_batches = number >= self._divided
+                    model.test_on_batch(*_arrays(batch))
+        finally:
+            object.__delattr__(model, "reset_metrics")
+            self._distribution.whole_batches = False
+        found = model.get_metrics_result()
+        logs |= {f"val_{name}": float(value) for name, value in found.items()}
+
+
+def _arrays(batch: Any) -> tuple[Any, ...]:
+    """(inputs, targets) or (inputs, targets, weights) of a loader, as Keras takes them."""
+
+    def array(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: array(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(array(item) for item in value)
+        return value.numpy() if isinstance(value, torch.Tensor) else value
+
+    return tuple(array(part) for part in batch)
+
+
+@contextmanager
+def undivided(context: RankContext, model: Any) -> Iterator[Any]:
+    """A plain copy of a divided model on rank 0, as its own config makes it; None elsewhere.
+
+    All ranks call it. Nothing is divided meanwhile: rank 0 alone would wait for the others.
+    """
+    pieces = ShardedModel(context, model)
+    weights: Sequence[Tensor] = [
+        model_state.whole(pieces.read(variable), keep=context.is_main) for variable in model.weights
+    ]
+    found, random = distribution.distribution(), rng.capture(context.device)
+    distribution.set_distribution(None)
+    try:
+        yield _copy(model, weights, context.reporter.warn) if context.is_main else None
+    finally:
+        distribution.set_distribution(found)
+        rng.restore(random, context.device)  # a copy's layers draw seeds, which the others do not
+
+
+def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
+    # What the script has defined need not be registered with Keras: it is here.
+    own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
+    own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
+    named = {one.__name__: one for one in own if hasattr(one, "__name__")}
+    with keras.saving.custom_object_scope(named):
+        copy = type(model).from_config(model.get_config())
+        if not copy.built:
+            copy.build_from_config(model.get_build_config())
+        copy.set_weights([weight.to(_IN_NUMPY.get(weight.dtype)).numpy() for weight in weights])
+        try:
+            copy.compile_from_config(model.get_compile_config() if model.compiled else {})
+        except (TypeError, ValueError) as error:  # after all the training: the weights are there
+            warn(f"the model is saved without what compile() gave it: {error}")
+    return copy

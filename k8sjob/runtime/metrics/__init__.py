@@ -1,0 +1,1 @@
+"""Loss, metrics and progress of a run, and where they are reported."""

@@ -1,0 +1,450 @@
+"""Training runs: epochs, batches and steps of a loop, with saving and resuming between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from k8sjob import strategies
+from k8sjob.contract import EventKind
+from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.context import RankContext, Stopped
+from k8sjob.runtime.data import Feed, check_dataset, move
+from k8sjob.runtime.keras import model as keras_model
+from k8sjob.runtime.metrics.evaluation import evaluate
+from k8sjob.runtime.metrics.progress import Progress
+from k8sjob.runtime.strategies import strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.data import BatchShard, Tail
+    from k8sjob.runtime.strategies import Strategy
+
+__all__ = ["Run", "prepare"]
+
+_KIND: Final = "k8sjob/run/1"
+"""Tells a run's checkpoint, of this form, from others."""
+
+
+class Run:
+    """A model in training, as `job.prepare` returns it.
+
+    Attributes:
+        model: the bare model.
+        optimizer: its optimizer.
+        scheduler: the learning rate's schedule; None without one.
+        epoch: the epoch that runs, counted from 0.
+        steps: optimizer steps done since the very first start.
+        state: the script's own dict of plain values and tensors, saved and resumed too.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        strategy: Strategy,
+        loss: Callable[..., Tensor],
+        *,
+        optimizer: Optimizer,
+        scheduler: Any,
+        schedule_by: Literal["epoch", "step"],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._context, self._strategy, self._loss = context, strategy, loss
+        self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
+        self._schedule_by = schedule_by
+        self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
+        self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
+        self._progress = Progress(context.group, context.reporter, context.waiting)
+        self._epochs: int | None = None
+        self._feed: Feed | None = None
+        self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
+        self._shard: BatchShard | None = None
+        self._begun = False
+        self._saved_at: tuple[int, int] | None = None
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the epoch over all ranks, as last reported; nan before.
+
+        Reports come about once a second and with the epoch's last step, so after the batches it is
+        the whole epoch's. Costs nothing, and any rank may ask.
+        """
+        return self._progress.loss
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`: resumes, saves, and ends early when asked to stop.
+
+        Args:
+            count: epochs in all, also those of earlier starts.
+
+        Yields:
+            The epoch's number, counted from 0.
+
+        Raises:
+            Stopped: all ranks were asked to stop, and the run is saved.
+            RuntimeError: the loop ended without one optimizer step, in this start or an earlier.
+        """
+        if self._epochs is not None:
+            raise RuntimeError("run.epochs() was called before: a run has one loop")
+        if count < 1:
+            raise ValueError(f"epochs({count}): there must be at least one")
+        self._context.calls.check("run.epochs", str(count))
+        self._epochs = count
+        self._context.begin()
+        self._resume()
+        if self._position["epoch"] >= count:
+            self._context.reporter.warn(
+                f"all {count} epochs were done before: nothing is left to train; raise the number, "
+                f"or {FROM_SCRATCH}"
+            )
+        try:
+            for epoch in range(self._position["epoch"], count):
+                self.epoch, self._begun = epoch, False
+                self._point()
+                yield epoch
+                self._end_epoch()
+            if not self.steps:
+                raise RuntimeError(
+                    f"run.epochs({count}) ended without one optimizer step: nothing was trained; "
+                    "give each batch of run.batches(...) to run.step(...)"
+                )
+            self._save()
+            self._context.end()
+        finally:
+            self._context.pause()  # a save is not waited for: of a rank that is lost nothing comes
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        shuffle: bool = True,
+        tail: Tail = "pad",
+        **loader_options: Any,
+    ) -> Iterator[Any]:
+        """This rank's batches of the epoch, on its device; once in each epoch.
+
+        Args:
+            dataset: a map-style data set, the same on all ranks.
+            batch_size: samples of one process in one batch; or
+            global_batch: samples of all processes in one batch.
+            shuffle: a new order each epoch.
+            tail: what happens to samples that do not divide: see data.ShardSampler.
+            loader_options: for DataLoader: num_workers, collate_fn, pin_memory, ...
+
+        Yields:
+            What the loader makes of a batch, tensors moved to the device.
+        """
+        if self._epochs is None:
+            raise RuntimeError("run.batches() belongs inside `for epoch in run.epochs(...)`")
+        if self._begun:
+            raise RuntimeError(
+                f"run.batches() was called before in epoch {self.epoch}: once an epoch; join the "
+                "data sets (torch.utils.data.ConcatDataset), or write a loop of your own"
+            )
+        self._begun = True
+        sizes = {"batch_size": batch_size, "global_batch": global_batch}
+        options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
+        feed = self._feed_for(dataset, max_ranks=self._context.max_ranks, **sizes, **options)
+        sampler = feed.sampler
+        shown = f"{sampler.samples} samples, {sampler.global_batch} in a batch of all ranks"
+        self._context.calls.check("run.batches", shown)
+        shards = self._begin_epoch(feed)
+        batches = iter(feed.loader(shards))
+        opening = True
+        for shard in shards:
+            if opening:
+                self._between_steps()
+            opening = shard.closes
+            batch = next(batches)
+            self._shard = shard
+            self._context.beat(self.steps)
+            yield move(batch, self._context.device)
+            if self._shard is not None:
+                raise RuntimeError(
+                    "a batch was not given to run.step(): call it once for each batch, on every "
+                    "rank, or the ranks wait for each other for ever"
+                )
+
+    def step(self, inputs: Any, *targets: Any) -> Tensor:
+        """Train on one batch: forward, backward, and the optimizer when its window is full.
+
+        Args:
+            inputs: what the model takes: a tensor, a tuple of arguments or a dict of them.
+            targets: what the loss takes after the model's output.
+
+        Returns:
+            This rank's mean loss over the batch, detached, on its device.
+        """
+        shard = self._shard
+        if shard is None:
+            raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
+        self._context.calls.note("run.step")
+        loss = self._strategy.backward(inputs, targets, scale=shard.scale, sync=shard.closes)
+        self._shard = None
+        self._progress.add(loss, shard.count if self._strategy.counts else 0)
+        if shard.closes:
+            norm = None
+            if self._largest_norm is not None or self._progress.due:
+                norm = self._strategy.clip(self.optimizer, self._largest_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.scheduler is not None and self._schedule_by == "step":
+                self.scheduler.step()
+            self.steps += 1
+            self._position["offset"] = shard.end
+            self._progress.step(norm)
+        return loss
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 256,
+        metrics: Mapping[str, Callable[..., Tensor]] | None = None,
+        prefix: str = "eval_",
+        **loader_options: Any,
+    ) -> dict[str, float]:
+        """Loss and metrics over a data set, each sample counted exactly once over all ranks.
+
+        Args:
+            dataset: a map-style data set, the same on all ranks.
+            batch_size: samples of one process in one batch; it does not change the result.
+            metrics: name -> f(output, *targets), either one value for each sample or their mean.
+                None: the accuracy, where the output is (N, classes) and the target N integers.
+            prefix: before each name in the result.
+            loader_options: for DataLoader.
+
+        Returns:
+            `{prefix}loss` and the metrics, the same numbers on all ranks.
+        """
+        check_dataset(dataset)
+        shown = f"{len(dataset)} samples, batch_size={batch_size}"
+        self._context.calls.check("run.evaluate", shown)
+        self._strategy.settle()
+        found = evaluate(
+            self._strategy,
+            self._loss,
+            dataset,
+            batch_size=batch_size,
+            metrics=metrics,
+            between=self._point,
+            **loader_options,
+        )
+        return {f"{prefix}{name}": value for name, value in found.items()}
+
+    # --- between the steps ----------------------------------------------------------------------
+
+    def _feed_for(self, dataset: Any, **settings: Any) -> Feed:
+        """The same feed in every epoch, so that a loader can keep its workers."""
+        if self._feed is None or not self._feed.serves(dataset, settings):
+            self._feed = Feed(
+                dataset,
+                settings,
+                rank=self._strategy.mesh.data_rank,
+                world_size=self._strategy.mesh.data_size,
+                accumulate=self._accumulate,
+                seed=self._context.seed,
+                on_gpu=self._context.device.type == "cuda",
+            )
+        return self._feed
+
+    def _begin_epoch(self, feed: Feed) -> list[BatchShard]:
+        sampler = feed.sampler
+        try:
+            sampler.load_state_dict({**sampler.state_dict(), **self._position, "epoch": self.epoch})
+        except ValueError as error:
+            self._context.reporter.warn(f"{error}; epoch {self.epoch} starts again")
+            self._position = {"epoch": self.epoch, "offset": 0}
+            sampler.load_state_dict({**sampler.state_dict(), **self._position})
+        self._position |= {"samples": sampler.samples, "seed": sampler.seed}
+        loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
+        steps = sampler.steps(0)
+        done = steps - sampler.steps()
+        self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
+        shards = list(sampler.shards())
+        if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
+            raise ValueError(
+                f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
+                'the model has batch normalisation, which needs one: use tail="pad" or "drop"'
+            )
+        if not self.model.training:
+            self.model.train()
+        return shards
+
+    def _between_steps(self) -> None:
+        """Where a run is whole: a step is behind it, and no sample is drawn for the next."""
+        every = self._context.config.checkpoint_every
+        if isinstance(every, int) and self.steps and self.steps % every == 0:
+            self._save()
+        self._point()
+
+    def _end_epoch(self) -> None:
+        if self.scheduler is not None and self._schedule_by == "epoch":
+            self.scheduler.step()
+        self._position = {"epoch": self.epoch + 1, "offset": 0}
+        if self._context.config.checkpoint_every == "epoch":
+            self._save()
+
+    def _point(self) -> None:
+        """A point that all ranks pass equally often: where they may stop together."""
+        self._context.beat(self.steps)
+        if self._context.stop_coordinator.passes():
+            return
+        reason = self._context.stop_coordinator.reason
+        self._context.reporter.emit(
+            EventKind.STOPPING, signal=reason, epoch=self._position["epoch"], step=self.steps
+        )
+        self._save()
+        raise Stopped(reason)
+
+    # --- saving and resuming --------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Begin a checkpoint unless this very point is saved; all ranks take part."""
+        here = (self.steps, self._position["epoch"])
+        if self._context.checkpointer is None or here == self._saved_at:
+            return
+        self._saved_at = here
+        self._progress.settle()
+        position = dict(self._position)
+        if position["offset"]:
+            position["loss"], position["count"] = self._progress.sums
+        state = {
+            "position": position,
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "state": self.state,
+        }
+        strategy = self._strategy
+        self._context.checkpointer.save(
+            _KIND,
+            self.steps,
+            state,
+            whole=partial(strategy.capture, self.optimizer),
+            parts=partial(strategy.parts, self.optimizer) if strategy.parts else None,
+            sharded=strategy.sharded,
+            describes=strategy.mesh.data_rank == 0,
+            rng_stream=strategy.rng_stream,
+            epoch=position["epoch"],
+        )
+
+    def _resume(self) -> None:
+        checkpointer = self._context.checkpointer
+        saved = checkpointer.newest(_KIND) if checkpointer else None
+        if checkpointer is None or saved is None:
+            return
+        state = saved.state
+        try:
+            self._strategy.restore(self.optimizer, state)
+            if self.scheduler is not None and state["scheduler"] is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{saved.path} does not fit this model and optimizer: resume with the code that "
+                f"saved it, or {FROM_SCRATCH}; {error}"
+            ) from error
+        self._position, self.steps, self.state = state["position"], saved.step, state["state"]
+        self._saved_at = (self.steps, self._position["epoch"])
+        self._context.reporter.emit(
+            EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
+        )
+        checkpointer.restore_random(saved, self._strategy.rng_stream)
+
+
+def prepare(
+    context: RankContext,
+    build: Callable[[], nn.Module] | nn.Module,
+    *,
+    loss: Callable[..., Tensor],
+    optimizer: Any,
+    scheduler: Any,
+    schedule_by: Literal["epoch", "step"],
+) -> Run:
+    """See Job.prepare."""
+    config, group = context.config, context.group
+    if config.strategy == "keras_mesh":
+        raise ValueError(
+            "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
+            " job.fit, or take kind: keras, which divides the data alone"
+        )
+    model = build if isinstance(build, torch.nn.Module) else build()
+    _check_model(model)
+    count = sum(1 for _ in model.parameters())
+    context.calls.check("job.prepare", f"{type(model).__name__} of {count} parameters")
+    kind = _kind_for(model, config)
+    row = strategies.STRATEGIES[kind]
+    options = row.settings(config.options)
+    if row.warning:
+        context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
+    prepared = strategy(kind, model, loss, group, options)
+    made = keras_model.adopt(optimizer, model) or _made(optimizer, prepared.model.parameters())
+    if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
+        raise ValueError(
+            "scheduler: an optimizer of Keras has its own; give it learning_rate="
+            "keras.optimizers.schedules...., or use one of torch.optim"
+        )
+    if prepared.parts is None and config.checkpoint_format == "sharded":
+        raise ValueError(
+            f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
+            " the state; leave checkpoint.format at auto"
+        )
+    prepared.ready(made)
+    schedule = None if scheduler is None else _made(scheduler, made)
+    # From here on ranks differ: each part of the data has its own dropout masks.
+    rng.seed_all(context.seed, prepared.rng_stream)
+    return Run(
+        context,
+        prepared,
+        loss,
+        optimizer=made,
+        scheduler=schedule,
+        schedule_by=schedule_by,
+        options=options,
+    )
+
+
+def _check_model(model: Any) -> None:
+    if problem := keras_model.refuse(model):
+        raise ValueError(problem)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no parameters to train: check that its layers are "
+            "attributes of the module (lists need nn.ModuleList) and require gradients"
+        )
+
+
+def _kind_for(model: nn.Module, config: RuntimeConfig) -> str:
+    """The job's strategy; a Keras model is trained as one under ddp too."""
+    kind, name = config.strategy, type(model).__name__
+    if not keras_model.is_keras(model):
+        if kind == "keras":
+            raise ValueError(f"strategy.kind: keras, but {name} is no Keras model; use ddp")
+        return kind
+    if kind not in {"ddp", "keras"}:
+        raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
+    alien = config.options.keys() - strategies.STRATEGIES["keras"].options.keys()
+    if alien:
+        raise ValueError(f"strategy.{min(alien)}: not for a Keras model ({name}); leave it out")
+    return "keras"
+
+
+def _made(recipe: Any, subject: Any) -> Any:
+    """What (class, arguments) or a function makes of a subject."""
+    if isinstance(recipe, tuple):
+        maker, arguments = recipe
+        return maker(subject, **arguments)
+    return recipe(subject)

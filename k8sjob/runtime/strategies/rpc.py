@@ -1,0 +1,158 @@
+"""Calls between the processes of a job with parameter servers, by torch.distributed.rpc.
+
+The coordinator (rank 0) starts the loops of all others by a call that is answered when the loop has
+ended. So it learns of a process that dies, whether or not anybody else has business with it, and
+all others learn it from the coordinator.
+
+RPC listens on other ports than the trainers' process group; both find their peers
+through the job's one store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.distributed import rpc
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from k8sjob.runtime.base.env import stay_on_loopback
+from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.base.network import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch._C._distributed_c10d import Store
+    from torch.futures import Future
+
+    from k8sjob.runtime.base.env import DistEnv
+    from k8sjob.runtime.comm.rendezvous import Rendezvous
+
+__all__ = ["Calls", "name_of", "server_name"]
+
+_LOOK_S: Final = 0.2
+
+
+class Calls:
+    """This process's part in the calls of a job.
+
+    Attributes:
+        name: what the others call it: "coordinator", "server0", "trainer1".
+    """
+
+    def __init__(self, env: DistEnv, met: Rendezvous, *, serving: int, timeout: float) -> None:
+        """Connect to all other processes; returns when all of them can be called.
+
+        Args:
+            env: this process among all.
+            met: where they met.
+            serving: processes that do not train: the coordinator and the servers.
+            timeout: seconds until a call counts as failed.
+        """
+        self.name = name_of(env.rank, serving)
+        self._env, self._serving = env, serving
+        if is_loopback(env.master_addr):
+            stay_on_loopback("TP_SOCKET_IFNAME")
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=f"{_scheme(met.again, env)}://",
+            rpc_timeout=timeout,
+            num_worker_threads=16 + env.world_size,
+            _transports=["uv"],  # shared memory would take more of /dev/shm than a pod has
+        )
+        with warnings.catch_warnings():
+            # torch's own use of an older form of its groups
+            warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
+            rpc.init_rpc(  # type: ignore[no-untyped-call]  # torch leaves it so
+                self.name,
+                rank=env.rank,
+                world_size=env.world_size,
+                rpc_backend_options=options,
+            )
+
+    def begin(self, lost: Callable[[], None]) -> None:
+        """Begin this process's part, or PeerLost: a trainer returns at once, others at the end."""
+        if self._env.rank == 0:
+            self._coordinate(lost)
+        event = _SELF.dismissed if self._env.rank < self._serving else _SELF.begun
+        while self._env.rank and not event.wait(_LOOK_S):
+            lost()
+
+    def _coordinate(self, lost: Callable[[], None]) -> None:
+        """Start the loops of all others, and stay until they have ended."""
+        running = {
+            rank: rpc.rpc_async(name_of(rank, self._serving), _loop, timeout=0)
+            for rank in range(1, self._env.world_size)
+        }
+        dismissed = False
+        while running:
+            for rank in [rank for rank, loop in running.items() if loop.done()]:
+                self._check(rank, running.pop(rank))
+            if not dismissed and all(rank < self._serving for rank in running):
+                dismissed = True
+                for rank in range(1, self._serving):
+                    rpc.rpc_sync(name_of(rank, self._serving), _dismiss)
+            lost()
+            time.sleep(_LOOK_S)
+
+    def _check(self, rank: int, loop: Future[None]) -> None:
+        try:
+            loop.value()
+        except RuntimeError as error:
+            name = name_of(rank, self._serving)
+            raise PeerLost(f"{name} (rank {rank}) went away; look at its log", (rank,)) from error
+
+    def close(self) -> None:
+        """Report that this process is done; returns when all others are."""
+        _SELF.ended.set_result(None)
+        rpc.shutdown()
+
+
+def name_of(rank: int, serving: int) -> str:
+    """Name of a process: "coordinator", "server0", ..., "trainer0", ... by its rank among all."""
+    if rank == 0:
+        return "coordinator"
+    return server_name(rank - 1) if rank < serving else f"trainer{rank - serving}"
+
+
+def server_name(number: int) -> str:
+    """Name of a server, by its number."""
+    return f"server{number}"
+
+
+class _Self:
+    """What calls from others find in this process; torch too has one RPC agent a process."""
+
+    def __init__(self) -> None:
+        self.begun, self.dismissed = threading.Event(), threading.Event()
+        self.ended: Future[None] = torch.futures.Future()
+
+
+_SELF: Final = _Self()
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch leaves it so
+def _loop() -> Future[None]:
+    """Called by the coordinator: begin; answered when this process is done."""
+    _SELF.begun.set()
+    return _SELF.ended
+
+
+def _dismiss() -> None:
+    _SELF.dismissed.set()
+
+
+def _scheme(again: Callable[[], Store], env: DistEnv) -> str:
+    """A URL scheme by which torch's RPC finds the job's store."""
+
+    def rendezvous(_url: str, **_more: Any) -> Iterator[tuple[Store, int, int]]:
+        yield PrefixStore("rpc", again()), env.rank, env.world_size
+
+    scheme = f"k8sjob-{uuid.uuid4().hex}"
+    register_rendezvous_handler(scheme, rendezvous)  # type: ignore[no-untyped-call]  # as above
+    return scheme

@@ -1,0 +1,139 @@
+"""Batch normalisation over the batches of all ranks, with any backend.
+
+torch's own SyncBatchNorm works on GPUs alone. This one reduces the moments of the batch by a
+differentiable all_reduce, so that outputs, gradients and running statistics are those of the whole
+batch in one process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+if TYPE_CHECKING:
+    from k8sjob.runtime.comm.process_group import Group
+
+__all__ = ["SyncBatchNorm", "convert", "convert_for"]
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over the ranks; its gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ranks: Any) -> Tensor:
+        ctx.ranks = ranks
+        total = value.clone()
+        dist.all_reduce(total, group=ranks)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.ranks)
+        return total, None
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm1d, 2d and 3d over all ranks; same parameters, buffers and state_dict.
+
+    Takes (N, C, ...); N may differ between the ranks. Every rank must call it equally often.
+
+    Attributes:
+        ranks: process group of those that share a batch; None: all.
+    """
+
+    ranks: Any = None
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        if input.ndim < 2:
+            raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalise with the moments of all ranks' batches; in eval mode with the running ones."""
+        self._check_input_dim(input)
+        use_running = not self.training and self.running_mean is not None
+        if use_running:
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        mean, variance, count = self._moments(input)
+        if self.training and self.running_mean is not None:
+            self._remember(mean.detach(), variance.detach(), count)
+        shape = (1, -1, *(1 for _ in input.shape[2:]))
+        factor = torch.rsqrt(variance + self.eps)
+        factor = factor * self.weight if self.affine else factor
+        shift = self.bias - mean * factor if self.affine else -mean * factor
+        return input * factor.to(input.dtype).view(shape) + shift.to(input.dtype).view(shape)
+
+    def _moments(self, batch: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Mean, biased variance (C each, float64) and values per channel, over all ranks.
+
+        Each rank sends its sums about a centre that all share: about zero they would cancel.
+        """
+        dims = [axis for axis in range(batch.ndim) if axis != 1]
+        count = batch.numel() // batch.shape[1]
+        variance, mean = torch.var_mean(batch, dims, correction=0)
+        centre = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
+        apart = (mean - centre).double()
+        first, second = count * apart, count * (variance.double() + apart.square())
+        total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]), self.ranks)
+        channels = mean.shape[0]
+        values = float(total[-1].detach())
+        if values <= 1:
+            raise ValueError(
+                f"one value per channel over all ranks, input {tuple(batch.shape)}: batch "
+                "normalisation needs more in training; use a larger batch"
+            )
+        apart = total[:channels] / values
+        spread = total[channels:-1] / values - apart.square()
+        return centre.double() + apart, spread.clamp_min(0), values
+
+    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        """Move the running moments, with the unbiased variance, as torch's BatchNorm does."""
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        weight = self.momentum
+        if weight is None:
+            weight = 1.0 / float(self.num_batches_tracked or 1)
+        unbiased = variance * (count / (count - 1))
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            if running is not None:
+                running.lerp_(value.to(running.dtype), weight)
+
+
+def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
+    """The model with its batch normalisation synchronised over `ranks`, torch's for nccl."""
+    if group.world_size == 1:
+        return model
+    if group.backend == "nccl":
+        stock = nn.SyncBatchNorm
+        return stock.convert_sync_batchnorm(model, ranks)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it so
+    return convert(model, ranks)
+
+
+def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
+    """The model with every BatchNorm1d, 2d and 3d synchronised; parameters and buffers are kept."""
+    if isinstance(model, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return _synchronised(model, ranks)
+    for name, child in model.named_children():
+        new = convert(child, ranks)
+        if new is not child:
+            setattr(model, name, new)
+    return model
+
+
+def _synchronised(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
+    new = SyncBatchNorm(
+        old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
+    )
+    new.ranks = ranks
+    if old.affine:
+        new.weight, new.bias = old.weight, old.bias
+    new.running_mean, new.running_var = old.running_mean, old.running_var
+    new.num_batches_tracked = old.num_batches_tracked
+    return new.train(old.training)

@@ -1,0 +1,1 @@
+"""What a job spec becomes in a cluster: one package for each kind of job."""

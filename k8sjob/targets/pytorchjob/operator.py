@@ -1,0 +1,220 @@
+"""The training operator, kubeflow/training-operator v1.9.4: what it injects and what it refuses.
+
+The environment of a replica is that of pkg/controller.v1/pytorch/{envvar,master,elastic}.go and
+pkg/apis/kubeflow.org/v1/pytorch_defaults.go; the admission webhook is that of
+pkg/webhooks/pytorch/pytorchjob_webhook.go. The apiserver asks the webhook after it has checked the
+CRD's schema; here a manifest of any shape is taken, and what has the wrong shape counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+__all__ = ["API_VERSION", "KIND", "operator_env", "webhook_problems"]
+
+API_VERSION: Final = "kubeflow.org/v1"
+KIND: Final = "PyTorchJob"
+
+_Json = dict[str, Any]
+_DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_MANAGERS: Final = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
+_REPLICAS: Final = "spec.pytorchReplicaSpecs"
+
+
+def operator_env(job: _Json, role: Role | str, index: int) -> dict[str, str]:
+    """What the operator injects into a replica, from a PyTorchJob that its webhook accepts.
+
+    Args:
+        job: the parsed manifest; need not be one of k8sjob's.
+        role: Master or Worker.
+        index: the replica's index in its role, from 0.
+
+    Raises:
+        ValueError: the job has no such replica.
+    """
+    spec = job["spec"]
+    counts = {name: r.get("replicas", 1) for name, r in spec["pytorchReplicaSpecs"].items()}
+    role = Role(role)
+    if not 0 <= index < counts.get(role, 0):
+        name = job["metadata"]["name"]
+        raise ValueError(f"{name} has no {role}-{index}: its replicas are {counts}")
+    env = {"PYTHONUNBUFFERED": "1"}
+    nproc, elastic = _nproc_per_node(spec), spec.get("elasticPolicy")
+    if Role.MASTER in counts:
+        rank = index + (role == Role.WORKER)
+        env |= _master_env(job)
+        env["WORLD_SIZE"] = str(sum(counts.values()) * _processes(nproc))
+        env |= {"RANK": str(rank), "PET_NODE_RANK": str(rank)}
+    if nproc is not None:
+        env["PET_NPROC_PER_NODE"] = nproc
+    if elastic is None:
+        return env | {"PET_NNODES": str(sum(counts.values()))}
+    return env | _elastic_env(job, elastic, counts[Role.WORKER])
+
+
+def _master_env(job: _Json) -> dict[str, str]:
+    address = f"{job['metadata']['name']}-master-0"
+    port = str(_port(job["spec"]["pytorchReplicaSpecs"][Role.MASTER]))
+    names = ("MASTER_PORT", "PET_MASTER_PORT", "MASTER_ADDR", "PET_MASTER_ADDR")
+    return dict(zip(names, (port, port, address, address), strict=True))
+
+
+def _elastic_env(job: _Json, policy: _Json, workers: int) -> dict[str, str]:
+    host = policy.get("rdzvHost") or f"{job['metadata']['name']}-worker-0"
+    port = policy.get("rdzvPort") or _port(job["spec"]["pytorchReplicaSpecs"][Role.WORKER])
+    low, high = policy.get("minReplicas"), policy.get("maxReplicas")
+    # One bound alone stands for both; without any, the Workers do.
+    low, high = (low or high or workers), (high or low or workers)
+    env = {
+        "PET_RDZV_ENDPOINT": f"{host}:{port}",
+        "PET_RDZV_BACKEND": policy.get("rdzvBackend") or "c10d",
+        "PET_NNODES": f"{low}:{high}",
+    }
+    for name, key in (
+        ("PET_MAX_RESTARTS", "maxRestarts"),
+        ("PET_NPROC_PER_NODE", "nProcPerNode"),
+        ("PET_RDZV_ID", "rdzvId"),
+    ):
+        if policy.get(key) is not None:
+            env[name] = str(policy[key])
+    if policy.get("rdzvConf"):
+        pairs = (f"{item.get('key', '')}={item.get('value', '')}" for item in policy["rdzvConf"])
+        env["PET_RDZV_CONF"] = ",".join(pairs)
+    if policy.get("standalone"):
+        env["PET_STANDALONE"] = ""
+    return env
+
+
+def _nproc_per_node(spec: _Json) -> str | None:
+    """Defaults to auto, unless the elastic policy has the number."""
+    given: str | None = spec.get("nprocPerNode")
+    if given is None and (spec.get("elasticPolicy") or {}).get("nProcPerNode") is None:
+        return "auto"
+    return given
+
+
+def _processes(nproc: str | None) -> int:
+    """What the operator counts for WORLD_SIZE: auto, gpu and cpu are one process to it."""
+    return int(nproc) if nproc and re.fullmatch(r"[+-]?[0-9]+", nproc) else 1
+
+
+def _port(replica: _Json) -> int:
+    """The port of the name PORT_NAME; the operator adds it to the container where it is absent."""
+    for container in replica["template"]["spec"]["containers"]:
+        if container.get("name") == CONTAINER_NAME:
+            for port in container.get("ports") or ():
+                if port.get("name") == PORT_NAME:
+                    number: int = port["containerPort"]
+                    return number
+    return DEFAULT_PORT
+
+
+def webhook_problems(manifest: _Json) -> list[Problem]:
+    """All reasons for which a cluster with the training operator would refuse the manifest.
+
+    Args:
+        manifest: a PyTorchJob as parsed from YAML or JSON.
+
+    Returns:
+        One Problem for each; empty for a manifest that is accepted. The kind is checked too, since
+        the webhook is not even asked about another one.
+    """
+    spec = _mapping(manifest.get("spec"))
+    return [
+        *_identity(manifest),
+        *_run_policy(_mapping(spec.get("runPolicy"))),
+        *_elastic(spec),
+        *_replicas(spec.get("pytorchReplicaSpecs")),
+    ]
+
+
+def _identity(manifest: _Json) -> Iterator[Problem]:
+    for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if (seen := manifest.get(key)) != expected:
+            yield Problem(key, f"{seen!r} is not what the training operator watches: {expected!r}")
+    name = _mapping(manifest.get("metadata")).get("name")
+    if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
+        yield Problem(
+            "metadata.name",
+            f"{name!r} is not a DNS-1035 label; use at most 63 lower-case letters, digits and '-',"
+            " a letter first and no '-' last",
+        )
+
+
+def _run_policy(policy: _Json) -> Iterator[Problem]:
+    manager = policy.get("managedBy")
+    if manager is not None and manager not in _MANAGERS:
+        yield Problem(
+            "spec.runPolicy.managedBy",
+            f"{manager!r} is not a controller that is known; use {' or '.join(_MANAGERS)}",
+        )
+
+
+def _elastic(spec: _Json) -> Iterator[Problem]:
+    policy = spec.get("elasticPolicy")
+    if not isinstance(policy, dict):
+        return
+    if Role.WORKER not in _mapping(spec.get("pytorchReplicaSpecs")):
+        yield Problem(
+            f"{_REPLICAS}[Worker]",
+            "absent, but there is an elasticPolicy, which is about Workers; add Worker",
+        )
+    own, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
+    if own is not None and general is not None:
+        yield Problem(
+            "spec.elasticPolicy.nProcPerNode",
+            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep the latter alone",
+        )
+
+
+def _replicas(replicas: Any) -> Iterator[Problem]:
+    if not isinstance(replicas, dict):
+        yield Problem(_REPLICAS, f"{replicas!r} is not a mapping; add Master, Worker or both")
+        return
+    for role, replica in replicas.items():
+        at = f"{_REPLICAS}[{role}]"
+        if role not in list(Role):
+            yield Problem(at, f"{role!r} is not a replica type; use exactly 'Master' or 'Worker'")
+        yield from _containers(at, _mapping(replica))
+        yield from _count(at, role, _mapping(replica).get("replicas"))
+
+
+def _containers(at: str, replica: _Json) -> Iterator[Problem]:
+    at = f"{at}.template.spec.containers"
+    pod = _mapping(_mapping(replica.get("template")).get("spec"))
+    containers = pod.get("containers")
+    if not isinstance(containers, list) or not containers:
+        yield Problem(at, f"no containers; add one that is named {CONTAINER_NAME!r}")
+        return
+    names = [_mapping(container).get("name") for container in containers]
+    for index, container in enumerate(containers):
+        if not _mapping(container).get("image"):
+            yield Problem(
+                f"{at}[{index}].image", f"container {names[index]!r} has no image; add it"
+            )
+    if CONTAINER_NAME not in names:
+        yield Problem(
+            at, f"containers are named {names!r}; name the one that trains {CONTAINER_NAME!r}"
+        )
+
+
+def _count(at: str, role: str, count: Any) -> Iterator[Problem]:
+    if role == Role.MASTER:
+        if type(count) is not int or count != 1:
+            yield Problem(f"{at}.replicas", f"{count!r} is not 1; a Master needs `replicas: 1`")
+    elif count is not None and (type(count) is not int or count < 1):
+        yield Problem(
+            f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or take {role} out"
+        )
+
+
+def _mapping(value: Any) -> _Json:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,31 @@
+"""YAML documents: read with the place of every field, written so that every reader agrees."""
+
+from k8sjob.yamldoc.reading import (
+    JOB_FILE,
+    Document,
+    FieldPath,
+    WrittenFloat,
+    content,
+    job_file,
+    objects,
+    only,
+    parse,
+    parse_all,
+)
+from k8sjob.yamldoc.writing import dump, flow, scalar
+
+__all__ = [
+    "JOB_FILE",
+    "Document",
+    "FieldPath",
+    "WrittenFloat",
+    "content",
+    "dump",
+    "flow",
+    "job_file",
+    "objects",
+    "only",
+    "parse",
+    "parse_all",
+    "scalar",
+]

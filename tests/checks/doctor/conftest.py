@@ -1,0 +1,61 @@
+"""Facts about a cluster in which all is well, but for what a test changes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+from healthy import HealthyCluster
+
+from k8sjob.checks.doctor import gather
+from k8sjob.kube.client.transport import ApiError
+
+
+@pytest.fixture
+def cluster():
+    return HealthyCluster()
+
+
+@pytest.fixture
+def facts(cluster):
+    """Facts about the healthy cluster; with other answers, and a job, as a test says."""
+
+    def make(answers=None, *, job=None, **changes):
+        cluster.answers |= answers or {}
+        return replace(gather(cluster, "team", job), **changes)
+
+    return make
+
+
+@pytest.fixture
+def make_job():
+    """A PyTorchJob of a Master and Workers that are alike."""
+
+    def make(*, workers=1, requests=None, container=None, **pod):
+        resources = {"requests": requests or {}, "limits": requests or {}}
+        spec = {
+            **pod,
+            "containers": [{"name": "pytorch", "resources": resources, **(container or {})}],
+        }
+        roles = {"Master": 1, "Worker": workers} if workers else {"Master": 1}
+        return {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": "digits", "labels": {}},
+            "spec": {
+                "pytorchReplicaSpecs": {
+                    role: {"replicas": count, "template": {"spec": copy.deepcopy(spec)}}
+                    for role, count in roles.items()
+                }
+            },
+        }
+
+    return make
+
+
+@pytest.fixture
+def refused():
+    """What the apiserver says to those who may not look."""
+    said = 'User "eve" cannot list resource "x"'
+    return ApiError(f"forbidden: {said}", code=403, reason="Forbidden", said=said)

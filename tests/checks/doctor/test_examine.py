@@ -1,0 +1,212 @@
+import pytest
+
+from k8sjob.checks.doctor import Verdict, examine
+from k8sjob.checks.doctor.nodes import free_devices, nodes
+from k8sjob.checks.doctor.permissions import (
+    Grant,
+    Permission,
+    all_permissions,
+    asked_for,
+    binding,
+    permissions,
+    role,
+    server,
+)
+from k8sjob.kube.client.transport import ApiError
+
+
+def the(checks):
+    [check] = checks
+    return check
+
+
+def test_a_healthy_cluster_hinders_nobody(facts):
+    report = examine(facts())
+    assert not report.hindered
+    assert {check.verdict for check in report.checks} == {Verdict.OK}
+    assert report.as_dict()["can_submit"] is True
+    assert report.rbac == []
+
+
+def test_a_problem_hinders(facts):
+    report = examine(facts({"/apis/kubeflow.org/v1": None}))
+    assert report.hindered
+    assert report.as_dict()["can_submit"] is False
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
+    answer = refused if allowed else None
+    paths = [path for path in cluster.answers if path.startswith("/api")]
+    review = {"selfsubjectaccessreviews": {"status": {"allowed": allowed}}}
+    checks = examine(facts(dict.fromkeys([*paths, "pytorchjobs"], answer) | review)).checks
+    told = [check for check in checks if check.verdict is not Verdict.OK]
+    assert len(told) > 5
+    assert all(check.next_step for check in told)
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (ApiError("connection refused"), "name another one by --context"),
+        (ApiError("self-signed certificate", reason="Untrusted"), "certificate-authority"),
+        (ApiError("Unauthorized", code=401), "log in again"),
+        (ApiError("internal error", code=500), "ask the cluster's administrator"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_all_there_is_to_say(error, step, facts):
+    check = the(examine(facts({"/version": error})).checks)
+    assert (check.topic, check.verdict) == ("server", Verdict.PROBLEM)
+    assert str(error) in check.seen
+    assert step in check.next_step
+
+
+def test_a_slow_server_is_a_warning(facts):
+    assert the(server(facts(seconds=0.2))).seen.endswith("answered in 200 ms")
+    assert the(server(facts(seconds=5))).verdict is Verdict.WARNING
+
+
+# --- permissions ----------------------------------------------------------------------------------
+
+
+def without(*verbs_and_resources):
+    lost = {tuple(each.split()) for each in verbs_and_resources}
+    return {
+        one: (one.verb, one.resource) not in lost or one.cluster_wide for one in all_permissions()
+    }
+
+
+@pytest.mark.parametrize("lost", ["create pytorchjobs", "watch pytorchjobs"])
+def test_what_no_submission_goes_without(lost, facts):
+    check = the(permissions(facts(allowed=without(lost))))
+    verb, resource = lost.split()
+    assert check.verdict is Verdict.PROBLEM
+    assert check.seen == "eve may not submit and follow jobs in team"
+    assert f"{verb} {resource}.kubeflow.org: for" in check.details[0]
+
+
+def test_what_some_commands_go_without(facts):
+    check = the(permissions(facts(allowed=without("get pods/log", "list events", "watch events"))))
+    assert check.verdict is Verdict.WARNING
+    assert check.details == (
+        "get pods/log: for logs, watch, why",
+        "list, watch events: for watch, why",
+    )
+
+
+def test_what_is_cluster_wide_is_nobodys_duty(facts):
+    allowed = {one: not one.cluster_wide for one in all_permissions()}
+    mine, wide = permissions(facts(allowed=allowed))
+    assert (mine.verdict, wide.verdict) == (Verdict.OK, Verdict.UNKNOWN)
+    assert "get, list nodes; " in wide.seen
+    assert "manifests/rbac/capacity.yaml and manifests/rbac/cluster-viewer.yaml" in wide.next_step
+    assert asked_for(facts(allowed=allowed)) == []
+
+
+def test_an_apiserver_that_does_not_tell(facts):
+    assert the(permissions(facts(allowed={}))).verdict is Verdict.UNKNOWN
+    assert asked_for(facts(allowed={})) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("eve", {"kind": "User", "name": "eve"}),
+        (
+            "system:serviceaccount:ci:robot",
+            {"kind": "ServiceAccount", "name": "robot", "namespace": "ci"},
+        ),
+        ("", {"kind": "User", "name": "YOUR-NAME"}),
+    ],
+)
+def test_the_roles_to_ask_for(user, subject, facts):
+    allowed = {Permission("create", "pytorchjobs", "kubeflow.org"): False}
+    assert asked_for(facts(allowed=allowed, user=user)) == [
+        role(Grant.SUBMITTER, "team"),
+        binding(Grant.SUBMITTER, [subject], "team"),
+    ]
+
+
+# --- nodes and devices ----------------------------------------------------------------------------
+
+
+def node(name, offers, *, ready="True", labels=None, taints=()):
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": offers, "conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+def gpu_pod(on, count):
+    container = {"resources": {"limits": {"nvidia.com/gpu": count}}}
+    return {"spec": {"nodeName": on, "containers": [container]}, "status": {"phase": "Running"}}
+
+
+def test_free_gpus_by_model_in_all_and_by_node(facts):
+    h100 = {"nvidia.com/gpu.product": "H100"}
+    taint = {"key": "team", "value": "x", "effect": "NoSchedule"}
+    answers = {
+        "/api/v1/nodes": {
+            "items": [
+                node("a", {"nvidia.com/gpu": "8"}, labels=h100, taints=[taint]),
+                node("b", {"nvidia.com/gpu": "8"}, labels=h100),
+                node("c", {"nvidia.com/gpu": "8"}, labels=h100, ready="False"),
+                node("d", {"amd.com/gpu": "4"}),
+            ]
+        },
+        "/api/v1/pods": {"items": [gpu_pod("a", "3"), gpu_pod("b", "8"), gpu_pod("", "1")]},
+    }
+    amd, nvidia = free_devices(facts(answers))
+    assert amd.seen == "amd.com/gpu: 4 of 4 free"
+    assert (nvidia.verdict, nvidia.seen) == (
+        Verdict.OK,
+        "nvidia.com/gpu (H100): 5 of 24 free",
+    )
+    assert nvidia.details == (
+        "a: 5 of 8 free; only for jobs that tolerate team=x:NoSchedule",
+        "b: 0 of 8 free",
+        "c: 0 of 8 free, not ready",
+    )
+
+
+def test_no_gpu_is_free(facts):
+    answers = {
+        "/api/v1/nodes": {"items": [node("a", {"nvidia.com/gpu": "1"})]},
+        "/api/v1/pods": {"items": [gpu_pod("a", "1")]},
+    }
+    assert the(free_devices(facts(answers))).verdict is Verdict.WARNING
+
+
+def test_what_others_take_is_not_known(facts, refused):
+    answers = {"/api/v1/nodes": {"items": [node("a", {"nvidia.com/gpu": "8"})]}}
+    check = the(free_devices(facts({**answers, "/api/v1/pods": refused})))
+    assert check.verdict is Verdict.UNKNOWN
+    assert check.seen.startswith("nvidia.com/gpu: 8 on 1 nodes; how many are free is not known")
+
+
+def test_a_card_without_its_plugin(facts):
+    labels = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+    check = the(free_devices(facts({"/api/v1/nodes": {"items": [node("a", {}, labels=labels)]}})))
+    assert check.verdict is Verdict.WARNING
+    assert "device plugin" in check.next_step
+
+
+def test_no_devices_at_all(facts):
+    assert the(free_devices(facts())).verdict is Verdict.OK
+
+
+def test_many_nodes_are_not_all_named(facts):
+    items = [node(f"n{i}", {"nvidia.com/gpu": "1"}) for i in range(1000)]
+    check = the(free_devices(facts({"/api/v1/nodes": {"items": items}})))
+    assert check.seen == "nvidia.com/gpu: 1000 of 1000 free"
+    assert check.details[-1] == "... and 992 more nodes"
+    assert len(check.details) == 9
+
+
+def test_nodes_that_take_no_pods(facts, refused):
+    items = [node("a", {}, ready="Unknown"), node("b", {})]
+    assert the(nodes(facts({"/api/v1/nodes": {"items": items}}))).seen == "1 of 2 nodes take pods"
+    check = the(nodes(facts({"/api/v1/nodes": {"items": items[:1]}})))
+    assert (check.verdict, check.details) == (Verdict.PROBLEM, ("a: not ready",))
+    assert the(nodes(facts({"/api/v1/nodes": refused}))).verdict is Verdict.UNKNOWN

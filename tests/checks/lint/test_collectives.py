@@ -1,0 +1,567 @@
+"""Collectives that only some ranks reach: through functions, modules and other libraries."""
+
+from textwrap import dedent, indent
+
+import pytest
+
+from k8sjob.checks.lint import Setting, lint, lint_script
+
+HEAD = """\
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+"""
+FOUND = "collective-on-one-rank"
+
+
+def found(body, head=HEAD, setting=None):
+    text = head + dedent(body) + "\ndist.destroy_process_group()\n"
+    ids = [finding.id for finding in lint_script(text, "x.py", setting)]
+    assert "script-syntax" not in ids
+    return [one for one in ids if one in (FOUND, "forward-on-one-rank")]
+
+
+CONDITIONS = [
+    "rank == 0", "0 == rank", "not rank", "rank < 1", "dist.get_rank() == 0", "rank in (-1, 0)",
+    "rank in [0]", "int(os.environ['RANK']) == 0", "os.environ['RANK'] == '0'",
+    "os.environ.get('RANK', '0') == '0'", "int(os.getenv('RANK', 0)) == 0", "args.rank == 0",
+    "dist.get_rank()",
+    "self.is_main", "is_main_process()", "accelerator.is_main_process", "trainer.is_global_zero",
+    "rank == 0 and step % 10 == 0", "step % 10 == 0 and rank == 0", "master_process",
+    "args.local_rank == 0", "not args.distributed or rank == 0", "is_primary", "rank == 1",
+    "rank != 0", "rank", "rank > 0", "not is_main_process()", "trainer.is_world_process_zero()",
+    "utils.is_main_process()", "(r := dist.get_rank()) == 0 and r == 0", "is_rank_0()",
+]  # fmt: skip
+NOT_CONDITIONS = [
+    "rank % 2 == 0", "rank in (0, 1)", "rank < world", "world_size > 1", "dist.is_initialized()",
+    "lora_rank == 0", "tp_rank == 0", "step == 0", "epoch % 5 == 0", "args.local_rank != -1",
+    "rank == -1", "rank >= 0", "main", "master_addr", "rank == other", "rank is not None",
+    "use_gpu", "first", "torch.cuda.is_available()", "isinstance(rank, int)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("test", CONDITIONS)
+def test_conditions_that_are_for_one_rank(test):
+    assert found(f"if {test}:\n    dist.barrier()") == [FOUND]
+    assert found(f"while {test}:\n    dist.barrier()") == [FOUND]
+    assert found(f"x = dist.all_reduce(t) if {test} else None") == [FOUND]
+    assert found(f"def f():\n    if {test}:\n        return\n    dist.barrier()\n\nf()") == [FOUND]
+    assert found(f"def f():\n    dist.barrier()\n\nif {test}:\n    f()") == [FOUND]
+    assert found(f"chosen = {test}\nif chosen:\n    dist.barrier()") == [FOUND]
+
+
+@pytest.mark.parametrize("test", NOT_CONDITIONS)
+def test_conditions_that_may_hold_on_all_ranks(test):
+    assert found(f"if {test}:\n    dist.barrier()") == []
+    assert found(f"def f():\n    if {test}:\n        return\n    dist.barrier()\n\nf()") == []
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        "dist.all_reduce(t)", "dist.barrier()", "dist.monitored_barrier()", "dist.broadcast(t, 0)",
+        "dist.broadcast_object_list(o, src=0)", "dist.all_gather(ts, t)", "dist.gather(t, ts, 0)",
+        "dist.all_gather_object(os, o)", "dist.reduce(t, 0)", "dist.scatter(t, ts, 0)",
+        "dist.reduce_scatter_tensor(t, u)", "dist.all_to_all_single(t, u)", "dist.new_group([0])",
+        "torch.distributed.nn.functional.all_reduce(t)", "dist.all_reduce(t, group=None)",
+        "dist.all_reduce(t, group=dist.group.WORLD)", "dist.checkpoint.save(s, checkpoint_id='c')",
+    ],
+)  # fmt: skip
+def test_every_collective_of_torch(collective):
+    assert found(f"if rank == 0:\n    {collective}") == [FOUND]
+    assert found(f"if rank == 0:\n    {collective}\nelse:\n    {collective}") == []
+
+
+WAYS = """\
+match rank:
+    case 0:
+        dist.barrier()
+---
+def a():
+    b()
+
+def b():
+    dist.barrier()
+
+if rank == 0:
+    a()
+---
+class T:
+    def run(self):
+        dist.barrier()
+
+t = T()
+if rank == 0:
+    t.run()
+---
+class T:
+    def a(self):
+        if self.rank == 0:
+            self.b()
+    def b(self):
+        dist.barrier()
+---
+class B:
+    def b(self):
+        dist.barrier()
+
+class T(B):
+    pass
+
+if rank == 0:
+    T().b()
+---
+class T:
+    def __init__(self):
+        dist.barrier()
+
+if rank == 0:
+    T()
+---
+class M(torch.nn.Module):
+    def forward(self, x):
+        dist.all_reduce(x)
+
+m = M()
+if rank == 0:
+    m(x)
+---
+def total(x):
+    dist.all_reduce(x)
+    return x
+
+print(total(x) if rank == 0 else 0)
+---
+def total(x):
+    dist.all_reduce(x)
+    return x
+
+if rank == 0:
+    print(f'{total(x)}')
+---
+def save():
+    if rank != 0:
+        return
+    torch.save(m, 'm')
+    dist.barrier()
+---
+for s in range(9):
+    if rank != 0:
+        continue
+    dist.all_reduce(t)
+---
+if rank != 0:
+    sys.exit()
+dist.barrier()
+---
+def mean(x):
+    if not dist.is_initialized():
+        return x
+    dist.all_reduce(x)
+
+if rank == 0:
+    mean(x)
+---
+def mean(x):
+    if world_size > 1:
+        dist.all_reduce(x)
+
+if rank == 0:
+    mean(x)
+---
+from torch.distributed import all_reduce as add
+
+if rank == 0:
+    add(t)
+---
+add = dist.all_reduce
+if rank == 0:
+    add(t)
+---
+def f():
+    try:
+        dist.barrier()
+    finally:
+        print(1)
+
+if rank == 0:
+    f()
+---
+rank == 0 and dist.barrier()
+---
+rank != 0 or dist.barrier()
+---
+@rank_zero_only
+def f():
+    dist.barrier()
+
+f()
+---
+if rank == 0:
+    dist.barrier()
+else:
+    dist.broadcast(t, 0)
+---
+def f():
+    if rank == 0 or late:
+        return
+    dist.barrier()
+
+f()
+---
+if rank == 0:
+    pass
+elif rank == 1:
+    dist.barrier()
+---
+def main_first():
+    if rank != 0:
+        dist.barrier()
+    yield
+    if rank == 0:
+        dist.barrier()
+
+if rank == 0:
+    dist.barrier()
+---
+model = torch.distributed.fsdp.FullyShardedDataParallel(m)
+if rank == 0:
+    torch.save(model.state_dict(), 'm')
+"""
+
+
+@pytest.mark.parametrize("body", WAYS.split("---\n"))
+def test_the_ways_to_a_collective(body):
+    assert FOUND in found(body)
+
+
+IN_ORDER = """\
+match rank:
+    case 0:
+        dist.barrier()
+    case _:
+        dist.barrier()
+---
+match kind:
+    case 0:
+        dist.barrier()
+---
+def f(x):
+    dist.all_reduce(x)
+
+if rank == 0:
+    f(a)
+else:
+    f(b)
+---
+def f():
+    dist.barrier()
+
+def g():
+    dist.barrier()
+
+if rank == 0:
+    f()
+else:
+    g()
+---
+if rank != 0:
+    dist.barrier()
+load()
+if rank == 0:
+    dist.barrier()
+---
+def enter():
+    if rank != 0:
+        dist.barrier()
+
+def leave():
+    if rank == 0:
+        dist.barrier()
+
+enter()
+leave()
+---
+class Main:
+    def __enter__(self):
+        if rank != 0:
+            dist.barrier()
+    def __exit__(self, *e):
+        if rank == 0:
+            dist.barrier()
+---
+if rank != 0:
+    dist.barrier()
+    sys.exit()
+load()
+dist.barrier()
+---
+pair = dist.new_group([0, 1])
+if rank == 0:
+    dist.all_reduce(t, group=pair)
+---
+def add(x, group):
+    dist.all_reduce(x, group=group)
+
+if rank == 0:
+    add(x, pair)
+---
+def test(m, sync):
+    if sync:
+        dist.all_reduce(m)
+
+if rank == 0:
+    test(m, False)
+---
+def test(m, sync):
+    if not sync:
+        return m
+    dist.all_reduce(m)
+
+if rank == 0:
+    test(m, False)
+---
+def test(m, sync):
+    return sync and dist.all_reduce(m)
+
+if rank == 0:
+    test(m, False)
+---
+def work(sync):
+    if sync:
+        dist.barrier()
+
+if rank == 0:
+    dist.barrier()
+else:
+    work(True)
+---
+def later():
+    dist.barrier()
+
+if rank == 0:
+    hooks.append(later)
+---
+if rank == 0:
+    def hook():
+        dist.barrier()
+---
+if rank == 0:
+    model.train()
+    queue.gather(x)
+    pool.reduce(y)
+---
+class T:
+    def train(self):
+        dist.barrier()
+
+if rank == 0:
+    model.train()
+---
+def f(rank):
+    for rank in range(4):
+        if rank == 0:
+            dist.barrier()
+---
+rank = 8
+def f(rank=8):
+    pass
+for rank in range(3):
+    if rank == 0:
+        dist.barrier()
+---
+if rank == 0:
+    dist.send(t, 1)
+else:
+    dist.recv(t, 0)
+---
+if rank == 0:
+    try:
+        load()
+    except OSError:
+        dist.barrier()
+---
+def serve():
+    pass
+
+def train():
+    dist.init_process_group('gloo', world_size=2)
+    dist.barrier()
+
+if rank == 0:
+    serve()
+else:
+    train()
+---
+if rank == 0:
+    dist.checkpoint.save(s, checkpoint_id='c', no_dist=True)
+---
+if rank == 0 or args.dist_eval:
+    dist.all_reduce(t)
+---
+if rank == 0:
+    raise ValueError
+dist.barrier()
+---
+def a():
+    a()
+
+if rank == 0:
+    a()
+"""
+
+
+@pytest.mark.parametrize("body", IN_ORDER.split("---\n"))
+def test_what_is_in_order(body):
+    assert found(body) == []
+
+
+def test_one_process_needs_nobody():
+    body = "if rank == 0:\n    dist.barrier()"
+    assert found(body, setting=Setting(processes=2)) == [FOUND]
+    assert found(body, setting=Setting(processes=1)) == []
+    local = "if local_rank == 0:\n    dist.barrier()"
+    assert found(local, setting=Setting(nodes=2, processes=4)) == [FOUND]
+    assert found(local, setting=Setting(nodes=2, processes=2)) == []
+
+
+SESSION = "from k8sjob import runtime\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("if job.is_main:\n    job.log(**run.evaluate(ds))", True),
+        ("if job.is_main:\n    print(run.loss)", False),
+        ("if job.rank == 0:\n    run.step(x, y)", True),
+        ("for e in run.epochs(3):\n    if not job.is_main:\n        continue\n    run.evaluate(d)",
+         True),
+        ("if job.is_main and job.should_stop():\n    pass", True),
+        ("found = run.evaluate(ds)\nif job.is_main:\n    job.log(**found)", False),
+        ("if job.is_main:\n    job.save_model(m, 'm.keras')", True),
+        ("score = run.evaluate(ds) if job.is_main else {}", True),
+        ("report(job, run)", True),
+        ("if job.is_main:\n    total(job)", True),
+        ("if job.is_main:\n    other(job)", False),
+    ],
+)  # fmt: skip
+def test_the_session(body, expected):
+    text = "def report(job, training):\n    if job.is_main:\n        training.evaluate(ds)\n\n"
+    text = text if "report" in body else ""
+    text += "def total(job):\n    return job.reduce(a=(1, 1))\n\n"
+    text += "def other(job):\n    return job.path('/x')\n\n"
+    text += "with runtime.session() as job:\n    run = job.prepare(build, loss=l, optimizer=o)\n"
+    body = text + indent(body, "    ")
+    assert found(body, SESSION) == ([FOUND] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "expected"),
+    [
+        ("from accelerate import Accelerator\na = Accelerator()\n",
+         "if a.is_main_process:\n    a.wait_for_everyone()", True),
+        ("from accelerate import Accelerator\na = Accelerator()\n",
+         "if a.is_main_process:\n    a.save(x, 'y')\na.wait_for_everyone()", False),
+        ("import accelerate\n", ("def f(accelerator, x):\n    if accelerator.is_main_process:\n"
+         "        accelerator.gather_for_metrics(x)"), True),
+        ("from transformers import Trainer\nt = Trainer(m)\n",
+         "if t.is_world_process_zero():\n    t.evaluate()", True),
+        ("from transformers import Trainer\nt = Trainer(m)\n",
+         "t.train()\nif t.is_world_process_zero():\n    t.save_model('m')", False),
+        ("import lightning as L\nt = L.Trainer()\n",
+         "if t.is_global_zero:\n    t.save_checkpoint('m')", True),
+        ("import lightning as L\nt = L.Trainer()\n", "t.fit(m)\nif t.is_global_zero:\n    p(t)",
+         False),
+    ],
+)  # fmt: skip
+def test_other_libraries(head, body, expected):
+    assert found(body, head) == ([FOUND] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("if rank == 0:\n    model(x)", True),
+        ("if rank == 0:\n    model.module(x)", False),
+        ("if rank == 0:\n    torch.save(model.state_dict(), 'm')", False),
+        ("def test(m):\n    m.eval()\n    m(x)\n\nif rank == 0:\n    test(model)", True),
+        ("def test(m):\n    m.eval()\n    m(x)\n\nif rank == 0:\n    test(model.module)", False),
+        ("def test(m):\n    m(x)\n\ntest(model)\nif rank == 0:\n    print(1)", False),
+        ("compiled = torch.compile(model)\nif rank == 0:\n    compiled(x)", True),
+    ],
+)
+def test_the_forward_pass_of_ddp(body, expected):
+    assert found("model = DDP(net)\n" + body) == (["forward-on-one-rank"] if expected else [])
+
+
+def test_local_modules_are_followed(tmp_path):
+    (tmp_path / "main.py").write_text(
+        "from pkg import report\nfrom engine import *\nimport tools.more as more\n\n"
+        "setup()\nif more.is_main():\n    report(1)\nmore.stop()\n"
+    )
+    (tmp_path / "engine.py").write_text(
+        "from tools.more import dist\n\ndef setup():\n    dist.init_process_group('gloo')\n"
+    )
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").write_text("from .reports import report\n")
+    (tmp_path / "pkg/reports.py").write_text(
+        "from tools.more import dist\nfrom . import absent\n\n"
+        "def report(x):\n    dist.all_reduce(x)\n\n"
+        "def unused(x):\n    if dist.get_rank() == 0:\n        dist.barrier()\n"
+    )
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/more.py").write_text(
+        "import torch.distributed as dist\n\ndef is_main():\n    return dist.get_rank() == 0\n\n"
+        "def stop():\n    dist.destroy_process_group()\n"
+    )
+    (finding,) = lint(tmp_path / "main.py")
+    assert (finding.id, finding.line) == (FOUND, 7)
+    assert finding.source == str(tmp_path / "main.py")
+    assert "report calls all_reduce" in finding.message
+    reports = (tmp_path / "pkg/reports.py").read_text() + "\nunused(1)\n"
+    (tmp_path / "pkg/reports.py").write_text(reports)
+    assert [f.source for f in lint(tmp_path / "main.py")] == [
+        str(tmp_path / "main.py"), str(tmp_path / "pkg/reports.py")
+    ]  # fmt: skip
+    (tmp_path / "pkg/reports.py").write_text(
+        reports.replace("dist.barrier()", f"dist.barrier()  # k8sjob: ignore[{FOUND}]")
+    )
+    assert len(lint(tmp_path / "main.py")) == 1
+
+
+def test_a_module_that_imports_itself_or_cannot_be_read(tmp_path):
+    (tmp_path / "main.py").write_text("import main\nimport a\nfrom b import *\nprint(a.b.c.a)\n")
+    (tmp_path / "a.py").write_text("from b import a\nimport b\nfrom a import *\n")
+    (tmp_path / "b.py").write_text("from a import b as a\nimport a as b\n")
+    assert lint(tmp_path / "main.py") == []
+    (tmp_path / "a.py").write_text("def f(:\n")
+    (tmp_path / "b.py").write_bytes(b"\xff")
+    assert lint(tmp_path / "main.py") == []
+
+
+def test_a_script_nested_too_deep_to_be_followed():
+    chain = "".join(f"    if kind == {n}:\n        return dist.barrier()\n" for n in range(900))
+    assert found(f"def f(kind):\n{chain}\nif rank == 0:\n    f(1)") == []
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"), [("Own()", []), ("job.prepare(build)", [FOUND]), ("unknown()", [FOUND])]
+)
+def test_a_class_of_the_program_is_no_run_of_the_session(made, expected):
+    text = f"""
+        from k8sjob import runtime
+        class Own:
+            def step(self):
+                pass
+        def show(run, job):
+            if job.is_main:
+                run.step()
+        with runtime.session() as job:
+            show({made}, job)
+    """
+    assert [one.id for one in lint_script(dedent(text))] == expected

@@ -1,0 +1,265 @@
+"""Manifest checks beyond the reference's examples: where they must speak, and where be silent."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import examples, job_specs
+
+from k8sjob.checks.lint import lint_manifest
+from k8sjob.rendering import render
+from k8sjob.yamldoc import dump
+
+
+def ids(manifest):
+    return [finding.id for finding in lint_manifest(dump(manifest), "job.yaml")]
+
+
+def test_a_sound_job_gives_nothing(pytorchjob):
+    assert ids(pytorchjob()) == []
+    assert ids(pytorchjob(workers=0)) == []
+
+
+@given(job_specs())
+@examples(40)
+def test_what_k8sjob_renders_is_found_sound(spec):
+    found = {f.id for f in lint_manifest(render(spec.with_(overlay={})))}
+    # What a user may ask for, and is warned of all the same.
+    assert found <= {
+        "gpus-kept-after-success",
+        "latest-image-kept",
+        "no-shared-memory",
+        "nproc-without-launcher",
+        "variable-not-expanded",
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "nproc", "expected"),
+    [
+        (["python", "main.py"], "1", []),
+        (["python3.12", "-u", "main.py"], "2", ["nproc-without-launcher"]),
+        (["/usr/bin/python3", "main.py"], "2", ["nproc-without-launcher"]),
+        (["bash", "-c", "cd /app && python main.py"], "2", ["nproc-without-launcher"]),
+        (["bash", "-c", "for i in 0 1; do python main.py & done; wait"], "2", []),
+        (["bash", "-c", "torchrun main.py"], "2", []),
+        (["python", "-m", "torch.distributed.run", "main.py"], "2", []),
+        (["python", "-P", "-m", "k8sjob.runtime"], "2", []),
+        (["accelerate", "launch", "main.py"], "2", []),
+        (["./start.sh"], "2", []),
+        (["python", "main.py"], "auto", []),
+        (["python", "main.py"], "two", ["nproc-value"]),
+        (["torchrun", "main.py"], "0", ["nproc-value"]),
+    ],
+)
+def test_processes_and_who_starts_them(pytorchjob, command, nproc, expected):
+    job = pytorchjob({"command": command}, workers=0, nprocPerNode=nproc)
+    assert ids(job) == expected
+
+
+def test_without_a_command_nobody_knows_the_entrypoint(pytorchjob):
+    job = pytorchjob({"command": None, "args": ["main.py"]}, nprocPerNode="2")
+    assert ids(job) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers", "expected"),
+    [
+        (["--nnodes=4", "--nproc-per-node=1"], 3, 0),
+        (["--nnodes", "5"], 3, 2),
+        (["--nnodes=2"], 3, 2),
+        (["--nnodes=$(PET_NNODES)", "--node_rank=$(RANK)"], 3, 0),
+        (["--node-rank=0"], 3, 1),
+        (["--master_addr=localhost"], 3, 2),
+        (["--master_addr", "digits-master-0"], 3, 0),
+        (["--rdzv-endpoint=127.0.0.1:29400"], 3, 2),
+        (["--standalone"], 3, 2),
+        (["--standalone"], 0, 0),
+        (["--nnodes=1:4"], 3, 0),
+    ],
+)
+def test_what_torchrun_is_told(pytorchjob, flags, workers, expected):
+    job = pytorchjob({"command": ["torchrun", *flags, "main.py", "--nnodes=9"]}, workers=workers)
+    shell = pytorchjob(
+        {"command": ["sh", "-c", " ".join(["torchrun", *flags, "main.py"])]}, workers=workers
+    )
+    assert ids(job) == ["launcher-hard-coded"] * expected
+    assert ids(shell) == ["launcher-hard-coded"] * expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ({"name": "WORLD_SIZE", "value": "4"}, 0),
+        ({"name": "WORLD_SIZE", "value": "8"}, 2),
+        ({"name": "RANK", "value": "0"}, 1),
+        ({"name": "PET_NNODES", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}, 2),
+        ({"name": "PYTHONUNBUFFERED", "value": "1"}, 0),
+        ({"name": "LOCAL_RANK", "value": "0"}, 0),
+        ({"name": "PET_RDZV_BACKEND", "value": "static"}, 0),
+    ],
+)
+def test_variables_that_never_arrive(pytorchjob, variable, expected):
+    assert ids(pytorchjob({"env": [variable]})) == ["env-overridden"] * expected
+
+
+@pytest.mark.parametrize(
+    ("resources", "found"),
+    [
+        (
+            {"limits": {"cpu": "4", "memory": "1Gi"}, "requests": {"cpu": 4, "memory": "1024Mi"}},
+            False,
+        ),
+        ({"limits": {"cpu": 1}, "requests": {"cpu": "1500m"}}, True),
+        ({"requests": {"cpu": 2}}, False),
+        ({"requests": {"rdma/hca": 1}}, True),
+        ({"limits": {"rdma/hca": 1}}, False),
+        ({"limits": {"rdma/hca": 2}, "requests": {"rdma/hca": 1}}, True),
+        ({"limits": {"rdma/hca": "0.5"}}, True),
+        ({"limits": {"memory": "32gb"}}, True),
+    ],
+)
+def test_amounts_that_no_pod_can_have(pytorchjob, resources, found):
+    expected = ["resources-rejected"] if found else []
+    assert ids(pytorchjob({"resources": resources}, workers=0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"backoffLimit": 13, "cleanPodPolicy": "Running"}, []),
+        ({}, ["restarts-for-ever"]),
+        ({"activeDeadlineSeconds": 60}, []),
+        ({"backoffLimit": 0}, []),
+        ({"backoffLimit": 3}, ["backoff-limit-too-small"]),
+        ({"backoffLimit": 4}, []),
+        ({"backoffLimit": 4, "cleanPodPolicy": "running"}, ["clean-pod-policy-typo"]),
+    ],
+)
+def test_how_it_restarts_and_ends(pytorchjob, policy, expected):
+    assert ids(pytorchjob(runPolicy=policy)) == expected
+    job = pytorchjob(runPolicy=policy)
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["restartPolicy"] = "Never"
+    assert ids(job) == [name for name in expected if "typo" in name]
+
+
+@pytest.mark.parametrize(
+    ("elastic", "expected"),
+    [
+        ({"minReplicas": 1, "maxReplicas": 9}, []),
+        ({"maxReplicas": 9}, ["elastic-bounds"]),
+        ({"maxReplicas": 3}, []),
+        ({"minReplicas": 4}, ["elastic-bounds"]),
+        ({"minReplicas": 4, "maxReplicas": 9, "metrics": [{"type": "Resource"}]}, []),
+        ({"minReplicas": 3, "maxReplicas": 2}, ["elastic-bounds"]),
+        ({}, []),
+    ],
+)
+def test_elastic_bounds(pytorchjob, elastic, expected):
+    command = {"command": ["torchrun", "main.py"]}
+    assert ids(pytorchjob(command, master=False, workers=3, elasticPolicy=elastic)) == expected
+
+
+def test_gpus_that_are_kept_and_memory_that_is_not_there(pytorchjob):
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    kept = {"backoffLimit": 13}
+    assert ids(pytorchjob(gpu, {"hostIPC": True}, runPolicy=kept)) == ["gpus-kept-after-success"]
+    for answer in ({"ttlSecondsAfterFinished": 60}, {"cleanPodPolicy": "All"}):
+        assert ids(pytorchjob(gpu, {"hostIPC": True}, runPolicy={**kept, **answer})) == []
+    assert ids(pytorchjob(gpu)) == ["no-shared-memory"] * 2
+    assert ids(pytorchjob(runPolicy=kept)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["python", "main.py", "--lr=$LR"], True),
+        (["python", "main.py", "${LR}"], True),
+        (["python", "main.py", "$(LR)"], False),
+        (["python", "main.py", "^price$", "$5", "$$LR"], False),
+        (["sh", "-c", "python main.py --lr=$LR"], False),
+        (["env", "A=1", "bash", "-c", "python main.py $LR"], False),
+    ],
+)
+def test_variables_that_nobody_expands(pytorchjob, command, found):
+    expected = ["variable-not-expanded"] if found else []
+    assert ids(pytorchjob({"command": command}, workers=0)) == expected
+
+
+def test_a_file_may_hold_other_things_and_lists():
+    good = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+    assert [f.id for f in lint_manifest(dump(good))] == ["invalid-document"]
+
+
+def test_places_are_those_of_the_file(pytorchjob):
+    items = [{"apiVersion": "v1", "kind": "Service"}, pytorchjob(nprocPerNode=2)]
+    text = "# first\n" + dump({"apiVersion": "v1", "kind": "List", "items": items})
+    (finding,) = (f for f in lint_manifest(text, "list.yaml") if f.id == "nproc-value")
+    assert text.splitlines()[finding.line - 1].strip() == "nprocPerNode: 2"
+    assert finding.source == "list.yaml"
+    # JSON is YAML
+    assert "nproc-value" in [f.id for f in lint_manifest(json.dumps(items[1]))]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 99) | st.sampled_from(["", "x", "1", "$(A)"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner),
+    max_leaves=4,
+)
+
+
+@st.composite
+def distorted(draw, value):
+    """The value with some parts replaced by anything."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(JSON)
+    if isinstance(value, dict):
+        return {key: draw(distorted(item)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [draw(distorted(item)) for item in value]
+    return value
+
+
+FULL = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "metadata": {"name": "x", "annotations": {"sidecar.istio.io/inject": "false"}},
+    "spec": {
+        "nprocPerNode": "2",
+        "runPolicy": {"backoffLimit": 1, "cleanPodPolicy": "None", "schedulingPolicy": {}},
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "rdzvConf": [{"key": "a"}]},
+        "pytorchReplicaSpecs": {
+            "Worker": {
+                "replicas": 2,
+                "template": {
+                    "metadata": {"annotations": {}},
+                    "spec": {
+                        "volumes": [{"name": "a", "emptyDir": {}}],
+                        "containers": [
+                            {
+                                "name": "pytorch",
+                                "image": "a:latest",
+                                "command": ["torchrun", "--nnodes", "2", "main.py"],
+                                "args": ["$A"],
+                                "env": [{"name": "RANK", "value": "1"}],
+                                "ports": [{"name": "pytorchjob-port", "containerPort": 1}],
+                                "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {}},
+                                "volumeMounts": [{"name": "a", "mountPath": "/dev/shm"}],
+                                "readinessProbe": {},
+                            }
+                        ],
+                    },
+                },
+            }
+        },
+    },
+}
+
+
+@given(distorted(FULL))
+def test_no_shape_makes_it_fail(manifest):
+    for finding in lint_manifest(dump(manifest)):
+        assert finding.message
+        assert finding.line >= 1

@@ -1,0 +1,76 @@
+"""Each check has a row in docs/reference/lint.md, and finds its example in examples.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from k8sjob.checks.lint import CHECKS, lint
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/lint.md"
+SECTION = re.compile(r"^### ([\w-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SUFFIXES = {"yaml": "yaml", "python": "py"}
+UNSILENCED = {"invalid-document", "script-syntax", "unknown-ignore"}
+"""What cannot be parsed has no comments, and a wrong comment is not cured by another."""
+SECTIONS = dict(SECTION.findall((Path(__file__).parent / "examples.md").read_text()))
+
+
+def written(section, folder, *, corrected=False):
+    """Write the section's files, and return the one to read."""
+    blocks = BLOCK.findall(section)
+    _, language, text = blocks[0]
+    diff = next(body for _, language, body in blocks if language == "diff")
+    for hunk in diff.split("@@\n") if corrected else ():
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        assert text.count(old) == 1
+        text = text.replace(old, "".join(line[1:] for line in lines if line[0] in " +"))
+    for name, _, body in BLOCK.findall(section):
+        if name:
+            (folder / name).write_text(body)
+    file = folder / f"{'good' if corrected else 'found'}.{SUFFIXES[language]}"
+    file.write_text(text)
+    return file
+
+
+def test_every_check_has_its_row_and_its_example():
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| (\w+) \| [^|]+ \| (.+) \|$", PAGE.read_text(), re.MULTILINE
+    )
+    assert rows == [(check.id, str(check.severity), check.why) for check in CHECKS.values()]
+    assert all(name == check.id for name, check in CHECKS.items())
+    assert SECTIONS.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_example_is_found_as_the_page_says(name, tmp_path):
+    section = SECTIONS[name]
+    found = lint(written(section, tmp_path))
+    assert {finding.id for finding in found} == {name}
+    assert {finding.severity for finding in found} == {CHECKS[name].severity}
+    said = [str(finding).replace(f"{tmp_path}/", "") for finding in found]
+    shown = next(body for _, language, body in BLOCK.findall(section) if language == "text")
+    assert len(said) == len(shown.splitlines())
+    for line, pattern in zip(said, shown.splitlines(), strict=True):
+        assert re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line), line
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_correction_is_not_found(name, tmp_path):
+    assert lint(written(SECTIONS[name], tmp_path, corrected=True)) == []
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS.keys() - UNSILENCED))
+def test_a_comment_silences_it(name, tmp_path):
+    section = SECTIONS[name]
+    entry = written(section, tmp_path)
+    found = lint(entry)
+    file = Path(found[0].source)
+    lines = file.read_text().splitlines()
+    for line in {finding.line for finding in found}:
+        lines[line - 1] += f"  # k8sjob: ignore[restart-policy-typo, {name}]"
+        if file.suffix == ".py":
+            lines[line - 1] = lines[line - 1].replace("restart-policy-typo, ", "")
+    file.write_text("\n".join(lines) + "\n")
+    assert lint(entry) == []

@@ -1,0 +1,427 @@
+"""Script checks beyond the reference's examples: where they must speak, and where be silent."""
+
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.checks.lint import Setting, lint_script
+
+GOOD = sorted((Path(__file__).parent / "good").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "manifests").glob("*/main.py"))
+GROUP = "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+END = "\ndist.destroy_process_group()\n"
+
+
+def ids(body, setting=None, *, group=True):
+    text = dedent(body)
+    return [f.id for f in lint_script(GROUP + text + END if group else text, "x.py", setting)]
+
+
+@pytest.mark.parametrize("script", GOOD + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_good_scripts_give_nothing(script):
+    assert [str(f) for f in lint_script(script.read_text(), str(script))] == []
+
+
+def test_there_are_good_scripts():
+    assert len(GOOD) >= 10
+    assert EXAMPLES
+
+
+def test_nothing_is_executed(tmp_path):
+    trap = tmp_path / "trap"
+    assert lint_script(f"open({str(trap)!r}, 'w').close()\n") == []
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("torch.save(m, 'm.pt')", True),
+        ("if dist.get_rank() == 0:\n    torch.save(m, 'm.pt')", False),
+        ("if step == 0:\n    torch.save(m, 'm.pt')", True),
+        ("main = dist.get_rank() == 0\nif main and step:\n    torch.save(m, 'm.pt')", False),
+        ("first = dist.get_rank() < 1\nif first:\n    torch.save(m, 'm.pt')", False),
+        ("dist.get_rank() == 0 and torch.save(m, 'm.pt')", False),
+        ("torch.save(m, 'm.pt') if dist.get_rank() == 0 else None", False),
+        ("torch.save(m, f'm-{dist.get_rank()}.pt')", False),
+        ("def save():\n    torch.save(m, 'm.pt')\n\nsave()", True),
+        ("def save():\n    torch.save(m, 'm.pt')\n\nif dist.get_rank() == 0:\n    save()", False),
+        ("def save():\n    torch.save(m, 'm.pt')", False),
+        ("def save():\n    if rank:\n        return\n    torch.save(m, 'm.pt')\n\nsave()", False),
+        ("@rank_zero_only\ndef save():\n    torch.save(m, 'm.pt')\n\nsave()", False),
+        ("def a():\n    b()\n\ndef b():\n    a()\n    torch.save(m, 'm.pt')\n\na()", True),
+        ("model = torch.nn.Linear(1, 1).to(rank)\nif model:\n    torch.save(m, 'm.pt')", True),
+        ("import io\nbuffer = io.BytesIO()\ntorch.save(m, buffer)", False),
+        ("from torch import save as write\nwrite(m, 'm.pt')", True),
+    ],
+)
+def test_saving_on_every_rank(body, found):
+    assert ids(body) == (["save-on-every-rank"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("if dist.get_rank() == 0:\n    dist.barrier()", True),
+        ("if dist.get_rank() != 0:\n    dist.barrier()", True),
+        ("if rank == 0:\n    dist.barrier()\nelse:\n    dist.barrier()", False),
+        ("if rank > 0:\n    dist.barrier()\nif rank == 0:\n    dist.barrier()", False),
+        ("if rank == 0:\n    dist.barrier(group)", False),
+        ("if rank == 0:\n    dist.all_reduce(x, group=pair)", False),
+        (
+            "if rank == 0:\n    dist.broadcast(x, 0)\nelif rank == 1:\n    dist.broadcast(x, 0)",
+            False,
+        ),
+        ("if rank in (0, 1):\n    dist.barrier()", False),
+        ("if dist.get_world_size() > 1:\n    dist.barrier()", False),
+        ("if rank == 0:\n    queue.barrier()", False),
+    ],
+)
+def test_a_collective_on_one_rank(body, found):
+    assert ids(body) == (["collective-on-one-rank"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("if job.is_main:\n    job.reduce(loss=(x, 1))", True),
+        ("if not job.is_main:\n    job.barrier()", True),
+        ("if job.rank == 0:\n    found = job.gather(x)", True),
+        ("if job.is_main:\n    job.save(1, {})", True),
+        ("if job.is_main:\n    job.log(loss=1)", False),
+        ("if job.is_main:\n    print(job.path('/data'))", False),
+        ("if job.rank == 0:\n    job.barrier()\nelse:\n    job.barrier()", False),
+        ("if job.is_main:\n    cache.save(1)", False),
+        ("found = job.gather(x)\nif job.is_main:\n    print(found)", False),
+    ],
+)
+def test_a_collective_of_the_session_on_one_rank(body, found):
+    session = "from k8sjob import runtime\n\nwith runtime.session() as job:\n"
+    assert ids(session + indent(body, "    "), group=False) == (
+        ["collective-on-one-rank"] if found else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("rank = dist.get_rank()\nx.cuda(rank)", True),
+        ("rank = dist.get_rank()\nx.to(f'cuda:{rank}')", True),
+        ("torch.cuda.set_device(dist.get_rank())", True),
+        ("import os\nr = int(os.environ['RANK'])\ntorch.device('cuda', r)", True),
+        ("rank, n = dist.get_rank(), 2\nx.to(device=rank)", True),
+        ("rank = dist.get_rank() % torch.cuda.device_count()\nx.cuda(rank)", False),
+        ("rank = dist.get_rank()\nrank %= 2\nx.cuda(rank)", False),
+        ("rank = dist.get_rank()\nrank = local\nx.cuda(rank)", False),
+        ("rank = dist.get_rank()\ndef f(rank):\n    x.cuda(rank)", False),
+        ("rank = dist.get_rank()\ndef f():\n    x.cuda(rank)", True),
+        ("rank = rank\nx.cuda(rank)", False),
+        ("for rank in range(2):\n    x.cuda(rank)", False),
+        ("rank = dist.get_rank()\nprint(rank)\nx.add(rank)", False),
+    ],
+)
+def test_a_device_by_the_global_rank(body, found):
+    assert ids(body) == (["device-by-global-rank"] if found else [])
+    assert ids(body, Setting(nodes=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import os\nos.environ['MASTER_ADDR'] = '127.0.0.1'", ["hard-coded-address"]),
+        ("import os\nos.environ.update(MASTER_ADDR='localhost')", ["hard-coded-address"]),
+        ("import os\nos.environ.update({'RANK': '0', 'A': 'b'})", ["hard-coded-rank"]),
+        ("import os\nos.environ['MASTER_ADDR'] = 'training.example'", []),
+        ("import os\nos.environ['MASTER_PORT'] = '29500'", []),
+        ("import os\nos.environ['RANK'] = str(rank)", []),
+        ("import os\nif 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", []),
+        ("def f():\n    import os\n    os.environ['RANK'] = '0'\n\nif alone:\n    f()", []),
+        ("config['MASTER_ADDR'] = 'localhost'", []),
+    ],
+)
+def test_what_the_environment_says_is_not_overwritten(body, expected):
+    assert ids(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://localhost:29501')", True),
+        ("o = dist.rpc.TensorPipeRpcBackendOptions()\no.init_method = 'tcp://127.0.0.1:1'", True),
+        ("s = dist.TCPStore('localhost', 29500, 2, False)", True),
+        ("s = dist.TCPStore(host_name='::1', port=29500)", True),
+        ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://master:29501')", False),
+        ("s = dist.TCPStore(os.environ['MASTER_ADDR'], 29500, 2, False)", False),
+        ("o = client.Options(init_method='tcp://localhost:1')", False),
+    ],
+)
+def test_an_address_of_rpc_or_of_a_store(body, found):
+    assert ids(body) == (["hard-coded-address"] if found else [])
+    assert ids(body, Setting(nodes=1)) == []
+
+
+SPAWN = """\
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(i, n):
+    {}
+    dist.destroy_process_group()
+
+mp.spawn(train, args=(2,), nprocs={})
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "nprocs", "expected"),
+    [
+        ("dist.init_process_group('gloo', rank=i, world_size=n)", "2", "every rank exists several"),
+        ("dist.init_process_group('gloo', rank=i, world_size=n)", "1", "every rank exists several"),
+        ("dist.init_process_group('gloo')", "2", "find the same RANK"),
+        ("dist.init_process_group('gloo')", "n", "find the same RANK"),
+        ("dist.init_process_group('gloo')", "1", None),
+        ("dist.init_process_group('gloo', rank=i + 2 * int(os.environ['RANK']))", "2", None),
+    ],
+)
+def test_spawned_processes_meet_those_of_other_pods(made, nprocs, expected):
+    found = lint_script("import os\n" + SPAWN.format(made, nprocs))
+    assert [f.id for f in found] == (["spawn-in-every-pod"] if expected else [])
+    assert all(expected in f.message for f in found)
+
+
+def test_an_init_method_that_never_leaves_the_pod():
+    text = "import torch\ntorch.distributed.init_process_group('gloo', 'tcp://localhost:29500')\n"
+    assert ids(text, group=False) == ["group-not-destroyed", "hard-coded-address"]
+    assert ids(text, Setting(nodes=1), group=False) == ["group-not-destroyed"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "expected"),
+    [(0, "'nccl'", ["nccl-without-gpu"]), (1, "'nccl'", []), (None, "'nccl'", []), (0, "b", [])],
+)
+def test_nccl_is_wrong_only_where_there_are_known_to_be_no_gpus(gpus, backend, expected):
+    text = GROUP.replace("'gloo'", backend) + END
+    assert ids(text, Setting(gpus=gpus), group=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "argument", "expected"),
+    [
+        (None, None, ["local-rank-argument"]),
+        ("k8sjob", "--local_rank", []),
+        ("k8sjob", "--local-rank", ["local-rank-argument"]),
+    ],
+)
+def test_a_local_rank_argument(launcher, argument, expected):
+    text = "import argparse\nargparse.ArgumentParser().add_argument('--local_rank', type=int)\n"
+    setting = Setting(launcher=launcher, local_rank_arg=argument)
+    assert ids(text, setting, group=False) == expected
+    both = text.replace("'--local_rank'", "'--local_rank', '--local-rank'")
+    assert ids(both, setting, group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("imports", "found"),
+    [
+        ("", True),
+        ("import numpy, os", True),
+        ("from helpers import setup", False),
+        ("from . import setup", False),
+        ("import lightning", False),
+    ],
+)
+def test_a_missing_group_is_told_only_where_nothing_else_could_make_it(imports, found):
+    text = f"import torch\n{imports}\nprint(torch.nn.parallel.DistributedDataParallel(m))\n"
+    assert ids(text, group=False) == (["process-group-missing"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ("DistributedSampler(train)", True),
+        ("DistributedSampler(train, shuffle=False)", False),
+        ("DistributedSampler(test_set)", False),
+        ("DistributedSampler(dataset=train, num_replicas=2, rank=0)", True),
+        ("DistributedSampler(latest)", True),
+    ],
+)
+def test_an_epoch_that_is_never_set(call, found):
+    loop = "for epoch in range(3):\n    for x in loader:\n        model(x).backward()\n"
+    text = f"from torch.utils.data import DistributedSampler\nsampler = {call}\n{loop}"
+    expected = ["sampler-in-evaluation"] if "test_set" in call else []
+    assert ids(text) == (["sampler-without-set-epoch"] if found else expected)
+    assert "sampler-without-set-epoch" not in ids(text + "    sampler.set_epoch(epoch)\n")
+
+
+def test_a_spec_for_one_process_needs_no_group():
+    text = "import torch\nloss.backward()\n"
+    assert ids(text, Setting(processes=4), group=False) == ["training-not-distributed"]
+    assert ids(text, Setting(processes=1), group=False) == []
+    assert ids(text, group=False) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [Setting(nodes=2, processes=2, gpus=1), Setting(nodes=2, processes=4, gpus=0)],
+    ids=["one process a pod", "no GPU"],
+)
+def test_a_local_rank_that_shares_no_gpu(setting):
+    text = "import argparse\nargparse.ArgumentParser().add_argument('--local_rank', type=int)\n"
+    assert ids(text, setting, group=False) == []
+
+
+KERAS = "import keras\nmodel = keras.Sequential([keras.layers.Dropout(0.5)])\n"
+LOOP = "optimizer = torch.optim.SGD(model.parameters())\nfor x, y in data:\n    "
+
+
+@pytest.mark.parametrize(
+    ("imports", "body", "found"),
+    [
+        ("", "model.fit(data)", True),
+        ("from sklearn.preprocessing import StandardScaler", "model.fit(data)", True),
+        ("from sklearn.svm import SVC", "svc = SVC()\nsvc.fit(x)", False),
+        ("import keras.distribution as kd", "kd.initialize()\nmodel.fit(data)", False),
+        ("import os", "print(os.environ['RANK'])\nmodel.fit(data)", False),
+        ("import lightning", "model.fit(data)", False),
+    ],
+)
+def test_fit_in_each_pod_trains_alone(imports, body, found):
+    text = f"{imports}\n{KERAS}{body}\n"
+    expected = ["training-not-distributed"] if found else []
+    assert ids(text, Setting(processes=2), group=False) == expected
+    assert ids(text, Setting(processes=1), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        ("model(x).sum().backward()", True),
+        ("model(x, training=True).sum().backward()", False),
+        ("other(x).sum().backward()", False),
+        ("with torch.no_grad():\n        model(x)\n    other(x).backward()", False),
+    ],
+)
+def test_a_keras_model_in_a_loop_of_ones_own(step, found):
+    text = f"import torch\n{KERAS}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    assert ids(text, group=False) == (["keras-not-training"] if found else [])
+    assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("clear", "found"),
+    [
+        ("", True),
+        ("optimizer.zero_grad()", False),
+        ("model.zero_grad(set_to_none=True)", False),
+        ("for p in model.parameters():\n        p.grad = None", False),
+        ("p.grad.zero_()", False),
+    ],
+)
+def test_gradients_that_are_never_cleared(clear, found):
+    model = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+    text = f"{model}{LOOP}model(x).sum().backward()\n    optimizer.step()\n    {clear}\n"
+    assert ids(text, group=False) == (["gradients-not-cleared"] if found else [])
+    once = text.replace("for x, y in data", "if x")
+    assert ids(once, group=False) == []
+    start, loop = LOOP.splitlines(keepends=True)[:2]
+    anew = text.replace(start + loop, f"{loop}    {start}")
+    assert ids(anew, group=False) == []
+
+
+def test_a_comment_silences_its_line_alone():
+    save = "torch.save(m, 'm.pt')"
+    assert ids(f"{save}  # k8sjob: ignore[save-on-every-rank]\n{save}") == ["save-on-every-rank"]
+    assert ids(f"{save}  # k8sjob: ignore[ save-on-every-rank , group-not-destroyed]") == []
+    assert ids(f"{save}  # k8sjob: ignore[]") == ["save-on-every-rank", "unknown-ignore"]
+
+
+def test_comments_that_are_never_closed_are_read_in_linear_time():
+    assert lint_script("x = 1  " + "# k8sjob: ignore[" * 50_000 + "\n") == []
+
+
+def test_a_finding_says_where():
+    (finding,) = lint_script(GROUP + "\nif x:\n    torch.save(m, 'm.pt')\n" + END, "train.py")
+    assert (finding.source, finding.line, finding.column) == ("train.py", 7, 5)
+    assert str(finding).startswith("train.py:7:5: warning[save-on-every-rank]: ")
+
+
+NO_PYTHON = ["def f(:\n", "\0", "(" * 5000, "a" + ".b" * 50_000, "x\n  y\n", "x = '\ud800'\n"]
+NO_PYTHON += ["if a: pass\n" + "elif a: pass\n" * 20_000, "not " * 50_000 + "a"]
+NO_PYTHON += ["lambda: " * 5000 + "a", "1 if b else " * 20_000 + "2", "x = " + "9" * 5000]
+
+
+@pytest.mark.parametrize("text", NO_PYTHON, ids=range(len(NO_PYTHON)))
+def test_what_is_no_python_is_said_and_not_raised(text):
+    assert [f.id for f in lint_script(text)] == ["script-syntax"]
+
+
+def test_a_long_chain_of_branches_is_followed():
+    chain = "".join(f"elif rank == {n}:\n    f({n})\n" for n in range(1, 500))
+    assert ids(f"def f(n):\n    dist.barrier()\n\nif rank == 0:\n    f(0)\n{chain}") == []
+
+
+@pytest.mark.parametrize("text", ["\ufeffprint(1)\n", "x = '\\d'\n", "x = 1\r\ny = 2\r\n", ""])
+def test_what_python_takes_is_taken(text):
+    assert lint_script(text) == []
+
+
+NAMES = st.sampled_from(["rank", "dist", "torch", "x", "os", "model", "main"])
+CALLED = [
+    "dist.init_process_group", "dist.barrier", "torch.save", "x.to", "x.cuda", "model.fit", "range",
+    "torch.utils.data.DistributedSampler", "torch.nn.parallel.DistributedDataParallel", "f", "*x",
+]  # fmt: skip
+EXPRESSIONS = st.recursive(
+    NAMES | st.sampled_from(["0", "'RANK'", "f'cuda:{rank}'", "os.environ['RANK']"]),
+    lambda inner: st.one_of(
+        st.builds("{}.{}".format, NAMES, NAMES),
+        st.builds("{}({})".format, st.sampled_from(CALLED), inner),
+        st.builds("({} == {})".format, inner, inner),
+        st.builds("({} if {} else {})".format, inner, inner, inner),
+    ),
+    max_leaves=6,
+)
+STATEMENTS = st.recursive(
+    st.one_of(
+        EXPRESSIONS,
+        st.builds("{} = {}".format, NAMES, EXPRESSIONS),
+        st.just("return"),
+        st.just("*a, b = c"),
+    ),
+    lambda inner: st.builds(
+        lambda head, body: head + ":\n" + "\n".join(f"    {line}" for line in body.splitlines()),
+        st.one_of(
+            EXPRESSIONS.map("if {}".format),
+            EXPRESSIONS.map("with {}".format),
+            st.sampled_from(
+                ["def f(rank, *a)", "def main()", "for rank in x", "while rank", "class A"]
+            ),
+        ),
+        st.lists(inner, min_size=1, max_size=3).map("\n".join),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(STATEMENTS, max_size=5).map("\n".join))
+def test_no_script_makes_it_fail(text):
+    head = "import os, torch, keras\nimport torch.distributed as dist\n"
+    lines = (head + text).count("\n") + 1
+    for finding in lint_script(head + text, setting=Setting(gpus=0, processes=2, launcher="none")):
+        assert 1 <= finding.line <= lines
+        assert finding.message
+
+
+def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not():
+    text = (
+        "import keras\nfrom k8sjob import runtime\n"
+        "with runtime.session() as here:\n"
+        "    model = keras.Sequential()\n"
+        "    here.fit(model, data, epochs=1, global_batch=8)\n"
+        "    model.fit(data)\n"
+    )
+    setting = Setting(gpus=0, processes=2, launcher="k8sjob")
+    found = [hit for hit in lint_script(text, setting=setting) if hit.id == "keras-fit-diverges"]
+    assert [hit.line for hit in found] == [6]

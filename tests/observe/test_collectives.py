@@ -1,0 +1,311 @@
+"""What NCCL, gloo, CUDA and torch wrote on other people's machines."""
+
+from pathlib import Path
+
+import pytest
+
+from k8sjob.contract import Event, Reason
+from k8sjob.observe.diagnose import diagnose
+
+WATCHDOG = (
+    "[rank{0}]:[E626 06:24:44.903881913 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught"
+    " collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523,"
+    " NumelOut=9801523, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+)
+
+
+def ended(code, message="", reason="Error", at="2026-01-01T00:05:00Z"):
+    return {"exitCode": code, "reason": reason, "message": message, "finishedAt": at}
+
+
+def recorded():
+    """(cause, what is said, lines) of each piece of output in recorded/output.txt."""
+    text = Path(__file__).with_name("recorded").joinpath("output.txt").read_text()
+    for piece in text.split("=== ")[1:]:
+        title, *lines = piece.splitlines()
+        cause, _, said = title.partition(": ")
+        yield pytest.param(cause, said, lines, id=f"{cause}-{said[:20]}")
+
+
+@pytest.mark.parametrize(("cause", "said", "lines"), list(recorded()))
+def test_output_has_its_cause(snapshot, make_pod, lines, cause, said):
+    end = ended(1)
+    pods = [make_pod("master-0", "Succeeded"), make_pod("worker-0", "Failed", terminated=end)]
+    noise = ["epoch 1", "pod:88:88 [0] NCCL INFO NET/IB : No device found."]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {"worker-0": [*noise, *lines]})
+    assert (finding.cause, finding.replica) == (cause, "worker-0")
+    assert said in finding.message
+    assert finding.next_step
+
+
+def test_ranks_that_did_not_reach_a_collective_are_named(snapshot, make_pod):
+    names = ["master-0", "worker-0", "worker-1"]
+    pods = [make_pod(name, "Failed", terminated=ended(134)) for name in names]
+    logs = {"master-0": [WATCHDOG.format(0)], "worker-0": [WATCHDOG.format(1)], "worker-1": []}
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
+    assert finding.cause == "collective-timeout"
+    assert finding.message.endswith("rank 2 did not wait for it; 2 more ended with the same exit"
+                                    " code")  # fmt: skip
+    del logs["worker-1"]  # whether it waited is not known then
+    assert "did not wait" not in diagnose(snapshot("Failed:x:y", pods=pods), logs)[0].message
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_cause(snapshot, make_pod):
+    first = ended(1, at="2026-01-01T00:05:00Z")
+    pods = [
+        make_pod("master-0", "Failed", terminated=first),
+        make_pod("worker-0", "Failed", terminated=ended(1, at="2026-01-01T00:05:01Z")),
+    ]
+    logs = {
+        "master-0": ["Traceback", "RuntimeError: Connection closed by peer [10.0.0.1]:9"],
+        "worker-0": ["Traceback", "[rank1]: ValueError: the loss is no number"],
+    }
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
+    assert finding.message == "worker-0: exit code 1: ValueError: the loss is no number"
+
+
+def test_of_torchruns_output_the_ranks_own_error_counts(snapshot, make_pod):
+    lines = [
+        "Traceback (most recent call last):",
+        "KeyError: 'lr'",
+        "E1121 failed (exitcode: 1) local_rank: 0 (pid: 12) of binary: /usr/bin/python",
+        "Traceback (most recent call last):",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "train.py FAILED",
+        "Root Cause (first observed failure):",
+    ]
+    pods = [make_pod("worker-0", "Failed", terminated=ended(1))]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {"worker-0": lines})
+    assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
+
+
+def test_problems_of_running_ranks_are_reported(snapshot, make_pod):
+    names = ["master-0", "worker-0", "worker-1"]
+    pods = [make_pod(name, running={}) for name in names]
+    logs = {name: [WATCHDOG.format(0)] for name in names}
+    (finding,) = diagnose(snapshot("Running", pods=pods), logs)
+    assert finding.message.startswith("master-0, worker-0 and worker-1: it waited 600 s")
+    logs = {name: ["RuntimeError: Connection closed by peer"] for name in names}
+    assert diagnose(snapshot("Running", pods=pods), logs) == []
+    for later in (["text"] * 30, ["step 1 loss 0.5"], [Event("started").encode()]):
+        logs = {name: [WATCHDOG.format(0), *later] for name in names}
+        assert diagnose(snapshot("Running", pods=pods), logs) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["UserWarning: CUDA initialization: Found no NVIDIA driver on your system.", "  return 0"],
+        ["[W socket.cpp:6] [c10d] The client socket has failed to connect to [h]:2345", "ready"],
+        [WATCHDOG.format(0), "에폭 1 손실 0.3"],
+        ["requests: Temporary failure in name resolution, cached copy used"],
+    ],
+)
+def test_a_rank_that_continues_to_write_has_no_problem(snapshot, make_pod, lines):
+    pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
+    assert diagnose(snapshot("Running", pods=pods), {"master-0": lines}) == []
+
+
+def test_a_gpu_hook_that_fails_is_the_drivers(snapshot, make_pod):
+    said = (
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed:"
+        " runc create failed: unable to start container process: error during container init: error"
+        " running prestart hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'"
+        " nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4: unknown"
+    )
+    pods = [make_pod("worker-0", terminated=ended(128, said, "StartError"))]
+    (finding,) = diagnose(snapshot("Running", pods=pods, replicas={"Worker": 1}), {})
+    assert finding.cause == "gpu-driver"
+    assert "cuda>=12.4" in finding.message
+
+
+def test_a_runtimes_reason_is_searched_too(snapshot, make_pod):
+    reason = Reason(1, 3, "RuntimeError", "uncorrectable NVLink error detected", "").encode()
+    pods = [make_pod("worker-0", "Failed", terminated=ended(1, reason))]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {})
+    assert (finding.cause, finding.replica) == ("gpu-fault", "worker-0")
+    assert finding.message.startswith("worker-0, rank 3: a GPU of its node fails")
+
+
+TRACEBACK = "Traceback (most recent call last):"
+AT = '  File "train.py", line 3, in <module>'
+HANDLED = [
+    "ModuleNotFoundError: No module named 'flash_attn'; using torch's attention",
+    "CUDA out of memory; retrying with a smaller batch",
+    "OSError: [Errno 98] Address already in use, trying the next port",
+    "[W socket.cpp:663] [c10d] The client socket has failed to connect to [job-master-0]:23456",
+    (
+        "pod:8:8 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with"
+        " status=12 opcode=0 len=0 vendor err 129 (Recv)"
+    ),
+    "RuntimeError: Connection closed by peer",
+    "requests.exceptions.ConnectionError: Temporary failure in name resolution, cached copy used",
+    "RuntimeError: The NVIDIA driver on your system is too old (found version 11040); using CPU",
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. Restarted.",
+    TRACEBACK,
+    AT,
+    "ImportError: No module named apex",
+]
+"""What a script may get over, each line on its own."""
+
+
+def why(snapshot, make_pod, end, lines, **options):
+    pods = [make_pod("worker-0", "Failed", terminated=end)]
+    job = snapshot("Failed:x:y", pods=pods, **options)
+    (finding,) = diagnose(job, {"worker-0": lines})
+    return finding
+
+
+@pytest.mark.parametrize("kind", ["KeyError", "ValueError", "MyError", "SystemExit"])
+def test_a_reported_exception_alone_chooses_the_cause(snapshot, make_pod, kind):
+    end = ended(1, Reason(1, 1, kind, "'lr'", "train.py:3").encode())
+    for lines in ([one] for one in HANDLED):
+        finding = why(snapshot, make_pod, end, lines)
+        assert finding.message == f"worker-0, rank 1: exit code 1: {kind}: 'lr' (train.py:3)"
+        assert finding.cause == "crash"
+
+
+def test_the_output_is_evidence_for_a_report_that_says_little(snapshot, make_pod):
+    said = "NCCL error in: NCCLUtils.hpp:275, unhandled system error (run with NCCL_DEBUG=WARN)"
+    end = ended(1, Reason(1, 1, "DistBackendError", said).encode())
+    finding = why(snapshot, make_pod, end, ["epoch 1", HANDLED[4]])
+    assert finding.cause == "infiniband"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "cause"),
+    [
+        ("RuntimeError", "CUDA error: out of memory", "gpu-memory"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "gpu-memory"),
+        ("ImportError", "failed to import it:\nNo module named 'apex'", "missing-module"),
+        ("OSError", "[Errno 98] Address already in use", "address-in-use"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", "crash"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe", "crash"),
+        ("RuntimeError", "[pair.cc:534] Connection closed by peer [10.0.0.1]:5", "connection"),
+    ],
+)
+def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, said, cause):
+    end = ended(1, Reason(1, 1, kind, said, "train.py:3").encode())
+    assert why(snapshot, make_pod, end, ["step 3 loss 0.5"]).cause == cause
+
+
+RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()
+REFUSED = "Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight: copying"
+
+
+@pytest.mark.parametrize(
+    ("said", "lines", "hint"),
+    [
+        (REFUSED, [RESUMED], True),
+        ("loaded state dict has a different number of parameter groups", [RESUMED], True),
+        (REFUSED, [], False),  # a pretrained model, for instance
+        ("the size does not fit", [RESUMED], False),
+    ],
+)
+def test_a_resumed_checkpoint_of_another_model(snapshot, make_pod, said, lines, hint):
+    end = ended(1, Reason(1, 1, "RuntimeError", said, "train.py:3").encode())
+    finding = why(snapshot, make_pod, end, lines)
+    assert finding.cause == "crash"
+    assert said.splitlines()[0] in finding.message
+    assert ("what it resumed from /checkpoints/step-4.pt" in finding.next_step) == hint
+    assert ("start from scratch (an empty checkpoint.dir)" in finding.next_step) == hint
+
+
+@pytest.mark.parametrize("code", [1, 134, 137])
+@pytest.mark.parametrize(
+    "progress",
+    [
+        Event("progress", {"epoch": 0, "step": 3}).encode(),
+        "epoch 1, step 3: loss 0.5",
+        "Train Epoch: 1 [640/60000 (1%)]  Loss: 1.2",
+        " 50%|#####     | 5/10 [00:01<00:01,  4.9it/s]",
+        "INFO:root:step=4",
+    ],
+)
+def test_what_was_followed_by_training_is_no_cause(snapshot, make_pod, code, progress):
+    finding = why(snapshot, make_pod, ended(code), [*HANDLED, progress, "saving"])
+    said = "exit code 1: saving" if code == 1 else "ended by SIG"
+    assert said in finding.message
+
+
+@pytest.mark.parametrize("line", [HANDLED[n] for n in (0, 1, 2, 6, 7)])
+def test_an_error_that_a_script_wrote_and_went_on_is_no_cause(snapshot, make_pod, line):
+    finding = why(snapshot, make_pod, ended(1), [line, "no data in /data"])
+    assert finding.message == "worker-0: exit code 1: no data in /data"
+
+
+def test_what_wandb_writes_at_the_end_is_no_training(snapshot, make_pod):
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    summary = ["wandb: Run summary:", "wandb:     epoch 3", "wandb:      loss 0.4", "wandb: "]
+    lines = ["epoch 3 loss 0.4", TRACEBACK, AT, error, *summary]
+    assert why(snapshot, make_pod, ended(1), lines).cause == "gpu-memory"
+
+
+@pytest.mark.parametrize("bars", [1, 3, 4])
+def test_a_progress_bar_that_is_drawn_again_at_the_end_is_no_training(snapshot, make_pod, bars):
+    bar = "\r 30%|###       | 3/10 [00:00<00:01,  4.38it/s]"
+    lines = [bar * 4 + TRACEBACK, AT, "torch.OutOfMemoryError: CUDA out of memory.", *[bar] * bars]
+    assert (why(snapshot, make_pod, ended(1), lines).cause == "gpu-memory") is (bars < 4)
+
+
+def test_a_signal_in_torchruns_summary(snapshot, make_pod):
+    lines = [
+        TRACEBACK,
+        AT,
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "train.py FAILED",
+        "  exitcode  : -9 (pid: 45)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 45",
+        "====",
+    ]
+    finding = why(snapshot, make_pod, ended(1), lines)
+    assert finding.cause == "killed"
+    assert "ended by SIGKILL" in finding.message
+    assert why(snapshot, make_pod, ended(1), [TRACEBACK, AT, "KeyError: 'x'", *lines]).cause == (
+        "crash"
+    )
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_last_traceback_counts(snapshot, make_pod, several):
+    tail = [TRACEBACK, AT, "KeyError: 'lr'"]
+    nproc = "2" if several else "1"
+    finding = why(snapshot, make_pod, ended(1), [*HANDLED, *tail], nproc=nproc)
+    assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
+    lost = [TRACEBACK, AT, "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:5"]
+    finding = why(snapshot, make_pod, ended(1), [*tail, *lost], nproc=nproc)
+    assert finding.cause == ("crash" if several else "connection")
+
+
+def test_a_signal_is_not_explained_by_a_python_error(snapshot, make_pod):
+    finding = why(snapshot, make_pod, ended(137), HANDLED[:1])
+    assert finding.cause == "killed"
+
+
+def test_the_end_of_a_program_that_never_started(snapshot, make_pod):
+    lines = ["/usr/bin/python3: No module named train"]
+    assert why(snapshot, make_pod, ended(1), lines).cause == "missing-module"
+    lines = [*HANDLED[:1], "usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"]
+    finding = why(snapshot, make_pod, ended(2), lines)
+    assert finding.message == "worker-0: exit code 2: train.py: error: unrecognized arguments: --x"
+
+
+@pytest.mark.parametrize(
+    ("said", "step"),
+    [
+        ("ModuleNotFoundError: No module named 'pandas'", "install 'pandas'"),
+        ("RuntimeError: Found no NVIDIA driver on your system", "this machine has a GPU"),
+        ("RuntimeError: Connection closed by peer", "check what is between them"),
+        ("sh: python4: not found", "install the program on this machine"),
+    ],
+)
+def test_a_next_step_on_this_machine_speaks_of_this_machine(snapshot, make_pod, said, step):
+    kind, _, message = said.partition(": ")
+    end = ended(127) if kind == "sh" else ended(1, Reason(1, 0, kind, message).encode())
+    pods = [make_pod("worker-0", "Failed", terminated=end)]
+    job = snapshot("Failed:x:y", pods=pods)
+    job.job["metadata"]["namespace"] = "local"
+    (finding,) = diagnose(job, {"worker-0": [said]})
+    assert step in finding.next_step
+    for word in ("image.pip", "base image", "pod", "NetworkPolicy", "nodes"):
+        assert word not in finding.next_step

@@ -1,0 +1,184 @@
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.contract import CONFIG_ENV
+from k8sjob.errors import BackendError
+from k8sjob.observe import logs as lifecycle_logs
+from k8sjob.observe.logs import (
+    MOST_AT_ONCE,
+    TAIL_LINES,
+    last_lines,
+    replica_of_rank,
+    select,
+)
+from k8sjob.observe.status import speaker
+
+
+@pytest.fixture
+def backend(script, snapshot, line):
+    lines = [
+        line("master-0", "m0", 0),
+        line("worker-0", "a", 1),
+        line("master-0", "m2", 2),
+        line("worker-0", "b", 3, attempt=1),
+        line("worker-1", "c", 4),
+    ]
+    return script([snapshot("Running")], lines)
+
+
+def logs(backend, ref, replicas=(), ranks=(), **options):
+    chosen = select(backend.snapshot(ref).job, replicas, ranks)
+    return lifecycle_logs.logs(backend, ref, chosen, **options)
+
+
+def texts(lines):
+    return [line.text for line in lines]
+
+
+def test_all_replicas_in_the_order_of_time(backend, ref):
+    assert texts(logs(backend, ref)) == ["m0", "a", "m2", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"replicas": ["master-0"]}, ["m0", "m2"]),
+        ({"replicas": ["Worker"]}, ["a", "b", "c"]),
+        ({"ranks": [1]}, ["a", "b"]),
+        ({"ranks": [0], "replicas": ["worker-1"]}, ["m0", "m2", "c"]),
+        ({"tail": 1}, ["m2", "b", "c"]),
+        ({"tail": 0}, []),
+        ({"since": datetime(2026, 1, 1, 0, 0, 3, tzinfo=UTC)}, ["b", "c"]),
+        ({"previous": True, "replicas": ["worker-0"]}, ["a"]),
+    ],
+)
+def test_choices(backend, ref, options, expected):
+    assert texts(logs(backend, ref, **options)) == expected
+    followed = logs(backend, ref, follow=True, **options)
+    assert sorted(texts(followed)) == sorted(expected)
+
+
+def test_what_is_not_there_is_refused_by_name(backend, ref):
+    with pytest.raises(BackendError, match="'worker-7' is no replica of this job; it has master-0"):
+        list(logs(backend, ref, replicas=["worker-7"]))
+    with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 processes"):
+        list(logs(backend, ref, ranks=[3]))
+
+
+def test_an_error_of_one_replica_is_an_error_of_the_command(backend, ref):
+    backend.errors["worker-1"] = BackendError("no permission")
+    for follow in (False, True):
+        with pytest.raises(BackendError, match="no permission"):
+            list(logs(backend, ref, follow=follow))
+    assert set(last_lines(backend, backend.snapshot(ref))) == {"master-0", "worker-0"}
+
+
+def test_no_more_is_asked_for_than_is_wanted(backend, ref):
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    list(logs(backend, ref, tail=2, since=since))
+    assert {asked[1:] for asked in backend.asked} == {(False, 2, since)}
+    backend.asked.clear()
+    last_lines(backend, backend.snapshot(ref))
+    assert {asked[1:] for asked in backend.asked} == {(False, TAIL_LINES, None)}
+
+
+def test_following_the_last_lines_goes_on_after_them(script, snapshot, line, ref):
+    lines = [line("worker-0", text, second) for text, second in (("a", 1), ("b", 2), ("c", 2))]
+    backend = script([snapshot("Running", replicas={"Worker": 1})], lines)
+    followed = logs(backend, ref, follow=True, tail=2)
+    assert [next(followed).text for _ in range(2)] == ["b", "c"]
+    # Written meanwhile: in the same instant, later, and by a new pod on a slow clock.
+    backend.lines += [
+        line("worker-0", text, second) for text, second in (("d", 2), ("e", 3), ("f", 1))
+    ]
+    assert texts(followed) == ["d", "e", "f"]
+    assert backend.asked[-1] == (
+        "worker-0",
+        True,
+        None,
+        datetime.fromisoformat(lines[-1].timestamp),
+    )
+
+
+def test_following_from_now_on_alone(script, snapshot, line, ref):
+    backend = script([snapshot("Running", replicas={"Worker": 1})], [line("worker-0", "old", 1)])
+    backend.errors["worker-0"] = BackendError("no permission")
+    with pytest.raises(BackendError, match="no permission"):
+        list(logs(backend, ref, follow=True, tail=0))
+    backend.errors.clear()
+    assert list(logs(backend, ref, follow=True, tail=0)) == []
+
+
+@pytest.fixture
+def many(script, snapshot, line):
+    """A job of hundreds of replicas, each with two lines."""
+    names = [f"worker-{n}" for n in range(10 * MOST_AT_ONCE)]
+    lines = [line(name, f"{name} {when}", when) for when in (1, 2) for name in names]
+    return script([snapshot("Running", replicas={"Worker": len(names)})], lines)
+
+
+def test_of_hundreds_of_replicas_some_are_followed(many, ref):
+    followed = {line.replica for line in logs(many, ref, follow=True)}
+    assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
+    wanted = [f"worker-{n}" for n in range(40, 50)]
+    assert {line.replica for line in logs(many, ref, follow=True, replicas=wanted)} == set(wanted)
+
+
+def test_hundreds_of_replicas_come_one_after_the_other(many, ref):
+    lines = list(logs(many, ref))
+    assert lines[:3] == [many.lines[0], many.lines[10 * MOST_AT_ONCE], many.lines[1]]
+    assert len(lines) == len(many.lines)
+    ends = list(logs(many, ref, tail=1))
+    assert [line.text for line in ends] == [line.text for line in many.lines[10 * MOST_AT_ONCE :]]
+
+
+def test_the_last_lines_of_those_that_failed_come_first(many, snapshot, make_pod, ref):
+    failed = {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}
+    pods = [make_pod("worker-9", running={}), make_pod("worker-300", "Failed", terminated=failed)]
+    job = many.snapshot(ref).job
+    found = last_lines(many, Snapshot(job, pods))
+    assert len(found) == MOST_AT_ONCE
+    assert found["worker-300"] == ["worker-300 1", "worker-300 2"]
+    with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
+        select(job, ["master"])
+
+
+@pytest.mark.parametrize(
+    ("nproc", "rank", "replica"),
+    [
+        ("1", 2, "worker-1"),
+        ("4", 3, "master-0"),
+        ("4", 4, "worker-0"),
+        ("4", 11, "worker-1"),
+        ("auto", 1, "worker-0"),
+    ],
+)
+def test_the_replica_of_a_rank(make_job, nproc, rank, replica):
+    assert replica_of_rank(make_job(nproc=nproc), rank) == replica
+
+
+@pytest.fixture
+def served(make_job):
+    """A coordinator and two servers in the Master, two Workers with two trainers each."""
+    job = make_job(nproc="2")
+    config = {"strategy": "parameter_server", "options": {"servers": 2}}
+    env = [{"name": CONFIG_ENV, "value": json.dumps(config)}]
+    template = {"spec": {"containers": [{"name": "pytorch", "env": env}]}}
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"] = template
+    return job
+
+
+def test_the_processes_of_a_master_that_serves_are_counted(served, make_job):
+    found = [replica_of_rank(served, rank) for rank in range(7)]
+    assert found == ["master-0"] * 3 + ["worker-0"] * 2 + ["worker-1"] * 2
+    assert [speaker(served), speaker(make_job())] == ["worker-0", "master-0"]
+    with pytest.raises(BackendError, match="3 processes of master-0 and 2 x 2 others give ranks 0"):
+        replica_of_rank(served, 7)
+
+
+def test_select_keeps_the_jobs_order(make_job):
+    assert select(make_job(), ["worker-1", "master-0"]) == ("master-0", "worker-1")

@@ -1,0 +1,228 @@
+import itertools
+from datetime import UTC, datetime
+
+import pytest
+
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.contract import Reason, Role
+from k8sjob.observe.status import JobState, job_status, replica_names
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state", "exit_code"),
+    [
+        ([], "Created", 101),
+        (["Created"], "Created", 101),
+        (["Created", "Running"], "Running", 101),
+        (["Created", "Restarting"], "Restarting", 101),
+        (["Created", "-Running", "Suspended"], "Suspended", 103),
+        (["Created", "-Running", "Succeeded"], "Succeeded", 0),
+        (["Created", "-Running", "Failed"], "Failed", 100),
+        (["Created", "Failed:PyTorchJobStopped:by hand"], "Stopped", 103),
+        (["Created", "Running", "-Suspended:PyTorchJobResumed"], "Running", 101),
+        (["Created", "Restarting", "Failed"], "Failed", 100),
+    ],
+)
+def test_the_state_follows_from_true_conditions_in_any_order(
+    snapshot, conditions, state, exit_code
+):
+    for order in itertools.permutations(conditions):
+        status = job_status(snapshot(*order))
+        assert (status.state, status.exit_code) == (state, exit_code)
+        assert status.ref == JobRef("job", "ns", "u")
+
+
+def test_reason_message_and_times(snapshot):
+    status = job_status(
+        snapshot(
+            "Created",
+            "Failed:Why:what",
+            startTime="2026-01-01T00:01:00Z",
+            completionTime="2026-01-01T00:02:00Z",
+        )
+    )
+    assert (status.reason, status.message) == ("Why", "what")
+    assert status.created == datetime(2026, 1, 1, tzinfo=UTC)
+    assert (status.finished - status.started).total_seconds() == 60
+
+
+def test_a_job_that_ended_without_a_completion_time_ended_when_its_condition_came(snapshot):
+    """The operator leaves it out where the ExitCode policy gives up."""
+    finished = job_status(snapshot("Failed:Why:what")).finished
+    assert finished == datetime(2026, 1, 1, 0, 9, tzinfo=UTC)
+    assert job_status(snapshot("Running")).finished is None
+
+
+def test_replicas(snapshot, make_pod):
+    reason = Reason(3, rank=1, message="it broke\nbadly").encode()
+    pods = [
+        make_pod("master-0", running={}),
+        make_pod(
+            "worker-0",
+            restarts=2,
+            waiting={"reason": "CrashLoopBackOff", "message": "back-off"},
+            last={"exitCode": 3, "reason": "Error", "message": reason},
+        ),
+        make_pod("worker-1", dying=True, running={}),
+        make_pod("worker-2", "Failed", terminated={"exitCode": 1, "message": "one\ntwo\n"}),
+    ]
+    master, crashing, dying, failed = job_status(snapshot("Running", pods=pods)).replicas
+    assert (master.role, master.name, master.phase) == (Role.MASTER, "master-0", "Running")
+    assert (master.node, master.exit_code, master.reason) == ("node-1", None, "")
+    assert (crashing.name, crashing.reason) == ("worker-0", "CrashLoopBackOff")
+    assert (crashing.restarts, crashing.exit_code, crashing.message) == (2, 3, "it broke")
+    assert dying.phase == "Terminating"
+    assert (failed.exit_code, failed.message) == (1, "two")
+
+
+def test_a_pod_that_was_never_scheduled(snapshot):
+    pod = {"metadata": {"labels": {}}, "status": {"phase": "Pending"}}
+    (replica,) = job_status(snapshot("Created", pods=[pod])).replicas
+    assert (replica.phase, replica.node, replica.restarts) == ("Pending", "", 0)
+
+
+def waiting_pod(*, phase="Pending", conditions=(), inits=(), **state):
+    containers = [{"name": "pytorch", "restartCount": 0, "state": state}] if state else []
+    return {
+        "metadata": {"labels": {"training.kubeflow.org/replica-type": "worker"}},
+        "status": {
+            "phase": phase,
+            "conditions": list(conditions),
+            "initContainerStatuses": list(inits),
+            "containerStatuses": containers,
+        },
+    }
+
+
+def init(restarts=0, **state):
+    return {"name": "init-pytorch", "restartCount": restarts, "state": state}
+
+
+PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available",
+}
+STARTING = {"waiting": {"reason": "PodInitializing"}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "situation", "message", "restarts"),
+    [
+        (waiting_pod(conditions=[UNSCHEDULABLE]), "Unschedulable", "0/3 nodes are available", 0),
+        (waiting_pod(inits=[init(running={})], **STARTING), "Init:0/1", "", 0),
+        (
+            waiting_pod(inits=[init(terminated={"exitCode": 0}), init(running={})], **STARTING),
+            "Init:1/2",
+            "",
+            0,
+        ),
+        (
+            waiting_pod(inits=[init(waiting=PULL)], **STARTING),
+            "Init:ImagePullBackOff",
+            "Back-off pulling image",
+            0,
+        ),
+        (
+            waiting_pod(inits=[init(3, terminated={"exitCode": 1, "reason": "Error"})], **STARTING),
+            "Init:Error",
+            "",
+            3,
+        ),
+        (
+            waiting_pod(inits=[init(terminated={"exitCode": 0})], waiting=PULL),
+            "ImagePullBackOff",
+            "Back-off pulling image",
+            0,
+        ),
+        (
+            waiting_pod(phase="Running", waiting={"reason": "CrashLoopBackOff"}),
+            "CrashLoopBackOff",
+            "",
+            0,
+        ),
+        (waiting_pod(phase="Running", running={}), "Running", "", 0),
+        (waiting_pod(), "Pending", "", 0),
+    ],
+)
+def test_what_a_replica_waits_for(snapshot, pod, situation, message, restarts):
+    status = job_status(snapshot("Running", pods=[pod]))
+    (replica,) = status.replicas
+    assert (replica.situation, replica.message, replica.restarts) == (situation, message, restarts)
+    assert status.counts == {situation: 1}
+
+
+def test_a_running_replica_tells_its_last_end_and_is_running(snapshot, make_pod):
+    last = {"exitCode": 137, "reason": "OOMKilled"}
+    pod = make_pod("worker-0", restarts=1, running={}, last=last)
+    (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
+    assert (replica.reason, replica.situation) == ("OOMKilled", "Running")
+
+
+@pytest.mark.parametrize(
+    ("condition", "counted", "counts"),
+    [
+        ("Created", {}, {"Pending": 3}),
+        ("Running", {"Master": {"active": 1}, "Worker": {}}, {"Running": 1, "Pending": 2}),
+        ("Succeeded", {"Master": {"succeeded": 1}, "Worker": {"failed": 1}}, None),
+        ("Suspended", {"Master": {}, "Worker": {}}, {}),
+    ],
+)
+def test_counts_without_pods_are_the_operators(snapshot, condition, counted, counts):
+    status = job_status(snapshot(condition, replicaStatuses=counted))
+    assert status.counts == ({"Succeeded": 1, "Failed": 1} if counts is None else counts)
+
+
+def test_a_job_that_kueue_keeps_suspended_is_queued(snapshot):
+    taken = snapshot("Suspended")
+    taken.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    status = job_status(taken)
+    assert (status.state, status.exit_code) == (JobState.QUEUED, 101)
+    assert not status.state.finished
+
+
+def test_an_empty_object_is_a_job_that_was_just_created():
+    status = job_status(Snapshot({}))
+    assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
+
+
+def test_replica_names(make_job):
+    assert replica_names(make_job()) == ("master-0", "worker-0", "worker-1")
+    assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
+
+
+def test_a_job_whose_deletion_was_asked_for_does_not_run(snapshot, make_pod):
+    doomed = snapshot("Created", "Running", pods=[make_pod("master-0", running={})])
+    doomed.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:00Z"}
+    status = job_status(doomed)
+    assert (status.state, status.exit_code) == (JobState.DELETING, 103)
+    assert not status.state.finished
+    assert (status.reason, status.message) == ("", "the job is being deleted")
+    doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
+    said = "the job is being deleted; it waits for its finalizers: "
+    assert job_status(doomed).message == said + "foregroundDeletion, example.com/keep"
+
+
+def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
+    doomed = snapshot("Created", "Failed:Why:what")
+    doomed.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
+    assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")
+
+
+def test_a_pod_that_is_made_anew_counts_as_a_restart(snapshot, make_pod):
+    """Under ExitCode the operator replaces the pod, and the new one has restarted nothing."""
+
+    def created(name, **count):
+        return {"reason": "SuccessfulCreatePod", "message": f"Created pod: job-{name}", **count}
+
+    events = [
+        created("master-0", count=3),
+        created("worker-0", count=1),
+        created("worker-1", series={"count": 2}),
+        created("worker-1"),
+    ]
+    pods = [make_pod("master-0", restarts=1), make_pod("worker-0"), make_pod("worker-1")]
+    status = job_status(snapshot("Running", pods=pods, events=events))
+    assert [replica.restarts for replica in status.replicas] == [3, 0, 2]

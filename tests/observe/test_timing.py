@@ -1,0 +1,278 @@
+"""The split of the time to the first step, over a job recorded from Kubernetes 1.34.4 with training
+operator 1.9.4: its worker's Pod was deleted when the job had ended, its Events were still there.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import BackendError
+from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, timing
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_timing.json").read_text())
+BEGIN = 1795288967.0
+"""When the job was made, by the cluster's clock."""
+
+
+@pytest.fixture
+def seen():
+    """A copy of what was recorded, to be changed."""
+    return copy.deepcopy(RECORDED)
+
+
+def snapshot_of(seen):
+    return Snapshot(seen["job"], tuple(seen["pods"]), tuple(seen["events"]))
+
+
+def lines_of(seen):
+    return [
+        LogLine(replica, 0, stamp, text)
+        for replica, lines in seen["lines"].items()
+        for stamp, text in lines
+    ]
+
+
+def split(seen):
+    return timing(snapshot_of(seen), {"master-0": output_times(lines_of(seen))})
+
+
+def phases(found):
+    return {phase.phase: round(phase.seconds, 3) for phase in found.phases}
+
+
+def test_a_recorded_job(seen):
+    found = split(seen)
+    assert found.ref == JobRef("tiny", "team", seen["job"]["metadata"]["uid"])
+    assert phases(found) == {
+        "pod": 0,
+        "scheduling": 0.497,
+        "setup": 0.503,
+        "init": 2,
+        "image": 0,
+        "container": 0,
+        "runtime+import+meeting": 2.697,
+        "step": 1.525,
+    }
+    assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
+    assert [phase.exact for phase in found.phases] == [False] * 7 + [True]
+    assert {phase.replica for phase in found.phases[:6]} == {"worker-0"}
+    assert found.phases[3].detail == "init-pytorch"
+    assert found.phases[4].detail == "was on the node"
+    (master, worker) = found.replicas
+    assert (worker.node, worker.init, worker.container, worker.met) == ("node", 3.0, 3.0, None)
+    assert (master.container, round(master.imported, 2)) == (1.0, 4.02)
+    (note,) = found.notes
+    assert note.startswith("master-0 imported for 2.7 s and then waited 1.7 s for the others")
+    assert note.endswith("worker-0 was started last")
+    assert found.missing == ("what worker-0 did then: its output is gone with its Pod",)
+
+
+def test_the_last_replica_to_start_is_followed(seen):
+    """Its own first line splits what came after its start."""
+    heard = {
+        "master-0": output_times(lines_of(seen)),
+        "worker-0": OutputTimes(first_line=BEGIN + 3.4),
+    }
+    found = timing(snapshot_of(seen), heard)
+    assert phases(found)["runtime"] == 0.4
+    assert phases(found)["import+meeting"] == 2.297
+    assert found.missing == ()
+
+
+def test_rank_0_alone_tells_all_of_it(seen):
+    del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    found = split(seen)
+    assert phases(found) == {
+        "pod": 0,
+        "scheduling": 0.448,
+        "setup": 0.552,
+        "image": 0,
+        "container": 0,
+        "runtime": 0.326,
+        "import": 2.698,
+        "meeting": 1.673,
+        "step": 1.525,
+    }
+    assert found.phases[3].detail.startswith("pulled in 0.")
+    assert not found.notes
+
+
+def test_events_that_are_gone_are_said_and_nothing_is_made_up(seen):
+    seen["events"] = []
+    found = split(seen)
+    assert [row.name for row in found.replicas] == ["master-0"]
+    assert "image" not in phases(found)
+    assert phases(found)["setup+image+container"] == 1.0
+    assert found.missing == (
+        "when master-0's image was there: a cluster keeps Events for about an hour",
+    )
+
+
+def test_a_job_without_any_trace(seen):
+    seen["events"], seen["pods"] = [], []
+    found = timing(snapshot_of(seen), {})
+    assert (found.seconds, found.phases, found.replicas) == (None, (), ())
+    assert "no pod" in found.missing[0]
+
+
+def test_a_script_that_tells_nothing(seen):
+    seen["lines"]["master-0"] = seen["lines"]["master-0"][:1]
+    seen["events"], seen["pods"] = seen["events"][:0], seen["pods"][:1]
+    found = split(seen)
+    assert found.seconds is None
+    assert found.phases[-1].phase == "runtime"
+    assert "runtime.session()" in found.missing[-1]
+
+
+def test_a_session_whose_loop_is_its_own(seen):
+    seen["lines"]["master-0"] = seen["lines"]["master-0"][:2]
+    found = split(seen)
+    assert (found.seconds, found.phases[-1].phase) == (None, "runtime+import+meeting")
+    assert "run.step(...)" in found.missing[-1]
+
+
+def test_a_replica_that_has_not_been_started(seen, make_pod):
+    pod = make_pod("worker-0", "Pending", waiting={"reason": "PodInitializing"})
+    pod["metadata"] |= {"name": "tiny-worker-0", "creationTimestamp": "2026-11-21T19:22:47Z"}
+    seen["events"], seen["pods"] = [], [*seen["pods"], pod]
+    seen["job"]["status"]["conditions"] = []
+    found = timing(snapshot_of(seen), {})
+    assert found.phases[-1].phase == "pod"
+    assert found.missing[0] == (
+        "worker-0 has not been started yet; k8sjob why says what it waits for"
+    )
+
+
+def test_a_job_that_waited_in_a_queue(seen):
+    seen["job"]["metadata"]["creationTimestamp"] = "2026-11-21T19:00:00Z"
+    let_go = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
+    seen["job"]["status"]["conditions"].append(let_go)
+    found = split(seen)
+    assert list(phases(found))[:2] == ["suspended", "pod"]
+    assert phases(found)["suspended"] == 22 * 60 + 46
+    assert phases(found)["pod"] == 1
+
+
+def test_a_pod_that_was_made_anew_after_the_first_step_does_not_count(seen):
+    late = copy.deepcopy(seen["pods"][0])
+    late["metadata"] |= {"uid": "late", "creationTimestamp": "2026-11-21T20:00:00Z"}
+    late["status"]["containerStatuses"][0]["state"] = {
+        "running": {"startedAt": "2026-11-21T20:00:01Z"}
+    }
+    seen["pods"] = [late]
+    found = split(seen)
+    assert found.phases[-1].phase == "step"
+    assert found.replicas[0].container == 1.0
+
+
+def test_a_pod_that_was_made_anew_before_it_counts_from_the_submission(seen):
+    del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    seen["job"]["metadata"]["creationTimestamp"] = "2026-11-21T19:20:00Z"
+    first = copy.deepcopy(next(e for e in seen["events"] if e["reason"] == "Scheduled"))
+    first["involvedObject"] = {"kind": "Pod", "name": "tiny-master-0", "uid": "first"}
+    first["eventTime"] = "2026-11-21T19:20:01.000000Z"
+    seen["events"] = [first, *seen["events"]]
+    found = split(seen)
+    assert phases(found)["pod"] == 167
+    assert found.notes == ("this is Pod number 2 of master-0",)
+
+
+def test_a_container_that_was_started_again(seen):
+    """What counts is the attempt that came to a step."""
+    lines = lines_of(seen)
+    early = LogLine("master-0", 0, "2026-11-21T19:22:48.000000001Z", "Traceback: no")
+    lines = [early, *(LogLine("master-0", 1, line.timestamp, line.text) for line in lines)]
+    heard = output_times(lines)
+    assert heard.attempt == 1
+    assert heard.first_line == pytest.approx(BEGIN + 1.326, abs=0.001)
+    found = timing(snapshot_of(seen), {"master-0": heard})
+    assert "this is start number 2 of master-0's container" in found.notes
+
+
+def test_clocks_that_differ_are_said(seen):
+    del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    seen["pods"][0]["status"]["containerStatuses"][0]["state"] = {
+        "running": {"startedAt": "2026-11-21T19:22:52Z"}
+    }
+    seen["events"] = [e for e in seen["events"] if e["reason"] != "Started"]
+    found = split(seen)
+    assert all(phase.seconds >= 0 for phase in found.phases)
+    assert "clocks" in found.notes[-1]
+
+
+def test_this_machine_has_no_scheduler_and_no_image(seen):
+    seen["job"]["metadata"]["namespace"] = "local"
+    seen["events"] = []
+    seen["pods"][0]["status"]["conditions"] = []
+    found = split(seen)
+    assert list(phases(found)) == ["pod", "container", "runtime", "import", "meeting", "step"]
+    assert not found.missing
+
+
+def test_no_more_is_read_than_needed(seen):
+    taken = []
+
+    def lines():
+        for line in lines_of(seen):
+            taken.append(line)
+            yield line
+
+    assert output_times(lines()).step == pytest.approx(BEGIN + 7.222, abs=0.001)
+    assert len(taken) == 3
+
+
+@pytest.mark.parametrize("told", [None, "x", True, -1, float("nan"), 1e300, [1]])
+def test_times_that_cannot_be_are_not_believed(told):
+    data = {"import_s": told, "rendezvous_s": 1.5}
+    line = Event(EventKind.STARTED, data, 0.0).encode()
+    heard = output_times([LogLine("master-0", 0, "2026-11-21T19:22:48.000000000Z", line)])
+    assert heard.began is None
+    assert heard.imported == heard.met - 1.5
+
+
+def test_the_output_of_all_replicas_is_heard(script, seen):
+    lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
+    gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
+    backend = script([snapshot_of(seen)], [gap, *lines])
+    heard = read_output_times(backend, snapshot_of(seen))
+    assert heard["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
+    assert heard["master-0"].step
+
+
+def test_output_that_may_not_be_read_is_left_out(script, seen):
+    errors = {"worker-0": BackendError("forbidden")}
+    backend = script([snapshot_of(seen)], lines_of(seen), errors=errors)
+    assert list(read_output_times(backend, snapshot_of(seen))) == ["master-0"]
+
+
+def places(value, path=()):
+    """Every key of what was recorded, but the list of replicas."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if path or key != "lines":
+            yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*path, key))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_objects_that_lack_something_are_no_error(data):
+    """Other versions, other kubelets and virtual ones leave out what these objects have."""
+    seen = copy.deepcopy({key: RECORDED[key] for key in ("job", "pods", "events")})
+    for _ in range(3):
+        left = [p for p in places(seen) if len(p) > 2 and p[-1] not in {"metadata", "name"}]
+        *path, last = data.draw(st.sampled_from(left))
+        inner = seen
+        for key in path:
+            inner = inner[key]
+        del inner[last]
+    heard = {"master-0": output_times(lines_of(RECORDED))}
+    found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), heard)
+    assert all(phase.seconds >= 0 for phase in found.phases)
+    assert json.dumps(found.as_dict())

@@ -1,0 +1,287 @@
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import k8sjob
+from k8sjob.errors import SpecError
+from k8sjob.spec import JobSpec, Strategy
+from k8sjob.strategies import (
+    STRATEGIES,
+    Shape,
+    conflicts,
+    processes_per_node,
+    serving,
+)
+
+
+def fields(*args, **kwargs):
+    return [found.field for found in conflicts(*args, **kwargs)]
+
+
+def test_a_plain_job_has_no_conflicts():
+    shape = Shape(nnodes=4, nproc_per_node=2, gpus=2)
+    assert conflicts("ddp", {"accumulate": 2, "sync_batchnorm": True}, shape) == []
+    assert conflicts("ddp", {}, shape, backend="nccl") == []
+    assert conflicts("ddp", {}, Shape(1, 1), backend="gloo") == []
+    assert shape.world_size == 8
+    assert str(shape) == "4 nodes x 2 processes = 8 ranks"
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "backend", "field", "said"),
+    [
+        ({"acumulate": 2}, Shape(1, 1), None, "strategy.acumulate", "did you mean 'accumulate'"),
+        ({"accumulate": 0}, Shape(1, 1), None, "strategy.accumulate", "0 is less than 1"),
+        ({"accumulate": True}, Shape(1, 1), None, "strategy.accumulate", "True is not a whole"),
+        ({"sync_batchnorm": 1}, Shape(1, 1), None, "strategy.sync_batchnorm", "true or false"),
+        ({}, Shape(0, 1), None, "replicas", "0 nodes x 1 processes = 0 ranks"),
+        ({}, Shape(1, 2, gpus=4), None, "replicas.nproc_per_node", "set it to 4"),
+        ({}, Shape(1, 4, 4, master_gpus=0), None, "resources.master.gpus", "0 GPUs on the Master"),
+        ({}, Shape(1, 2, gpus=0), "nccl", "strategy.backend", "there are 0 for 2"),
+        ({}, Shape(1, 1), "mpi", "strategy.backend", "not built into torch"),
+        ({}, Shape(1, 1), "tcp", "strategy.backend", "gone from torch"),
+        ({}, Shape(1, 1), "glo", "strategy.backend", "did you mean 'gloo'"),
+    ],
+)
+def test_what_does_not_go_together(options, shape, backend, field, said):
+    (found,) = conflicts("ddp", options, shape, backend=backend)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_an_unknown_strategy_is_named_with_those_there_are():
+    (close,) = conflicts("DPP", {}, Shape(1, 1))
+    (far,) = conflicts("horovod", {}, Shape(1, 1))
+    assert close.message == "'DPP' is no strategy here; did you mean 'ddp'?"
+    assert far.message == f"'horovod' is no strategy here; there is {', '.join(STRATEGIES)}"
+
+
+def test_everything_is_told_at_once():
+    shape = Shape(1, 2, gpus=4, master_gpus=1)
+    assert fields("ddp", {"accumulate": 0}, shape, backend="mpi") == [
+        "strategy.accumulate",
+        "replicas.nproc_per_node",
+        "resources.master.gpus",
+        "strategy.backend",
+    ]
+
+
+def test_the_spec_has_the_tables_strategies_and_settings():
+    assert get_args(Strategy.model_fields["kind"].annotation) == tuple(STRATEGIES)
+    settings = {name: option for row in STRATEGIES.values() for name, option in row.options.items()}
+    fields = {name: field.default for name, field in Strategy.model_fields.items()}
+    del fields["kind"], fields["backend"]
+    assert fields == {name: option.default for name, option in settings.items()}
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+def test_a_setting_has_one_meaning_in_all_strategies(kind):
+    for name, option in STRATEGIES[kind].options.items():
+        others = [row.options[name] for row in STRATEGIES.values() if name in row.options]
+        assert all(other is option for other in others)
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
+    table = (Path(k8sjob.__file__).parent / "runtime/strategies/__init__.py").read_text()
+    home = re.search(rf'"{kind}": \("([\w.]+)", "(\w+)"\)', table)
+    module, function = home.groups() if home else (f"strategies.{kind}", "prepare")
+    source = (Path(k8sjob.__file__).parent / f"runtime/{module.replace('.', '/')}.py").read_text()
+    assert f"def {function}(" in source or kind == "keras_mesh"  # whose loop is job.fit
+    described = Strategy.model_fields["kind"].description
+    assert f"{kind}: {STRATEGIES[kind].summary}." in described
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"reshard": False}, "ddp has no such setting, but fsdp; leave it out"),
+        ({"clip_norm": 0}, "0 is not a number above 0; leave it out for null"),
+        ({"clip_norm": "1"}, "'1' is not a number above 0"),
+        ({"blocks": "0"}, "'0' is not a list of names or regular expressions; leave it out for"),
+        ({"blocks": ["a", "["]}, "['a', '['] is not a list of names or regular expressions;"),
+        ({"blocks": ["a{99999999999}"]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["(?a)(?u)x"]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["(" * 999]}, "is not a list of names or regular expressions;"),
+        ({"blocks": ["x" * 5000]}, "is not a list of names or regular expressions;"),
+    ],
+)
+def test_settings_that_ddp_does_not_take(given, said):
+    (found,) = conflicts("ddp", given, Shape(1, 1))
+    assert said in found.message
+
+
+SPLIT = {"splits": ["fc2"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "shape", "field", "said"),
+    [
+        ("model_split", {}, Shape(1, 1, 1), "strategy.splits", "no splits leave one stage"),
+        ("model_split", SPLIT, Shape(1, 1, 3), "resources.gpus", "3 GPUs for 1 splits + 1 = 2"),
+        ("model_split", SPLIT, Shape(1, 2, 2), "replicas.nproc_per_node", "2 GPUs one process"),
+        ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 nodes x 2 processes"),
+        ("data_parallel", {}, Shape(2, 1, 4), "replicas.workers", "or use kind: ddp"),
+        ("data_parallel", {"sync_batchnorm": True}, Shape(1, 1), "strategy.sync_batchnorm", "but"),
+    ],
+)
+def test_what_one_process_cannot_be(kind, given, shape, field, said):
+    (found,) = conflicts(kind, given, shape)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_one_process_drives_all_gpus_of_its_node():
+    assert conflicts("model_split", SPLIT, Shape(1, 1, 2)) == []
+    assert conflicts("data_parallel", {}, Shape(1, 1, 8)) == []
+    assert [processes_per_node(kind, 8) for kind in ("ddp", "model_split")] == [8, 1]
+    assert processes_per_node("ddp", 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "field", "said"),
+    [
+        ({}, Shape(1, 4), "replicas.workers", "nobody would train"),
+        ({}, Shape(3, 1, 1), "resources.master.gpus", "would hold 1 GPUs; set it to 0"),
+        ({"servers": 0}, Shape(3, 1), "strategy.servers", "0 is less than 1"),
+        ({"clip_norm": 1.0}, Shape(3, 1), "strategy.clip_norm", "has no such setting, but ddp"),
+    ],
+)
+def test_parameter_servers_that_cannot_be(given, shape, field, said):
+    (found,) = conflicts("parameter_server", given, shape)
+    assert found.field == field
+    assert said in found.message
+
+
+def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
+    assert conflicts("parameter_server", {}, Shape(3, 2, gpus=2, master_gpus=0)) == []
+    assert serving("parameter_server", {"servers": 3}) == 4
+    assert serving("ddp", {}) == serving("nothing", {}) == 0
+    assert serving("parameter_server", {"servers": "many"}) == 0
+
+
+DIVIDED = {"fc.weight": ["model", None]}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"model": 3, "layout": DIVIDED}, "model", "2 nodes x 4 processes = 8 ranks do not divide"),
+        ({"model": 3, "layout": DIVIDED}, "model", "model=3; set it to 1, 2, 4, 8"),
+        ({"model": 4, "data": 4, "layout": DIVIDED}, "data", "data 4 x model 4 = 16, but 2 nodes"),
+        ({"model": 2}, "layout", "nothing lies along mesh axis model=2"),
+        ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names or regular"),
+        ({"layout": {"fc.weight": ["model", "model"]}}, "layout", "is not a mapping of names"),
+        ({"layout": 3}, "layout", "leave it out for {}"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mesh", "keras_mesh"])
+def test_meshes_that_cannot_be(kind, given, field, said):
+    (found,) = conflicts(kind, given, Shape(2, 4))
+    assert found.field == f"strategy.{field}"
+    assert said in found.message
+
+
+OF_KERAS = {".*/dense/kernel": [None, "model"]}
+TWO = {"model": 2, "layout": OF_KERAS}
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "field", "message"),
+    [
+        (
+            TWO,
+            Shape(3, 1),
+            "model",
+            "3 nodes x 1 processes = 3 ranks do not divide by mesh axis model=2; set it to 1, 3",
+        ),
+        (
+            {**TWO, "data": 2},
+            Shape(3, 1),
+            "data",
+            "mesh data 2 x model 2 = 4, but 3 nodes x 1 processes = 3 ranks; leave data out",
+        ),
+        (
+            {"model": 2},
+            Shape(1, 2),
+            "layout",
+            "write what it divides, as {.*/dense/kernel: [null, model]}, or leave model out",
+        ),
+        ({"keras_backend": "tensorflow"}, Shape(1, 2), "keras_backend", "is not jax or torch;"),
+    ],
+)
+def test_meshes_of_keras_that_cannot_be(given, shape, field, message):
+    (found,) = conflicts("keras_mesh", given, shape)
+    assert found.field == f"strategy.{field}"
+    assert message in found.message
+
+
+def test_jax_has_no_backend_of_a_process_group():
+    shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
+    (found,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
+    assert found.field == "strategy.backend"
+    assert found.message.startswith("JAX speaks to NCCL by itself, and the group beside it is gloo")
+    assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
+    assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({}, "splits", "no splits leave one stage"),
+        ({"splits": ["a", "b"]}, "splits", "= 8 ranks do not divide by 2 splits + 1 = 3 stages"),
+        ({"splits": ["a"], "micro_batches": 1}, "micro_batches", "set it to at least 2"),
+        ({"splits": ["a"], "schedule": "zb"}, "schedule", "'zb' is not 1f1b or gpipe"),
+        ({"splits": ["a"], "sync_batchnorm": True}, "sync_batchnorm", "nn.GroupNorm and"),
+    ],
+)
+def test_pipelines_that_cannot_be(given, field, said):
+    (found,) = conflicts("pipeline", given, Shape(2, 4))
+    assert found.field == f"strategy.{field}"
+    assert said in found.message
+
+
+@pytest.mark.parametrize("model", [1, 2, 4, 8])
+def test_every_mesh_of_eight(model):
+    given = {"model": model, "data": 8 // model, "layout": DIVIDED}
+    assert conflicts("mesh", given, Shape(2, 4)) == []
+
+
+def test_the_spec_says_what_the_table_says():
+    with pytest.raises(SpecError, match="ddp has no such setting") as refused:
+        JobSpec(name="x", image="x", run={"script": "a"}, strategy={"reshard": False})
+    assert refused.value.problems[0].field == "strategy.reshard"
+
+
+def test_the_runtime_gets_settings_that_go_together():
+    spec = JobSpec(name="x", image="x", run={"script": "a"}, replicas={"workers": 3})
+    config = spec.runtime_config
+    shape = Shape(spec.nnodes, spec.nproc_per_node)
+    assert conflicts(config.strategy, config.options, shape, backend=config.backend) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"), [(kind, name) for kind, row in STRATEGIES.items() for name in row.lacks]
+)
+def test_a_setting_that_a_strategy_lacks_is_refused_with_the_reason(kind, setting):
+    value = {"accumulate": 2, "clip_norm": 1.0, "blocks": ["a"]}.get(setting, True)
+    found = conflicts(kind, {setting: value}, Shape(1, 1))
+    (refused,) = (conflict for conflict in found if conflict.field == f"strategy.{setting}")
+    assert f"{kind} has no such setting, but " in refused.message
+    assert refused.message.endswith(f"; leave it out: {STRATEGIES[kind].lacks[setting]}")
+
+
+def test_the_page_of_strategies_says_which_has_which_setting():
+    page = Path(__file__).parents[1] / "docs/how-to/choose-strategy.md"
+    section = page.read_text().partition("## Settings for steps and layers")[2]
+    told = {}
+    for line in section.partition("\n## ")[0].splitlines():
+        if line.startswith("| `"):
+            setting, _, under = line.strip("| ").split(" | ")
+            named = set(re.findall(r"`(\w+)`", under))
+            told[setting.strip("`")] = STRATEGIES.keys() - named if "all but" in under else named
+    assert len(told) == 6
+    for setting, kinds in told.items():
+        assert kinds == {kind for kind, row in STRATEGIES.items() if setting in row.options}
