@@ -308,7 +308,7 @@ def table(rows: list[Outcome]) -> str:
     head = ("Fault", "First lines that the watcher saw", "Until the next step")
     lines = [f"| {' | '.join(head)} | Steps repeated | Lines missing |", "|---|---|---|---|---|"]
     for row in rows:
-        went = "it went on" if row.repeated is None else f"{row.seconds:.1f} s"
+        went = "it continued" if row.repeated is None else f"{row.seconds:.1f} s"
         seen = row.seen.replace("|", "\\|")
         lines.append(f"| {row.fault} | {seen} | {went} | {row.repeated or 0} | {row.missing} |")
     return "\n".join(lines) + "\n"
@@ -316,7 +316,7 @@ def table(rows: list[Outcome]) -> str:
 
 def table_of_starts(rows: list[Told]) -> str:
     """The same of jobs that do not start."""
-    lines = ["| Fault | What `why` says | Told after | Then |", "|---|---|---|---|"]
+    lines = ["| Fault | What `why` says | After | Then |", "|---|---|---|---|"]
     for row in rows:
         then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
         said = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding).replace("|", "\\|")

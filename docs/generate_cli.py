@@ -33,7 +33,7 @@ HEAD = """\
 |---|---|
 | 0 | done; for `run`, `watch` and `submit --watch`: the job succeeded; `diff`: the same |
 | 1 | an error: a file that is no job, findings of `lint`, a refusal, a taken name; `diff`: other |
-| 1 | without a word: whoever read the output has gone, as `head` does |
+| 1 | no message: the reader of the output has exited, as `head` does |
 | 2 | wrong usage: an unknown command, option or value; an error of `diff` |
 | 100 | the job failed |
 | 101 | the job has not ended (`status --exit-code`) |

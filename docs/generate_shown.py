@@ -1,4 +1,4 @@
-"""The files that pages show, written into the pages anew: `python docs/generate_shown.py`.
+"""The files that pages show, written into the pages: `python docs/generate_shown.py`.
 
 A block under `<!-- shows: FILE -->` is the whole file; under `<!-- shows: FILE only A, B -->` it is
 those top-level parts of the file, under a comment with its path: keys of a YAML file, functions and

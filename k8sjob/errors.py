@@ -159,7 +159,7 @@ class JobNotFound(BackendError):  # noqa: N818 - a state of affairs, as FileNotF
 
 
 class JobExists(BackendError):  # noqa: N818 - see JobNotFound
-    """A job of that name is there already and is not the one that was to be made.
+    """A job of that name already exists and is not the one to be created.
 
     Attributes:
         difference: lines of a unified diff from that one to this, where they were compared.

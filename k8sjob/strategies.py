@@ -392,14 +392,14 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             lacks={"sync_batchnorm": "the statistics are those of the whole batch anyhow"},
         ),
         "data_parallel": Strategy(
-            summary="one process has a copy of the model on each of its GPUs, made anew each step",
+            summary="one process has a copy of the model on each of its GPUs, recreated each step",
             options=_STEP,
             rule=lambda _settings, shape: _of_one_process("data_parallel", shape, "ddp"),
             whole_node=True,
             warning="nn.DataParallel copies the model to every GPU in each step, and its threads"
             " share one interpreter; kind: ddp does the same, faster, and on several nodes",
             lacks={
-                "sync_batchnorm": "each copy has its own part of the batch, and is made anew in"
+                "sync_batchnorm": "each copy has its own part of the batch, and is recreated in"
                 " each step; kind: ddp has it",
                 "checkpoint_activations": "copies compute with the bare layers; kind: ddp has it",
                 "compile": "copies compute with the bare layers; kind: ddp has it",

@@ -93,8 +93,8 @@ def _explain(found: Difference, submit: str, edit: str) -> None:
             f"\nread again while the job runs; {edit} changes it, submit does not:\n"
             f"  {some(found.at_once, _MOST_PATHS)}"
         )
-    if found.anew:
+    if found.recreated:
         say(
             f"\npods keep what they were started with, so this takes effect only in a new job,"
-            f" by {submit} --replace:\n  {some(found.anew, _MOST_PATHS)}"
+            f" by {submit} --replace:\n  {some(found.recreated, _MOST_PATHS)}"
         )

@@ -203,7 +203,7 @@ def _bottom(base: Base, onto: str | None) -> str:
 
 
 def _added(base: Base, bare: Manifest | None) -> list[ImageLayer]:
-    """The layers that were installed on the base; none where a builder has made that one's anew."""
+    """The layers that were installed on the base; none if a builder has rebuilt the base's."""
     under = {layer.digest for layer in bare.layers} if bare else set()
     over = {layer.digest for layer in base.manifest.layers}
     if not under or not under <= over:

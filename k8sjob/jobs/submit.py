@@ -286,7 +286,7 @@ class _Submission:
         return difference(existing, _with_defaults(self._backend, self._plan.manifest))
 
     def _report_changes(self, ref: JobRef, found: Difference) -> None:
-        if changed := [*found.at_once, *found.anew]:
+        if changed := [*found.at_once, *found.recreated]:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
 

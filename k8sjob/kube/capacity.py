@@ -24,11 +24,11 @@ __all__ = [
     "Node",
     "add",
     "amounts",
+    "as_text",
     "devices",
     "nodes_of",
     "pod_requests",
     "taken",
-    "told",
     "tolerates",
 ]
 
@@ -184,7 +184,7 @@ def amounts(quantities: Any) -> Amounts:
     return found
 
 
-def told(resource: str, amount: Decimal) -> str:
+def as_text(resource: str, amount: Decimal) -> str:
     """An amount for people: bytes as 31.2Gi, cores as 3.5, others as they are."""
     if resource.rpartition(".")[2] in {"memory", "storage", "ephemeral-storage"}:
         for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):

@@ -104,7 +104,7 @@ def _followed(
     ends: dict[str, _End] = {}
 
     def end(replica: str) -> _End:
-        # One line at least, so as to know where to go on.
+        # One line at least, to know where to continue.
         lines = backend.logs(ref, replica, tail=max(tail or 0, 1), since=since)
         return _End(_from(lines, since), tail or 0)
 
@@ -206,7 +206,7 @@ def replica_of_rank(job: Json, rank: int) -> str:
 
 
 class _End:
-    """The last lines of a replica's output, and where whoever follows it goes on.
+    """The last lines of a replica's output, and where following it continues.
 
     Attributes:
         lines: the last ones, `count` at most.

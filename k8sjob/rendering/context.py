@@ -39,7 +39,7 @@ MADE_HERE: Final = frozenset({RUNTIME_SOURCE, _MANIFEST, _DOCKERFILE, OWN_IGNORE
 """Names at the top of a context that are not the user's code."""
 COPY_MARK: Final = f"{RUNTIME_SOURCE}/COPY"
 """A file that is in copies of a context alone."""
-_COPY_TEXT: Final = "This folder is a copy. `k8sjob render -d` empties it and makes it anew.\n"
+_COPY_TEXT: Final = "This folder is a copy. `k8sjob render -d` empties it and writes it again.\n"
 
 
 def write_context(

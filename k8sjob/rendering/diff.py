@@ -35,15 +35,15 @@ class Difference:
 
     Attributes:
         lines: a unified diff of the two as YAML, from what is there to what is wanted.
-        anew: paths of fields whose new value reaches no pod that is there already: pods keep what
-            they were started with, so the job must be made anew. A changed number of replicas is
+        recreated: paths of fields whose new value reaches no existing pod: pods keep what they
+            were started with, so the job must be recreated. A changed number of replicas is
             one of them: the other pods keep the old world size.
         at_once: paths of fields that the operator reads again whenever it looks at the job.
         is_new: whether there is no job yet; then no paths are named.
     """
 
     lines: tuple[str, ...] = ()
-    anew: tuple[str, ...] = ()
+    recreated: tuple[str, ...] = ()
     at_once: tuple[str, ...] = ()
     is_new: bool = False
 

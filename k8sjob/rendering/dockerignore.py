@@ -106,7 +106,7 @@ class Ignore:
             except re.error as error:
                 message = f"{pattern[:80]!r} is not a pattern: {error}; correct it"
                 raise ImageError(f".dockerignore:{number}: {message}") from None
-        # Neighbours of the same kind are one expression: thousands of files are looked at.
+        # Adjacent patterns of the same kind are one expression: thousands of files are looked at.
         self._groups = [
             (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)
             for taken_back, group in itertools.groupby(patterns, key=lambda pattern: pattern[1])

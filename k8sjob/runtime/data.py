@@ -145,12 +145,12 @@ class ShardSampler(DistributedSampler[int]):
         """Continue from a saved state, with this number of ranks and this batch size.
 
         Raises:
-            ValueError: the state is in mid-epoch, and belongs to other data or another seed.
+            ValueError: the state is within an epoch, and belongs to other data or another seed.
         """
         seen = (state["samples"], state["seed"])
         if state["offset"] and seen != (self.samples, self.seed):
             raise ValueError(
-                f"saved in mid-epoch with {seen[0]} samples and seed {seen[1]}, now there are "
+                f"saved within an epoch with {seen[0]} samples and seed {seen[1]}, now there are "
                 f"{self.samples} samples and seed {self.seed}: the epoch cannot be continued"
             )
         self.epoch, self.offset, self._order = int(state["epoch"]), int(state["offset"]), None
@@ -308,7 +308,7 @@ class Feed:
         self._dataset, self._settings = dataset, settings
         self._batches = _Batches(self.sampler)
         # Not the default generator, which the model's dropout draws from: a run that resumes in
-        # mid-epoch would differ from there on if an epoch's beginning moved it.
+        # within an epoch would differ from there on if an epoch's beginning moved it.
         self._generator = torch.Generator()
         options = {"pin_memory": on_gpu, **settings["loader_options"]}
         self._loader = _Loader(

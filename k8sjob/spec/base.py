@@ -81,7 +81,7 @@ def seen(value: Any) -> str:
 
 
 def tagged(name: str) -> str:
-    """The tag of a union's branch; `<...>` so that it can be told from a key in a location."""
+    """The tag of a union's branch; `<...>` to distinguish it from a key in a location."""
     return f"<{name}>"
 
 

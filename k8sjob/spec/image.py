@@ -70,7 +70,7 @@ def _without_tag(reference: str) -> str:
 
 
 class Image(Part):
-    """An image to build on `base`, or without a base one that is there already."""
+    """An image to build on `base`, or without a base, an existing one."""
 
     repository: Annotated[
         ImageReference,

@@ -234,7 +234,7 @@ class JobSpec(Part):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What will not go on a cluster as it seems, though the spec is valid; most have none."""
+        """What is valid but will not do on a cluster what it seems to; most specs have none."""
         return tuple(f"{field_path(field)}: {text}" for field, text in job_remarks(self))
 
     @property

@@ -60,7 +60,7 @@ class Replicas(Part):
     elastic: Annotated[
         Elastic | None,
         doc(
-            "Lets nodes come and go within these bounds: those that are there train, and go on"
+            "Lets nodes join and leave within these bounds: those that are there train, and resume"
             " from a checkpoint when that changes; null: the number is fixed.",
             {"min": 2, "max": 4},
         ),

@@ -78,7 +78,7 @@ class Strategy(Part):
             " model over data and model by keras.distribution, one device a rank. pipeline: every"
             " rank has some of the layers, batches pass through in parts. model_split: one process"
             " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
-            " process has a copy of the model on each of its GPUs, made anew each step."
+            " process has a copy of the model on each of its GPUs, recreated each step."
             " parameter_server: trainers have the model without its tables, servers the tables'"
             " columns.",
             *get_args(Kind),

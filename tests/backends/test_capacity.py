@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8sjob.kube.capacity import amounts, devices, nodes_of, pod_requests, taken, told
+from k8sjob.kube.capacity import amounts, as_text, devices, nodes_of, pod_requests, taken
 
 
 def container(cpu=None, *, always=False, limits=None, **more):
@@ -117,4 +117,4 @@ def test_what_is_no_quantity_is_left_out():
     ],
 )
 def test_amounts_are_told_as_people_read_them(resource, amount, text):
-    assert told(resource, Decimal(amount)) == text
+    assert as_text(resource, Decimal(amount)) == text

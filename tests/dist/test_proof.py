@@ -289,7 +289,7 @@ TAIL = """
   comes, so that no two runs are equal. Their loss on digits comes under {reach} in 80 steps
   ({reached:.2f}), and both have the same model.
 
-What is tested besides, setting by setting, is told in
+The settings that are tested besides are in
 [choose a strategy](../how-to/choose-strategy.md#what-is-proved).
 """
 

@@ -27,8 +27,8 @@ def test_every_code_of_the_contract_is_there():
 def test_what_is_repeated_is_what_the_agent_repeats():
     """Except after a stop, which it was asked for."""
     for code, name, _, here, policy in table(r"Code \| Name"):
-        assert ("anew" in policy) == retryable(int(code)), name
-        assert ("anew" in here) == (retryable(int(code)) and name != "STOPPED"), name
+        assert (policy == "recreated") == retryable(int(code)), name
+        assert (here == "restarts") == (retryable(int(code)) and name != "STOPPED"), name
 
 
 def test_signals_have_their_numbers():

@@ -363,8 +363,8 @@ def test_the_difference_to_what_is_there(api, backend):
     assert not compare(plan_submission(SPEC), backend)
     stored(api)["spec"]["runPolicy"]["suspend"] = True
     found = compare(plan_submission(SPEC), backend)
-    assert (found.anew, found.at_once) == ((), ("spec.runPolicy.suspend",))
-    assert len(compare(plan_submission(OTHER), backend).anew) == 2
+    assert (found.recreated, found.at_once) == ((), ("spec.runPolicy.suspend",))
+    assert len(compare(plan_submission(OTHER), backend).recreated) == 2
     assert len(api.jobs) == 1
 
 

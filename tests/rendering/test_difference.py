@@ -47,7 +47,7 @@ def test_the_order_of_keys_is_none(job):
 
 def test_a_job_that_is_not_there_is_new_as_a_whole(job):
     found = difference(None, job)
-    assert (found.is_new, found.anew, found.at_once) == (True, (), ())
+    assert (found.is_new, found.recreated, found.at_once) == (True, (), ())
     assert found.lines[0] == "--- /dev/null"
     assert found.lines[1] == "+++ blue/tiny as it would be"
     assert all(line.startswith("+") for line in found.lines[3:])
@@ -59,7 +59,7 @@ def test_a_changed_field_is_a_line_out_and_a_line_in(job):
     changed = [line.strip("+- ") for line in found.lines[2:] if line[0] in "+-"]
     assert changed == ['image: "team/tiny:1"', 'image: "team/tiny:2"'] * 2
     at = "template.spec.containers[0].image"
-    assert found.anew == (f"{MASTER}.{at}", f"{WORKER}.{at}")
+    assert found.recreated == (f"{MASTER}.{at}", f"{WORKER}.{at}")
     assert found.at_once == ()
 
 
@@ -86,18 +86,18 @@ def test_a_changed_field_is_a_line_out_and_a_line_in(job):
 )
 def test_what_running_pods_would_notice(changes, anew, at_once, job):
     found = difference(job, manifest(SPEC.with_(**changes)))
-    assert (list(found.anew), list(found.at_once)) == (anew, at_once)
+    assert (list(found.recreated), list(found.at_once)) == (anew, at_once)
 
 
 def test_a_label_reaches_the_job_at_once_and_its_pods_only_anew(job):
     found = difference(job, manifest(SPEC.with_(labels={"team": "red"})))
     assert found.at_once == ("metadata.labels.team",)
-    assert found.anew == tuple(f"{r}.template.metadata.labels.team" for r in (MASTER, WORKER))
+    assert found.recreated == tuple(f"{r}.template.metadata.labels.team" for r in (MASTER, WORKER))
 
 
 def test_a_list_of_another_length_is_named_as_a_whole(job):
     wanted = manifest(SPEC.with_(run={"env": {"A": "1", "B": "2"}}))
-    assert difference(job, wanted).anew == tuple(
+    assert difference(job, wanted).recreated == tuple(
         f"{r}.template.spec.containers[0].env" for r in (MASTER, WORKER)
     )
 
@@ -105,7 +105,7 @@ def test_a_list_of_another_length_is_named_as_a_whole(job):
 def test_a_setting_of_the_runtime_shows_by_itself(job):
     wanted = manifest(SPEC.with_(checkpoint={"dir": "/data/checkpoints", "keep": 5}))
     found = difference(job, wanted)
-    assert f"{MASTER}.template.spec.containers[0].env[1].value.checkpoint_keep" in found.anew
+    assert f"{MASTER}.template.spec.containers[0].env[1].value.checkpoint_keep" in found.recreated
     assert [line for line in found.lines if line.split() == ["+", "checkpoint_keep:", "5"]]
     job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"][1] = {
         "name": "K8SJOB_CONFIG", "value": "no JSON",

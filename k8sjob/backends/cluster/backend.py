@@ -394,7 +394,7 @@ def _taken(ref: JobRef) -> Iterator[None]:
         if error.reason != "AlreadyExists":
             raise
         raise JobExists(
-            f"{ref} is there already; see `k8sjob status {ref}`, delete it by `k8sjob delete"
+            f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
             f" {ref}`, or choose another name"
         ) from error
 

@@ -49,7 +49,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
 """Left out even where a .dockerignore takes it in."""
 _LARGE: Final = 200 * 1024**2
-"""Bytes of one copy above which the user is told what makes it so large."""
+"""Bytes of one copy above which a message names what makes it so large."""
 _SPARE: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")

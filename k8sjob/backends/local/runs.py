@@ -154,7 +154,7 @@ class LatestState:
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
-        """The newest state: the same object until it was written anew; JobNotFound if it is gone.
+        """The newest state: the same object until it was written again; JobNotFound if it is gone.
 
         It is also read again now and then, as the death of the supervisor changes no file.
         """

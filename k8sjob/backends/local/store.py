@@ -71,7 +71,7 @@ class JobFolder:
 
     @property
     def run(self) -> str:
-        """The run's id, by which the runs of one name are told apart: part of the job's uid."""
+        """The run's id, which distinguishes the runs of one name: part of the job's uid."""
         return self.path.name.rpartition("-")[2]
 
     def replica(self, name: str) -> Path:

@@ -135,14 +135,14 @@ def _package(name: str) -> str | None:
 
 def _kubectl() -> str | None:
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             ["kubectl", "version", "--client", "-o", "json"],  # noqa: S607 - the one on PATH
             env=os.environ | {"KUBECONFIG": os.devnull},  # some vendors' ask the server
             capture_output=True,
             timeout=20,
             check=True,
         )
-        return str(json.loads(told.stdout)["clientVersion"]["gitVersion"])
+        return str(json.loads(done.stdout)["clientVersion"]["gitVersion"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 

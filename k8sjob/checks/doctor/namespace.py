@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.needs import quota_need, unsaid
 from k8sjob.checks.doctor.operator import INIT_CONTAINER, flag
-from k8sjob.kube.capacity import add, amounts, told
+from k8sjob.kube.capacity import add, amounts, as_text
 from k8sjob.kube.objects import pod_specs
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def quotas(facts: Facts) -> Iterator[Check]:
 def _one(name: str, status: Json, need: Amounts) -> Check:
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     lines = tuple(
-        f"{what}: {told(what, used.get(what, Decimal()))} of {told(what, limit)} used"
-        + (f", the job adds {told(what, need[what])}" if need.get(what) else "")
+        f"{what}: {as_text(what, used.get(what, Decimal()))} of {as_text(what, limit)} used"
+        + (f", the job adds {as_text(what, need[what])}" if need.get(what) else "")
         for what, limit in hard.items()
     )
     over = [what for what, limit in hard.items() if used.get(what, 0) + need.get(what, 0) > limit]
@@ -205,13 +205,13 @@ def limits(facts: Facts) -> Iterator[Check]:
 
 def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
     over = tuple(
-        f"{role}: {what} {told(what, asked[what])}"
+        f"{role}: {what} {as_text(what, asked[what])}"
         for role, _, pod in pod_specs(job)
         for asked in _limits_of(pod, kind)
         for what in most
         if asked.get(what, 0) > most[what]
     )
-    allowed = ", ".join(f"{what} {told(what, limit)}" for what, limit in most.items())
+    allowed = ", ".join(f"{what} {as_text(what, limit)}" for what, limit in most.items())
     seen = f"{name} allows a {kind.lower()} at most {allowed}"
     if not over:
         return fine("limits", seen)

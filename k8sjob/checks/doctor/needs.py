@@ -115,7 +115,7 @@ _GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
 def _absent(one: Reference, namespace: str) -> Check:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
     step = step.format(name=one.name, namespace=namespace)
-    if one.kind == "pull secret":  # the kubelet goes on without it
+    if one.kind == "pull secret":  # the kubelet continues without it
         return warning("objects", f"there is no {one} in {namespace}", step)
     where = "" if one.kind in {"priority class", "runtime class"} else f" in {namespace}"
     return problem("objects", f"there is no {one}{where}", step)

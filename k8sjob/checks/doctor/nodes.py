@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.kube.capacity import add, devices, nodes_of, pod_requests, told, tolerates
+from k8sjob.kube.capacity import add, as_text, devices, nodes_of, pod_requests, tolerates
 from k8sjob.kube.objects import pod_specs
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
         if (best := max(node.offers.get(what, asked * 0) for node in possible)) < asked
     }
     said = ", ".join(
-        f"{what} {told(what, need[what])} (the largest has {told(what, best)})"
+        f"{what} {as_text(what, need[what])} (the largest has {as_text(what, best)})"
         for what, best in short.items()
     )
-    said = said or "all of " + ", ".join(f"{what} {told(what, n)}" for what, n in need.items())
+    said = said or "all of " + ", ".join(f"{what} {as_text(what, n)}" for what, n in need.items())
     return problem(
         "fit",
         f"a {role} is too large for every node, even for an empty one: it asks for {said}",

@@ -210,7 +210,7 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
 @RULES.warning(
     "gpus-kept-after-success",
     "The job has succeeded as soon as the Master has; under cleanPodPolicy None (the default) "
-    "Workers that still run go on.",
+    "Workers that still run keep running.",
 )
 def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
     policy = job.get("spec", "runPolicy")

@@ -1,4 +1,4 @@
-"""Checks of what a script trains on, saves and measures: mostly what goes wrong without a word."""
+"""Checks of what a script trains on, saves and measures: mostly what silently goes wrong."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
             continue
         values = script.scopes.values(call.func.value)
         made = [value for value in values if isinstance(value, ast.Call)]
-        # One that is made anew for each step finds no older gradients in the model made with it.
+        # One that is created for each step finds no older gradients in the model made with it.
         kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]
         if script.trains and any(_OPTIMIZER.fullmatch(script.name(one.func)) for one in kept):
             yield script.at(

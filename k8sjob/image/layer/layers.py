@@ -211,8 +211,8 @@ def _link_target(entry: File) -> str:
         return os.readlink(entry.path).decode()  # noqa: PTH115 - names are bytes
     except UnicodeDecodeError:
         raise ImageError(
-            f"{entry.name}: the link leads to a name that is not UTF-8, which an image needs; make"
-            " it anew, or leave it out by .dockerignore"
+            f"{entry.name}: the link leads to a name that is not UTF-8, which an image needs;"
+            " rename its target, or exclude it by .dockerignore"
         ) from None
     except OSError:
         raise _changed(entry.name) from None

@@ -310,7 +310,7 @@ def since_training(lines: Sequence[str]) -> list[str]:
 
 
 def library_lines(lines: Sequence[str]) -> list[str]:
-    """The last lines, back to the last one that a script wrote, as a rank does that goes on."""
+    """The last lines, back to the last one that a script wrote, as a rank does that continues."""
     return list(takewhile(_LIBRARY_LINE.match, reversed(lines)))[::-1]
 
 

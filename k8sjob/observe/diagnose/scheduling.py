@@ -8,7 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.capacity import nodes_of, pod_requests, taken, told, tolerates
+from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
 from k8sjob.kube.labels import JOB_NAME
 from k8sjob.kube.objects import moment
 from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding
@@ -114,7 +114,7 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
 
 def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[str, str]:
     wanted = pod_requests(pod.spec).get(resource, Decimal())
-    asks = f"it asks for {told(resource, wanted) if wanted else '?'}"
+    asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
     nodes = nodes_of(facts.of_kind("Node"), taken(facts.of_kind("Pod")))
     # Where nodes may not be read it is not known whether they have any at all.
@@ -123,7 +123,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
     if resource in _CORE:
         field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
         if wanted > largest:
-            most = told(resource, largest)
+            most = as_text(resource, largest)
             never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
             return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
         return short, f"lower {field}, or wait until others have ended"

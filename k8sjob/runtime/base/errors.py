@@ -55,7 +55,7 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
     # torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp.
     ("DistBackendError", r"ncclRemoteError|remote process exit|communicator was aborted"),
     ("DistBackendError", r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)"),
-    # xla/backends/cpu/collectives/gloo_communicator.cc, of what gloo told it; jax 0.7 to 0.10.
+    # xla/backends/cpu/collectives/gloo_communicator.cc, of an error of gloo; jax 0.7 to 0.10.
     ("JaxRuntimeError", r"Gloo .*(Connection closed by peer|reset by peer|Broken pipe)"),
     ("JaxRuntimeError", r"Gloo .*([Tt]imed out|[Tt]imeout|Socket closed)"),
     # xla/backends/gpu/collectives/nccl_errors.h.

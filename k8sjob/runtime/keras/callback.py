@@ -121,7 +121,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
             test_batches: of this rank in an evaluation of Keras's own; 0 without one.
             saved: the checkpoint to resume from.
             others: the user's callbacks, the same on all ranks; those that look at batches may
-                stop in mid-epoch.
+                stop within an epoch.
         """
         super().__init__()
         self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved

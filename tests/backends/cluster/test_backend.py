@@ -70,7 +70,7 @@ def test_a_manifests_own_namespace_counts(backend, script):
 
 def test_a_name_that_is_taken(backend, script, error):
     script.on("POST", JOBS, error(409, "AlreadyExists", '"one" already exists'))
-    with pytest.raises(JobExists, match="team/one is there already; see `k8sjob status"):
+    with pytest.raises(JobExists, match="team/one already exists; see `k8sjob status"):
         backend.create_manifest(job())
     assert len(script.asked) == 1
 
