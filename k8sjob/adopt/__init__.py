@@ -8,6 +8,6 @@ once more and compared, so nothing can be dropped.
 from __future__ import annotations
 
 from k8sjob.adopt.adopting import Adopted, adopt
-from k8sjob.adopt.meaning import same_meaning
+from k8sjob.adopt.equivalence import same_meaning
 
 __all__ = ["Adopted", "adopt", "same_meaning"]

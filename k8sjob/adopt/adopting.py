@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
-from k8sjob.adopt.meaning import (
+from k8sjob.adopt.equivalence import (
     SAME,
     Json,
     combined,
@@ -17,6 +16,7 @@ from k8sjob.adopt.meaning import (
     pods,
     same_meaning,
 )
+from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest

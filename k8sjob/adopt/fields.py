@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.meaning import Json, config_of, default_pull_policy, mappings, pods, same
+from k8sjob.adopt.equivalence import Json, config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decode_object
 from k8sjob.kube.labels import ISTIO, MANAGED_BY, QUEUE
 from k8sjob.rendering.manifest import literal

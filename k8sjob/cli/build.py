@@ -18,7 +18,7 @@ from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.spec import load
-from k8sjob.view.safe import safe_line
+from k8sjob.view.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
 from k8sjob.spec import load
 from k8sjob.spec.load import located
-from k8sjob.view.safe import safe_line
+from k8sjob.view.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

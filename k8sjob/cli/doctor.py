@@ -20,7 +20,7 @@ from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
 from k8sjob.spec import Image, JobSpec, load
-from k8sjob.view.safe import safe_line
+from k8sjob.view.sanitize import safe_line
 from k8sjob.view.views import console_for
 from k8sjob.yamldoc import dump
 

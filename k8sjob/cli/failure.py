@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.errors import K8sJobError, redacted
-from k8sjob.view.safe import safe_line, safe_text
+from k8sjob.view.sanitize import safe_line, safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import job_status
 from k8sjob.view.follow import Feed, Interrupts
 from k8sjob.view.lines import LinePrinter, phrase, position
-from k8sjob.view.safe import text
+from k8sjob.view.sanitize import text
 from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import console_for
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.view.safe import safe_line
+from k8sjob.view.sanitize import safe_line
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:

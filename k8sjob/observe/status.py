@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
-from k8sjob.adopt.meaning import config_of
+from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
 from k8sjob.kube.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE

@@ -5,30 +5,26 @@ have a name merge by it, as Kubernetes' strategic merge does for containers, env
 `$patch: delete` in an item removes the item of that name. All other lists are replaced whole.
 
 What the result must not break is checked here too: the operator's webhook, and the Pod Security
-Standard "restricted" as one table, see
-https://kubernetes.io/docs/concepts/security/pod-security-standards/ (the baseline included).
+Standard "restricted".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["apply_overlay", "breaches", "merge"]
+__all__ = ["apply_overlay", "merge"]
 
 _Json = dict[str, Any]
-Path = tuple[str | int, ...]
-"""A path into a Pod's spec: keys and list indices."""
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
-_GROUPS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
 def apply_overlay(
@@ -54,7 +50,7 @@ def apply_overlay(
             Problem(f"overlay.{problem.field}", problem.message)
             for problem in webhook_problems(merged)
         ]
-        problems += _breaches(merged, overlay) if restricted else ()
+        problems += _violations(merged, overlay) if restricted else ()
     if problems:
         raise SpecError(problems)
     return merged
@@ -107,12 +103,12 @@ def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
         yield from _images(overlay)
 
 
-def _breaches(merged: _Json, overlay: _Json) -> Iterator[Problem]:
+def _violations(merged: _Json, overlay: _Json) -> Iterator[Problem]:
     """What breaks the standard, at the path that it has in the overlay."""
     for role, replica in (_get(merged, "spec", "pytorchReplicaSpecs") or {}).items():
         of_pod = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
         pod = _get(replica, "template", "spec")
-        for path, value, wanted in breaches(pod) if isinstance(pod, dict) else ():
+        for path, value, wanted in restricted_violations(pod) if isinstance(pod, dict) else ():
             at = field_path(_in_overlay(_get(overlay, *of_pod), pod, path))
             yield Problem(
                 f"{field_path(('overlay', *of_pod))}.{at}",
@@ -121,7 +117,7 @@ def _breaches(merged: _Json, overlay: _Json) -> Iterator[Problem]:
             )
 
 
-def _in_overlay(overlaid: Any, pod: _Json, path: Path) -> Path:
+def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
     """The path, with the index that a named item of a list has in the overlay."""
     if len(path) < 2 or not isinstance(path[1], int):
         return path
@@ -149,132 +145,3 @@ def _get(value: Any, *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Control:
-    """One field that the standard limits.
-
-    Attributes:
-        path: of the field, where "*" is each item of a list.
-        allows: whether it may have the value.
-        wanted: what it may be, in words.
-    """
-
-    path: tuple[str, ...]
-    allows: Callable[[Any], bool]
-    wanted: str
-
-
-def _one_of(path: str, *values: Any, wanted: str) -> _Control:
-    return _Control(tuple(path.split(".")), lambda seen: seen in values, wanted)
-
-
-_OFF: Final = (None, False)
-_ON: Final = (None, True)
-_PROFILES: Final = (None, "RuntimeDefault", "Localhost")
-_SYSCTLS: Final = (
-    "kernel.shm_rmid_forced",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.ping_group_range",
-    "net.ipv4.tcp_syncookies",
-    *(f"net.ipv4.tcp_keepalive_{part}" for part in ("time", "intvl", "probes")),
-    *(f"net.ipv4.tcp_{part}" for part in ("fin_timeout", "rmem", "wmem")),
-)
-_SELINUX_TYPES: Final = (
-    *(None, ""),
-    *(f"container_{kind}t" for kind in ("", "init_", "kvm_", "engine_")),
-)
-_VOLUMES: Final = frozenset(
-    {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
-    | {"persistentVolumeClaim"}
-)
-_HOOKS: Final = (
-    *(f"{probe}.{kind}" for probe in ("livenessProbe", "readinessProbe", "startupProbe")
-      for kind in ("httpGet", "tcpSocket")),
-    *(f"lifecycle.{hook}.{kind}" for hook in ("postStart", "preStop")
-      for kind in ("httpGet", "tcpSocket")),
-)  # fmt: skip
-_CONTEXT: Final = (
-    _one_of("securityContext.windowsOptions.hostProcess", *_OFF, wanted="false"),
-    _one_of("securityContext.runAsNonRoot", *_ON, wanted="true"),
-    _Control(("securityContext", "runAsUser"), lambda seen: seen != 0, "any user but 0"),
-    _one_of("securityContext.seccompProfile.type", *_PROFILES, wanted="RuntimeDefault"),
-    _one_of("securityContext.appArmorProfile.type", *_PROFILES, wanted="RuntimeDefault"),
-    _one_of("securityContext.seLinuxOptions.type", *_SELINUX_TYPES, wanted="container_t"),
-    _one_of("securityContext.seLinuxOptions.user", None, "", wanted="left out"),
-    _one_of("securityContext.seLinuxOptions.role", None, "", wanted="left out"),
-)
-"""What Pods and containers have in common."""
-_POD: Final = (
-    *(_one_of(field, *_OFF, wanted="false") for field in ("hostNetwork", "hostPID", "hostIPC")),
-    *_CONTEXT,
-    _one_of("securityContext.sysctls.*.name", None, *_SYSCTLS, wanted="a safe sysctl"),
-    _Control(
-        ("volumes", "*"),
-        lambda seen: not isinstance(seen, dict) or not seen.keys() - {"name"} - _VOLUMES,
-        f"of {', '.join(sorted(_VOLUMES))}",
-    ),
-)
-_CONTAINER: Final = (
-    *_CONTEXT,
-    _one_of("securityContext.privileged", *_OFF, wanted="false"),
-    _one_of("securityContext.allowPrivilegeEscalation", *_OFF[1:], wanted="false"),
-    _Control(
-        ("securityContext", "capabilities", "drop"),
-        lambda seen: isinstance(seen, list) and "ALL" in seen,
-        "[ALL]",
-    ),
-    _one_of("securityContext.capabilities.add.*", None, "NET_BIND_SERVICE", wanted="left out"),
-    _one_of("securityContext.procMount", None, "Default", wanted="Default"),
-    _one_of("ports.*.hostPort", None, 0, wanted="left out"),
-    *(_one_of(f"{hook}.host", None, "", wanted="left out") for hook in _HOOKS),
-)
-_INHERITED: Final = {
-    ("securityContext", "runAsNonRoot"): "true",
-    ("securityContext", "seccompProfile", "type"): "RuntimeDefault",
-}
-"""What each container must say unless the Pod does, and how."""
-
-
-def breaches(pod: _Json) -> Iterator[tuple[Path, Any, str]]:
-    """Where a Pod's spec breaks the standard.
-
-    Args:
-        pod: a Pod's spec, of any shape.
-
-    Yields:
-        The path of a field, its value, and what the standard wants there.
-    """
-    for control in _POD:
-        yield from _broken(pod, control, ())
-    for group in _GROUPS:
-        containers = pod.get(group)
-        for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            for control in _CONTAINER:
-                yield from _broken(container, control, (group, index))
-            for path, wanted in _INHERITED.items():
-                if all(value is None for _, value in (*_at(container, path), *_at(pod, path))):
-                    yield (group, index, *path), None, wanted
-
-
-def _broken(holder: Any, control: _Control, base: Path) -> Iterator[tuple[Path, Any, str]]:
-    for path, value in _at(holder, control.path):
-        if not control.allows(value):
-            yield (*base, *path), value, control.wanted
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Iterator[tuple[Path, Any]]:
-    """The fields that a path stands for, with their values; None for one that is left out."""
-    if not path:
-        yield (), value
-    elif path[0] == "*":
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            for below, found in _at(item, path[1:]):
-                yield (index, *below), found
-    else:
-        inner = value.get(path[0]) if isinstance(value, dict) else None
-        for below, found in _at(inner, path[1:]):
-            yield (path[0], *below), found

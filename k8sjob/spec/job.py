@@ -222,7 +222,7 @@ class JobSpec(Part):
         try:
             made: JobSpec = handler(data)
         except ValidationError as error:
-            from k8sjob.spec.explain import problems  # noqa: PLC0415 - only for what is wrong
+            from k8sjob.spec.errors import problems  # noqa: PLC0415 - only for what is wrong
 
             source = document.source if document else ""
             raise SpecError(problems(cls, error, document), source) from None

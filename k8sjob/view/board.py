@@ -13,7 +13,7 @@ from rich.text import Text
 from k8sjob.contract import EventKind
 from k8sjob.view.lines import STATE_STYLE, duration
 from k8sjob.view.live import Region
-from k8sjob.view.safe import integer, real, text
+from k8sjob.view.sanitize import integer, real, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

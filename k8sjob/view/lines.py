@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.safe import flat, integer, text
+from k8sjob.view.sanitize import flat, integer, text
 from k8sjob.view.summary import STARTING, waiting
 
 if TYPE_CHECKING:

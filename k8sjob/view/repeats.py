@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.safe import text
+from k8sjob.view.sanitize import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import EventKind
 from k8sjob.observe.diagnose import Finding
-from k8sjob.view.safe import flat, integer, real, safe_text, text
+from k8sjob.view.sanitize import flat, integer, real, safe_text, text
 
 if TYPE_CHECKING:
     from k8sjob.contract import Event

@@ -12,7 +12,7 @@ from pytorchjobs import manifests
 from strategies import examples, job_specs
 
 from k8sjob.adopt import adopt, same_meaning
-from k8sjob.adopt.meaning import config_of
+from k8sjob.adopt.equivalence import config_of
 from k8sjob.errors import SpecError
 from k8sjob.rendering import render
 from k8sjob.rendering.manifest import manifest

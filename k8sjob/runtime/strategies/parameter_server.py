@@ -18,9 +18,9 @@ from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.format import gathered
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, equalise_buffers
-from k8sjob.runtime.strategies import Strategy, assemble, tables
+from k8sjob.runtime.strategies import Strategy, assemble, embedding_tables
+from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
 from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronise
-from k8sjob.runtime.strategies.tables import RemoteTables, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +118,7 @@ class _Steps:
         optimizer.register_step_post_hook(self._finish)
         if self._group.rank == 0:
             pickled = {"defaults": optimizer.defaults, "param_groups": [self._rates]}
-            self._remote.call(tables.make_optimizer, type(optimizer), pickled)
+            self._remote.call(embedding_tables.make_optimizer, type(optimizer), pickled)
         self._group.barrier()
 
     def take(self, context: int) -> None:
@@ -132,13 +132,13 @@ class _Steps:
     def send(self, context: int, *, closes: bool) -> None:
         """Let the servers keep a batch's gradients, or begin their step at a window's end."""
         if not closes:
-            self._remote.call(tables.accumulate, self._group.rank, context)
+            self._remote.call(embedding_tables.accumulate, self._group.rank, context)
             return
         rates = _rates(self._optimizer)
         if self._group.rank == 0 and rates != self._rates:
-            self._remote.call(tables.set_rates, rates)
+            self._remote.call(embedding_tables.set_rates, rates)
         self._rates = rates
-        self._begun = self._remote.begin(tables.step, self._group.rank, context)
+        self._begun = self._remote.begin(embedding_tables.step, self._group.rank, context)
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class _State:
                 name: (state["model"][key], found.get(numbers[name], {}))
                 for name, key in keys.items()
             }
-            self._remote.call(tables.set_rates, _rates(optimizer))
+            self._remote.call(embedding_tables.set_rates, _rates(optimizer))
             self._remote.take_state(of_tables)
         self._group.barrier()
 

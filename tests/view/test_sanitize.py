@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from k8sjob.view.safe import safe_line, safe_text
+from k8sjob.view.sanitize import safe_line, safe_text
 
 
 @pytest.mark.parametrize(
