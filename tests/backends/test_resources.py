@@ -7,7 +7,7 @@ from k8sjob.kube.resources import JOBS, Target, path
 @pytest.mark.parametrize(("namespace", "name"), [("..", ""), (".", "x"), ("a", ".."), ("a", ".")])
 def test_no_name_leads_out_of_its_place(namespace, name):
     """A client that resolves dots would ask for all namespaces, or for a whole collection."""
-    with pytest.raises(BackendError, match="is no name of a namespace or of an object"):
+    with pytest.raises(BackendError, match="is not the name of a namespace or of an object"):
         path(JOBS, namespace, name)
 
 

@@ -181,7 +181,7 @@ def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tiny", "--older-than", "7d"], "--older-than chooses among the jobs of -l"),
+        (["tiny", "--older-than", "7d"], "--older-than selects among the jobs of -l"),
         (["--local", "--all", "--older-than", "a week"], "'a week' is not a duration"),
         (["--all", "--older-than", "7d"], "name the place: --local for this machine"),
     ],

@@ -23,7 +23,7 @@ MEET = """
     from datetime import timedelta
     import torch
     import torch.distributed as dist
-    from k8sjob.runtime import config
+    from k8sjob.runtime.base import config
     from k8sjob.runtime.base.env import dist_env
     from k8sjob.runtime.comm.watchdog import SYNC, Watchdog
 

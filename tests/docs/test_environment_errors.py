@@ -104,7 +104,7 @@ def test_a_start_is_refused_as_shown(row, tmp_path):
 def messages():
     """The messages of all errors that the two readers raise, as patterns."""
     for name in ("env", "config"):
-        for node in ast.walk(ast.parse((ROOT / f"k8sjob/runtime/{name}.py").read_text())):
+        for node in ast.walk(ast.parse((ROOT / f"k8sjob/runtime/base/{name}.py").read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "EnvError":
                 yield pytest.param(literal(node.args[0]), id=f"{name}-{node.lineno}")
 

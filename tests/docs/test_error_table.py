@@ -152,7 +152,7 @@ RULES = {  # in which argument of which call a rule's message stands
 
 def messages() -> Iterator[pytest.param]:
     """The messages of all rules in the source, as patterns."""
-    files = [file for part in ("document", "spec") for file in ROOT.glob(f"k8sjob/{part}/*.py")]
+    files = [file for part in ("yamldoc", "spec") for file in ROOT.glob(f"k8sjob/{part}/*.py")]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):

@@ -96,7 +96,7 @@ def test_every_option_that_a_message_names_exists():
     context = click.Context(program)
     commands = [program, *(program.get_command(context, name) for name in COMMANDS)]
     known = FOREIGN | {o for command in commands for p in command.params for o in p.opts}
-    rooms = ("cli/", "doctor/", "image/", "launch", "lifecycle/", "sending", "spec/", "submission")
+    rooms = ("checks/doctor/", "cli/", "image/", "jobs/", "observe/", "spec/")
     unknown = [
         f"{place}: {option} in {text!r}"
         for place, text in TEXTS

@@ -35,7 +35,7 @@ class TestExitCodes:
             ("import os; os.kill(os.getpid(), 11)", 139),
             ("import os; os.kill(os.getpid(), 15)", 143),
             (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
-            ("from k8sjob.runtime.base.env import EnvError; raise EnvError('no')", ExitCode.CONFIG),
+            ("from k8sjob.runtime.base.errors import EnvError; raise EnvError('no')", ExitCode.CONFIG),
         ],
     )
     def test_the_container_ends_as_its_process(self, run, script, code):
@@ -345,7 +345,7 @@ class TestOrphans:
 class TestHang:
     BEAT = """
         import ctypes, os, pathlib, signal, time
-        from k8sjob.runtime import config
+        from k8sjob.runtime.base import config
         def stop_myself():
             os.kill(os.getpid(), signal.SIGSTOP)
         def hold_the_lock():
@@ -374,7 +374,7 @@ class TestHang:
     def test_a_rank_that_cannot_stop_does_not_use_the_whole_grace(self, start, tmp_path):
         script = """
             import os, pathlib, signal
-            from k8sjob.runtime import config
+            from k8sjob.runtime.base import config
             config.heartbeat_file().touch()
             signal.signal(signal.SIGTERM, lambda *_: None)  # as in a session
             pathlib.Path("ready").write_text("x")
@@ -420,7 +420,7 @@ class TestHang:
     def test_a_rank_that_beats_continues(self, run):
         script = """
             import time
-            from k8sjob.runtime import config
+            from k8sjob.runtime.base import config
             for _ in range(25):
                 config.heartbeat_file().touch()
                 time.sleep(0.1)

@@ -67,7 +67,7 @@ class TestCulprits:
 class TestOneRank:
     HANG = """
         import os, pathlib, sys, time
-        from k8sjob.runtime import config
+        from k8sjob.runtime.base import config
         from k8sjob.runtime.base.env import dist_env
         from k8sjob.runtime.comm.watchdog import Watchdog
         dog = Watchdog(None, dist_env(os.environ), timeout=0.5,

@@ -33,7 +33,7 @@ __all__ = [
     "users_threads",
 ]
 
-RUNTIME: Final = str(Path(__file__).parent.parent) + os.sep
+RUNTIME: Final = str(Path(__file__).parents[2]) + os.sep
 """The folder of k8sjob's code."""
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
