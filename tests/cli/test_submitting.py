@@ -242,7 +242,7 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkey
             status(500, "InternalError", "Internal error occurred: failed calling webhook"
                    ' "validator.pytorchjob.training-operator.kubeflow.org": failed to call webhook:'
                    " Post: connect: connection refused"),
-            "the training operator does not answer (connection refused), so no job can be created or changed",
+            "the training operator does not answer (connection refused), so no job can be created",
         ),
         (
             status(404, "NotFound", 'namespaces "blue" not found'),
