@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -131,6 +132,16 @@ def test_a_damaged_file_is_told_and_the_one_before_taken(desk, name, damage):
     [told] = [line for line in desk.said.getvalue().splitlines() if "skipped" in line]
     assert told.startswith(f"warning: checkpoint {desk.folder}/step-00000002 is skipped: ")
     assert name in told
+
+
+def test_the_message_is_the_one_in_the_documentation(desk):
+    desk.save(1, 2)
+    (desk.folder / "step-00000002" / "others.pt").unlink()
+    assert desk.newest()["epoch"] == 1
+    page = Path(__file__).parents[2] / "docs/how-to/checkpoints.md"
+    [shown] = re.findall(r"^\| `(checkpoint \.{3} .*?)` \|", page.read_text(), re.MULTILINE)
+    pattern = re.escape(shown).replace(re.escape("..."), ".*").replace("FILE", "others.pt")
+    assert re.search(pattern, desk.said.getvalue())
 
 
 class Evil:
