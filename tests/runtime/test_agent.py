@@ -437,3 +437,5 @@ def test_a_reason_in_one_line():
     reason = Reason(1, rank=2, type="ValueError", message="a\n  b", where="main.py:3")
     assert describe(reason) == "rank 2: ValueError: a b (main.py:3), exit code 1"
     assert describe(Reason(7, type="Exit", message="exited with code 7")) == "exited with code 7"
+    named_exit = Reason(1, type="Exit", message="no data", where="main.py:3")
+    assert describe(named_exit) == "Exit: no data (main.py:3), exit code 1"

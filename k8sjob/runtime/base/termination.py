@@ -70,7 +70,7 @@ def describe(reason: Reason) -> str:
     """A reason as one line for people."""
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
     message = " ".join(reason.message.split())
-    if reason.type == "Exit":
+    if reason.type == "Exit" and not reason.where:  # by the agent; an exception has a place
         return f"{who}{message}"
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
     return f"{who}{reason.type}: {message}{where}, exit code {reason.exit_code}"
