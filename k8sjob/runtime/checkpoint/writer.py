@@ -185,9 +185,9 @@ class Checkpointer:
             step: optimizer steps done.
             state: of rank 0; see Checkpoints.save.
             whole: gives more of it, which nothing changes any more, so that it needs no copy.
-            parts: gives each rank's part of the same; see checkpoint_shards.Plans.stage.
+            parts: gives each rank's part of the same; see shards.Plans.stage.
             sharded: whether the ranks have different parts.
-            describes: see checkpoint_shards.Plans.stage.
+            describes: see shards.Plans.stage.
             rng_stream: ranks with the same number draw the same random numbers; None: the rank.
             position: more about where the run is, for the event.
 

@@ -149,7 +149,7 @@ _IN_NUMPY: Final = {torch.bfloat16: torch.float32}
 
 
 class ShardedModel:
-    """See keras_callback.Placement."""
+    """See callback.Placement."""
 
     norm: Tensor | None = None
 
@@ -206,7 +206,7 @@ class ShardedModel:
         torch.manual_seed(rng.of_rank(self._context.seed, self.mesh.data_rank))
 
     def expect(self, shard: BatchShard | None) -> None:
-        """A step is over; see keras_fit for its beginning, which is when its batch is there."""
+        """A step is over; see fit.fit for its beginning, which is when its batch is there."""
         if shard is None:
             self._context.group.on_phase("compute")
 

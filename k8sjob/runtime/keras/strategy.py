@@ -83,7 +83,7 @@ def prepare(
 
 
 class ReplicatedModel:
-    """See keras_callback.Placement."""
+    """See callback.Placement."""
 
     sharded = False
     feeding: Mapping[str, Any] = MappingProxyType({})
