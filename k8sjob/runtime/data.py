@@ -307,7 +307,7 @@ class Feed:
         self.sampler = ShardSampler(dataset, **sharding, **own)
         self._dataset, self._settings = dataset, settings
         self._batches = _Batches(self.sampler)
-        # Not the default generator, which the model's dropout draws from: a run that resumes in
+        # Not the default generator, which the model's dropout draws from: a run that resumes
         # within an epoch would differ from there on if an epoch's beginning moved it.
         self._generator = torch.Generator()
         options = {"pin_memory": on_gpu, **settings["loader_options"]}
