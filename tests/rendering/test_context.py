@@ -74,7 +74,8 @@ def test_the_runtime_in_it_runs_without_the_clients_packages(built, code, tmp_pa
     write_context(built(), code, tmp_path / "build")
     home = tmp_path / "build/.k8sjob"
     script = (
-        "import sys, k8sjob.contract, k8sjob.runtime; print(k8sjob.__file__);"
+        "import sys, k8sjob.runtime.__main__, k8sjob.runtime.agent.rank_main;"
+        "print(k8sjob.__file__);"
         "print(sorted({'pydantic', 'yaml', 'jinja2', 'click', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run(
