@@ -59,3 +59,10 @@ def shown(page):
         for block in blocks(page)
         if block["language"] in {"console", "python", "yaml"}
     ]
+
+
+def test_the_modules_that_explanations_name_are_there():
+    for page in ROOT.glob("docs/explanation/*.md"):
+        for file in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+            found = (ROOT / file).exists() or (ROOT / "k8sjob" / file).exists()
+            assert found or file in {"k8sjob.py", "main.py"}, (page, file)  # a user's files
