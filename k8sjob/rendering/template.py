@@ -93,23 +93,35 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
     """
     import jinja2  # noqa: PLC0415 - see fill
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "k8sjob")
+    if sys.dont_write_bytecode:
+        return None
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "k8sjob")
+        if not folder.is_absolute():  # it might be in a checkout of somebody else's
+            return None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
     foreign = found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)
-    if foreign or found.st_mode & 0o022 or sys.dont_write_bytecode:
+    if foreign or found.st_mode & 0o022:
         return None
 
     class Cache(jinja2.FileSystemBytecodeCache):
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            try:
+                super().load_bytecode(bucket)
+            except Exception:  # noqa: BLE001 - a damaged file, of which pickle says anything
+                bucket.reset()
+
         def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
             with suppress(OSError):
                 super().dump_bytecode(bucket)
 
-    # The options and the finalizer above are compiled in, so another version of this file counts.
-    return Cache(str(folder), f"{Path(__file__).stat().st_mtime_ns}-%s.jinja")
+    # The options and the finalizer above are compiled in, and what jinja2's compiler makes fits
+    # its own release: another version of either has files of its own.
+    written = [Path(file).stat().st_mtime_ns for file in (__file__, jinja2.compiler.__file__)]
+    return Cache(str(folder), f"{sys.implementation.cache_tag}-{written[0]}-{written[1]}-%s.jinja")
 
 
 def _only_written(value: Any) -> Any:

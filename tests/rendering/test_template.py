@@ -1,5 +1,6 @@
 """Where templates are found, and that no value reaches one unfiltered."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -88,9 +89,12 @@ def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, m
     assert template._environment().get_template("Dockerfile.j2")
     assert folder.stat().st_mode & 0o777 == 0o700
     (cached,) = folder.glob("*.jinja")
-    cached.write_bytes(b"broken")
-    template._environment.cache_clear()
-    assert template._environment().get_template("Dockerfile.j2")
+    whole = cached.read_bytes()
+    for damaged in (b"broken", b"", whole[:20], whole[:-20]):
+        cached.write_bytes(damaged)
+        template._environment.cache_clear()
+        assert template._environment().get_template("Dockerfile.j2")
+        assert cached.read_bytes() == whole
     for mode in (0o770, 0o702):
         folder.chmod(mode)
         assert template._bytecode_cache() is None
@@ -102,3 +106,15 @@ def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert template._bytecode_cache() is None
     template._environment.cache_clear()
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)  # of nobody in /etc/passwd
+    assert template._bytecode_cache() is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
+    assert template._bytecode_cache() is None
+    assert not list(tmp_path.iterdir())
