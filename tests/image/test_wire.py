@@ -200,7 +200,7 @@ def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
         ("", {}),
     ],
 )
-def testparse_challenges(text, expected):
+def test_challenges(text, expected):
     assert parse_challenges(text) == expected
 
 
