@@ -156,7 +156,7 @@ def _refuse_foreign(names: dict[str, str], target: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.readline().startswith(_MARKS)
+        return file.read(max(map(len, _MARKS))).startswith(_MARKS)
 
 
 def _refuse_hidden_runtime(path: Path, ignore: Ignore) -> None:

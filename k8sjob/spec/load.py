@@ -100,8 +100,14 @@ def refuse_manifests(documents: list[Document]) -> None:
     """
     from k8sjob.yamldoc import objects  # noqa: PLC0415 - as in load
 
-    kinds = ((document, item.get("kind")) for document, _, item in objects(documents))
-    found = [(document, kind) for document, kind in kinds if isinstance(kind, str)]
+    # A list as the apiserver sends it names no kind in its items: then its own is shown.
+    every = [(document, item) for document, _, item in objects(documents)]
+    every += [
+        (document, document.data) for document in documents if isinstance(document.data, dict)
+    ]
+    found = [
+        (document, item["kind"]) for document, item in every if isinstance(item.get("kind"), str)
+    ]
     if not found:
         return
     document, kind = next((one for one in found if one[1] == _OURS), found[0])

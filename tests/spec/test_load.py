@@ -140,6 +140,7 @@ PYTORCHJOB = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}
         ),
         ("kind: TFJob\nspec: {}\n", 1, "kind TFJob, not a job.yaml; k8sjob runs PyTorchJobs alone"),
         ("{apiVersion: v1, kind: List, items: []}", 1, "kind List, not a job.yaml"),
+        ("kind: PodList\nitems: [{metadata: {name: a}}]\n", 1, "kind PodList, not a job.yaml"),
     ],
 )
 def test_a_manifest_is_sent_to_adopt(text, line, step):
