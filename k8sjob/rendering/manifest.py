@@ -5,6 +5,7 @@ The template has the layout; the values that have to be computed first are compu
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def manifest(
         return rendered
     return apply_overlay(
         rendered,
-        spec.overlay,
+        copy.deepcopy(spec.overlay),  # who changes the manifest must not change the spec
         image_is_built=spec.builds_image,
         restricted=spec.security == "restricted",
     )

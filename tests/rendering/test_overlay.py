@@ -268,3 +268,14 @@ def test_an_overlay_keeps_to_the_standard(job, overlay, field):
 )
 def test_an_overlay_may_do_what_the_standard_allows(job, overlay):
     assert render(job(overlay=overlay, security="restricted"))
+
+
+def test_changes_of_a_manifest_do_not_reach_the_spec(job):
+    toleration = {"key": "x", "operator": "Exists"}
+    master = {"template": {"spec": {"tolerations": [toleration]}}}
+    spec = job(overlay={"spec": {"pytorchReplicaSpecs": {"Master": master}}})
+    before = spec.to_yaml()
+    replica = manifest(spec)["spec"]["pytorchReplicaSpecs"]["Master"]
+    replica["template"]["spec"]["tolerations"][0]["key"] = "y"
+    replica["template"]["spec"]["tolerations"].clear()
+    assert spec.to_yaml() == before
