@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from k8sjob.backends.local.runs import find_run, resumed_checkpoints
+from k8sjob.backends.local.runs import LatestState, find_run, resumed_checkpoints
 from k8sjob.backends.local.store import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
@@ -138,6 +138,15 @@ def test_a_run_without_a_record_of_its_folder_is_asked_about(store, project, ran
     assert resumption(store, project("mine"), NEW, run="10000000").checkpoints == uid
 
 
+def test_a_run_without_a_record_belongs_to_the_folder_that_has_resumed_it(store, project, ran):
+    uid = ran(project("theirs"), source=False)
+    ran(project("theirs"), checkpoints=uid)
+    found = resumption(store, project("mine"), NEW)
+    assert found.checkpoints == NEW
+    assert f"it ran in {project('theirs').folder}" in found.notice
+    assert resumption(store, project("theirs"), NEW).checkpoints == uid
+
+
 @pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
 def test_a_run_without_a_record_that_left_nothing_is_not(store, project, ran, left):
     ran(project("theirs"), source=False, **left)
@@ -196,3 +205,15 @@ def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, r
 
 def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):
     """The same, by real jobs."""
+
+
+def test_the_latest_state_of_a_job_that_is_gone_stays_gone(store, project, ran):
+    ran(project("mine"))
+    folder = find_run(store, "job")
+    latest = LatestState(folder)
+    assert latest.snapshot() is latest.snapshot()
+    folder.remove()
+    for _ in range(2):
+        with pytest.raises(JobNotFound):
+            latest.snapshot()
+        assert latest.is_silent("master-0")
