@@ -117,6 +117,16 @@ def test_a_manifest_without_a_hash_is_compared_by_what_it_says(api, backend):
         sent(bare.with_(run={"script": "other.py"}), backend)
 
 
+def test_the_same_job_of_an_earlier_version_is_attached_to(api, backend):
+    """Versions compute the hash differently."""
+    made, told = sent(SPEC, backend), []
+    stored(api)["metadata"]["annotations"][MANIFEST_DIGEST] = "0" * 64
+    again = sent(SPEC, backend, report=told.append)
+    assert (again.outcome, again.ref, told) == (Outcome.ATTACHED, made.ref, [])
+    with pytest.raises(JobExists):
+        sent(OTHER, backend)
+
+
 def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
     first = sent(SPEC, backend)
     owner = {"uid": first.ref.uid}
