@@ -62,22 +62,20 @@ def stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str
 
 
 def result(
-    backend: LocalBackend, ref: JobRef, metrics: Mapping[str, str | float], *, check: bool
+    backend: LocalBackend, snapshot: Snapshot, metrics: Mapping[str, str | float], *, check: bool
 ) -> RunResult:
-    """The result of a job that has ended.
+    """The result of a job that has ended, after its replicas have.
 
     Raises:
         JobFailed: it did not succeed (unless `check` is off).
-        JobNotFound: it was deleted.
     """
-    snapshot = backend.snapshot(ref)
     status = job_status(snapshot)
     if check and status.state is not JobState.SUCCEEDED:
         raise _failure(backend, snapshot, status)
     return RunResult(
         **{one.name: getattr(status, one.name) for one in fields(status)},
         metrics=metrics,
-        checkpoints=backend.checkpoints(ref),
+        checkpoints=backend.checkpoints(status.ref),
     )
 
 

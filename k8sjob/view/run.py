@@ -77,11 +77,12 @@ def run(
             files=backend.folder(ref).path,
             seen=summary.add,
         )
-        if code > 128:
-            raise KeyboardInterrupt
-        losses = {"loss": summary.curve[-1][1]} if summary.curve else {}
-        return result(backend, ref, losses | summary.metrics, check=check)
+        snapshot = backend.snapshot(ref)
     except JobNotFound:
         raise JobFailed(f"{ref} was deleted while it ran") from None
     finally:
         backend.finish(ref)
+    if code > 128:
+        raise KeyboardInterrupt
+    losses = {"loss": summary.curve[-1][1]} if summary.curve else {}
+    return result(backend, snapshot, losses | summary.metrics, check=check)
