@@ -165,9 +165,9 @@ class LatestState:
         late = time.monotonic() >= self._look_at
         if self._snapshot is None or late or version != self._version:
             self._version, self._look_at = version, time.monotonic() + LOOK_SECONDS
+            known, self._snapshot = self._snapshot, None  # None stays if the job is gone
             found = read_state(self._folder)
-            if self._snapshot is None or found != self._snapshot:
-                self._snapshot = found
+            self._snapshot = known if found == known else found
         return self._snapshot
 
     def is_silent(self, replica: str) -> bool:
@@ -265,11 +265,13 @@ def resumed_checkpoints(
     """
     if run:
         return _chosen(store, name, run), ""
-    notice = ""
+    notice, resumed_elsewhere = "", set[str]()
     for folder in store.folders(name):
         theirs, checkpoints = source_of(folder), identity_of(folder)
         if not checkpoints:
             continue  # damaged: its checkpoints are found by --resume alone
+        if not theirs and checkpoints in resumed_elsewhere:
+            continue  # a run of another folder has resumed them since
         succeeded = _succeeded(folder)
         resumable = not succeeded and _has_some(store.checkpoints(name, checkpoints))
         if theirs == source or not (theirs or resumable):
@@ -285,6 +287,7 @@ def resumed_checkpoints(
                 f"the checkpoints of local/{name}@{folder.run} are not used, since it ran in"
                 f" {theirs}; resume them with `--resume {folder.run}`"
             )
+        resumed_elsewhere.add(checkpoints)
     return own, notice
 
 
