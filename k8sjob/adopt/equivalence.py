@@ -127,15 +127,15 @@ def _spec(spec: Json) -> None:
     policy.setdefault("cleanPodPolicy", "None")
     policy.setdefault("suspend", False)
     _amounts(_get(policy, "schedulingPolicy", "minResources"))
-    elastic = spec.get("elasticPolicy", {})
-    if elastic.get("nProcPerNode") is None:
+    elastic = spec.get("elasticPolicy")
+    if elastic is None or elastic.get("nProcPerNode") is None:
         spec.setdefault("nprocPerNode", "auto")
     replicas = spec.get("pytorchReplicaSpecs", {})
     for replica in replicas.values():
         replica.setdefault("replicas", 1)
         replica.setdefault("restartPolicy", "OnFailure")
         _metadata(replica.get("template", {}))
-    if elastic:
+    if elastic is not None:  # the operator fills in an empty one, too
         _elastic(elastic, _get(replicas, Role.WORKER, "replicas"))
 
 

@@ -277,6 +277,9 @@ def test_the_job_among_other_documents_and_in_a_list():
         (dump(job({"name": "main"})), "name the one that trains 'pytorch'"),
         (dump(job({"image": "UPPER"})), "image: 'UPPER' is not an image reference"),
         (dump(job(metadata={"name": "x" * 60})), "name: "),
+        (dump(job({"env": [None]})), "env[0]: None is not a mapping"),
+        (dump(job({"args": ["--epochs", None]})), "args[1]: None is not text"),
+        (dump(job(pod={"volumes": [None]})), "volumes[0]: None is not a mapping"),
     ],
 )
 def test_what_cannot_be_adopted(text, message):
@@ -336,3 +339,13 @@ def test_what_means_the_same(one, other, same):
 )
 def test_pods_that_mean_the_same(one, other, same):
     assert same_meaning(job(pod=one), job(pod=other)) is same
+
+
+def test_an_empty_elastic_policy_is_filled_in():
+    empty, bounds = job(workers=2), {"minReplicas": 2, "maxReplicas": 2, "rdzvBackend": "c10d"}
+    del empty["spec"]["pytorchReplicaSpecs"]["Master"]
+    filled = copy.deepcopy(empty)
+    empty["spec"]["elasticPolicy"], filled["spec"]["elasticPolicy"] = {}, bounds
+    assert same_meaning(empty, filled)
+    elastic = adopted(empty).replicas.elastic
+    assert (elastic.min, elastic.max) == (2, 2)

@@ -133,7 +133,7 @@ def typed(manifest: dict[str, Any]) -> tuple[dict[str, Any], list[WrongType]]:
 
 def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     """The value if it has the shape; None if it has another or is null."""
-    if value is None:
+    if value is None and not (path and isinstance(path[-1], int)):  # in a list it is an item
         return None
     if isinstance(shape, dict) and isinstance(value, dict):
         fitted = {

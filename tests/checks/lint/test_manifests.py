@@ -125,6 +125,11 @@ def test_amounts_that_no_pod_can_have(pytorchjob, resources, found):
     assert ids(pytorchjob({"resources": resources}, workers=0)) == expected
 
 
+@pytest.mark.parametrize("field", ["args", "env", "ports", "volumeMounts"])
+def test_an_empty_item_of_a_list(pytorchjob, field):
+    assert ids(pytorchjob({field: [None]})) == ["wrong-type"] * 2
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
