@@ -228,6 +228,7 @@ class Scopes:
             lambda: defaultdict(Variable)
         )
         self._attributes: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
+        self._instances: dict[tuple[ast.expr, int], ast.ClassDef | None] = {}
         plain: set[ast.AST] = set()
         for node in code.nodes:
             for target, value in _assignments(node):
@@ -316,6 +317,11 @@ class Scopes:
 
     def instance(self, node: ast.expr, depth: int = 0) -> ast.ClassDef | None:
         """The class of the program that an expression is an instance of."""
+        if (node, depth) not in self._instances:
+            self._instances[node, depth] = self._instance(node, depth)
+        return self._instances[node, depth]
+
+    def _instance(self, node: ast.expr, depth: int) -> ast.ClassDef | None:
         if isinstance(node, ast.Call):
             made = self.definition(node.func, depth + 1)
             return made if isinstance(made, ast.ClassDef) else None

@@ -1,5 +1,6 @@
 """Script checks beyond the reference's examples: where they must speak, and where be silent."""
 
+import time
 from pathlib import Path
 from textwrap import dedent, indent
 
@@ -425,3 +426,15 @@ def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not(
     setting = Setting(gpus=0, processes=2, launcher="k8sjob")
     found = [hit for hit in lint_script(text, setting=setting) if hit.id == "keras-fit-diverges"]
     assert [hit.line for hit in found] == [6]
+
+
+def test_many_assignments_of_one_variable_take_no_long_time():
+    steps = "x = x.view(1)\n    " * 60
+    text = (
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"def forward(x):\n    {steps}return x\n"
+        "if dist.get_rank() == 0:\n    forward(1)\ndist.destroy_process_group()\n"
+    )
+    began = time.process_time()
+    assert lint_script(text) == []
+    assert time.process_time() - began < 10
