@@ -70,6 +70,12 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "killed",
             "worker-0, rank 5: ended by SIGSEGV$",
         ),
+        (  # as older runtimes wrote it
+            ended(7, Reason(7, 5, "Exit", "it gave no reason").encode()),
+            ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
+            "crash",
+            "exit code 7: the last line",
+        ),
         (
             ended(7, Reason(7, 5, "Exit", "exited with code 7").encode()),
             ["the last line", "k8sjob: rank 5: exited with code 7"],

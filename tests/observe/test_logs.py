@@ -6,7 +6,7 @@ import pytest
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import BackendError
-from k8sjob.observe import logs as lifecycle_logs
+from k8sjob.observe import logs as observe_logs
 from k8sjob.observe.logs import (
     MOST_AT_ONCE,
     TAIL_LINES,
@@ -31,7 +31,7 @@ def backend(script, snapshot, line):
 
 def logs(backend, ref, replicas=(), ranks=(), **options):
     chosen = select(backend.snapshot(ref).job, replicas, ranks)
-    return lifecycle_logs.logs(backend, ref, chosen, **options)
+    return observe_logs.logs(backend, ref, chosen, **options)
 
 
 def texts(lines):
