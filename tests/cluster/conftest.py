@@ -158,7 +158,7 @@ def image_of(cluster, tmp_path_factory):
     return make
 
 
-def eventually(done, what, *, deadline=120.0):
+def eventually(done, what, *, deadline=300.0):
     """Returns what `done` returns once it is true; fails loudly when that takes too long."""
     end = time.monotonic() + deadline
     while not (found := done()):

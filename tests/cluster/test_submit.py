@@ -137,7 +137,7 @@ def test_a_job_of_others_is_not_touched(desk):
     uid = desk.uid()
     file = desk.file()
     _, err = desk.call("submit", file, code=1)
-    assert "another job than this one, not made by k8sjob" in err
+    assert "another job than this one, not created by k8sjob" in err
     assert desk.uid() == uid
     desk.call("submit", file, "--replace")
     assert desk.uid() != uid
@@ -154,7 +154,7 @@ def test_of_many_who_submit_the_same_at_once_one_makes_it(desk):
     clients = ["python", "kubectl"] * 3
     codes, said = finish([desk.start("submit", file, "--client", client) for client in clients])
     assert codes == [0] * len(clients), said
-    assert sum("created" in text for text in said) == 1
+    assert sum("/tiny created" in text for text in said) == 1
     assert sum("nothing was changed" in text for text in said) == len(clients) - 1
     assert list(desk.objects("pytorchjobs")) == ["tiny"]
 
@@ -168,7 +168,7 @@ def test_of_many_who_submit_different_jobs_at_once_one_wins_whole(desk):
     assert sorted(codes) == [0, 1, 1, 1], said
     winner = codes.index(0)
     for number, text in enumerate(said):
-        assert ("created" in text) is (number == winner)
+        assert ("/tiny created" in text) is (number == winner)
         assert ("another job than this one" in text) is (number != winner)
     assert desk.call("diff", files[winner]) == ("", "")
     assert list(desk.objects("pytorchjobs")) == ["tiny"]

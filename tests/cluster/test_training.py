@@ -21,7 +21,7 @@ from k8sjob.spec import JobSpec, Requests, load
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "manifests"
-EPOCHS = 8  # of the 30 of the example: enough for an accuracy of 0.9
+EPOCHS = 12  # of the 30 of the example: enough for an accuracy of 0.9
 SMALL = Requests(cpu="50m", memory="200Mi")  # a test's node has few cores
 
 

@@ -311,7 +311,7 @@ class TestScriptWithoutSession:
                 prepare()
             {wait}
         """
-        for code, err, why in raw(script, nnodes, nproc, hang_timeout=1.0):
+        for code, err, why in raw(script, nnodes, nproc, hang_timeout=3.0):
             assert (code, why.type, why.culprits, why.rank) == (ExitCode.HUNG, "Hang", (1,), 1), err
             assert f"{why.where} in prepare; rank 0 has waited" in why.message
             file, _, line = why.where.rpartition(":")
