@@ -22,7 +22,7 @@ from k8sjob.spec import JobSpec
 from k8sjob.view.run import run
 
 EPOCHS = 8
-EXAMPLE = Path(__file__).resolve().parents[1] / "manifests/digits-ddp"
+EXAMPLE = Path(__file__).resolve().parents[2] / "manifests/digits-ddp"
 
 
 @pytest.fixture
