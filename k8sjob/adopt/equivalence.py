@@ -15,6 +15,7 @@ from k8sjob.contract import (
     after_agent,
 )
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.kube.objects import at_path
 from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def normal(manifest: Json, *, config: bool) -> Json:
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     """Role and pod spec of each replica that has one."""
-    replicas = _get(manifest, "spec", "pytorchReplicaSpecs")
+    replicas = at_path(manifest, "spec", "pytorchReplicaSpecs")
     for role, replica in replicas.items() if isinstance(replicas, dict) else ():
-        pod = _get(replica, "template", "spec")
+        pod = at_path(replica, "template", "spec")
         if isinstance(pod, dict):
             yield role, pod
 
@@ -91,12 +92,6 @@ def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
 def mappings(value: Any) -> list[Json]:
     """The mappings in a list; none where there is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _get(value: Any, *path: str) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _without_nulls(value: Any) -> Any:
@@ -126,7 +121,7 @@ def _spec(spec: Json) -> None:
     policy = spec.setdefault("runPolicy", {})
     policy.setdefault("cleanPodPolicy", "None")
     policy.setdefault("suspend", False)
-    _amounts(_get(policy, "schedulingPolicy", "minResources"))
+    _amounts(at_path(policy, "schedulingPolicy", "minResources"))
     elastic = spec.get("elasticPolicy")
     if elastic is None or elastic.get("nProcPerNode") is None:
         spec.setdefault("nprocPerNode", "auto")
@@ -136,7 +131,7 @@ def _spec(spec: Json) -> None:
         replica.setdefault("restartPolicy", "OnFailure")
         _metadata(replica.get("template", {}))
     if elastic is not None:  # the operator fills in an empty one, too
-        _elastic(elastic, _get(replicas, Role.WORKER, "replicas"))
+        _elastic(elastic, at_path(replicas, Role.WORKER, "replicas"))
 
 
 def _elastic(policy: Json, workers: Any) -> None:
@@ -238,7 +233,7 @@ def _rename_shm(pod: Json) -> None:
     volumes = mappings(pod.get("volumes"))
     names = [volume.get("name") for volume in volumes]
     for volume in volumes:
-        memory = _get(volume, "emptyDir", "medium") == "Memory"
+        memory = at_path(volume, "emptyDir", "medium") == "Memory"
         if memory and volume.get("name") in at_shm and _SHM not in names:
             for user in (volume, *(m for m in mounts if m.get("name") == volume["name"])):
                 user["name"] = _SHM
@@ -248,9 +243,9 @@ def _rename_shm(pod: Json) -> None:
 def _env(variables: list[Any], *, config: bool) -> list[Any]:
     """Variables with only the last one of each name, and each value's references resolved."""
     if not config:
-        variables = [v for v in variables if _get(v, "name") != CONFIG_ENV]
-    used = {n for v in variables for n in _references(_get(v, "value"))}
-    names = [_get(variable, "name") for variable in variables]
+        variables = [v for v in variables if at_path(v, "name") != CONFIG_ENV]
+    used = {n for v in variables for n in _references(at_path(v, "value"))}
+    names = [at_path(variable, "name") for variable in variables]
     made: list[Any] = []
     known: set[str] = set()
     for index, variable in enumerate(variables):
@@ -266,7 +261,7 @@ def _references(value: Any) -> Iterable[str]:
 
 
 def _expanded(variable: Any, known: set[str]) -> Any:
-    value = _get(variable, "value")
+    value = at_path(variable, "value")
     references = frozenset(_references(value))
     if not references:
         return variable

@@ -19,6 +19,7 @@ __all__ = [
     "Json",
     "Object",
     "Pod",
+    "at_path",
     "containers",
     "event_time",
     "finished",
@@ -47,6 +48,13 @@ _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _SPARE_SECONDS: Final = 60
 """How long pods may outlast their grace period: their kubelet may be away for a moment."""
+
+
+def at_path(value: Any, *path: str) -> Any:
+    """What a value of any shape has at a path of keys; None where a key or a mapping is missing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.objects import at_path
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
@@ -105,11 +106,11 @@ def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
 
 def _violations(merged: _Json, overlay: _Json) -> Iterator[Problem]:
     """What breaks the standard, at the path that it has in the overlay."""
-    for role, replica in (_get(merged, "spec", "pytorchReplicaSpecs") or {}).items():
+    for role, replica in (at_path(merged, "spec", "pytorchReplicaSpecs") or {}).items():
         of_pod = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
-        pod = _get(replica, "template", "spec")
+        pod = at_path(replica, "template", "spec")
         for path, value, wanted in restricted_violations(pod) if isinstance(pod, dict) else ():
-            at = field_path(_in_overlay(_get(overlay, *of_pod), pod, path))
+            at = field_path(_in_overlay(at_path(overlay, *of_pod), pod, path))
             yield Problem(
                 f"{field_path(('overlay', *of_pod))}.{at}",
                 f"{'absent' if value is None else repr(value)}, and security: restricted wants"
@@ -122,26 +123,20 @@ def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
     if len(path) < 2 or not isinstance(path[1], int):
         return path
     group, index = str(path[0]), path[1]
-    items = _get(overlaid, group)
-    names = [_get(item, "name") for item in items] if isinstance(items, list) else []
-    name = _get(pod[group][index], "name")
+    items = at_path(overlaid, group)
+    names = [at_path(item, "name") for item in items] if isinstance(items, list) else []
+    name = at_path(pod[group][index], "name")
     return (group, names.index(name) if name in names else index, *path[2:])
 
 
 def _images(overlay: _Json) -> Iterator[Problem]:
-    replicas = _get(overlay, "spec", "pytorchReplicaSpecs")
+    replicas = at_path(overlay, "spec", "pytorchReplicaSpecs")
     for role, replica in replicas.items() if isinstance(replicas, dict) else ():
-        containers = _get(replica, "template", "spec", "containers")
+        containers = at_path(replica, "template", "spec", "containers")
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            if _get(container, "name") == CONTAINER_NAME and "image" in container:
+            if at_path(container, "name") == CONTAINER_NAME and "image" in container:
                 yield Problem(
                     f"overlay.spec.pytorchReplicaSpecs.{role}.template.spec.containers[{index}].image",
                     f"{container['image']!r} would replace the image that is built; change `image`"
                     " in the job spec, or give it as a reference instead of a build",
                 )
-
-
-def _get(value: Any, *path: str) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
