@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 from k8sjob.runtime.base.env import dist_env
-from k8sjob.runtime.checkpoint.writer import Background
+from k8sjob.runtime.checkpoint.writer import Background, Tally
 from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.comm.rendezvous import Rendezvous
-from k8sjob.runtime.comm.tally import AbandonedError, Tally
 
 
 def test_what_came_of_it_is_handed_over_where_it_is_asked_for():
@@ -80,5 +79,5 @@ def test_a_rank_that_could_not_do_it_is_named(tallies):
 def test_nobody_waits_for_a_rank_that_has_gone(tallies):
     tallies[1].tell("save/1", "done")
     tallies[0].abandon()
-    with pytest.raises(AbandonedError, match="rank 2 did not report that its part is written"):
+    with pytest.raises(OSError, match="rank 2 did not report that its part is written"):
         tallies[0].hear("save/1")

@@ -16,6 +16,7 @@ from k8sjob.runtime.base.observer import (
     Observer,
     Seen,
     StallClock,
+    _is_watched,
     decode_ranks,
     encode_ranks,
     hang_of,
@@ -144,6 +145,20 @@ def test_a_process_without_a_group_does_not_wait():
         clock.look(0)
         time.sleep(0.01)
     assert (clock.where, clock.seconds, clock.too_long) == ("", 0, False)
+
+
+def test_a_session_watches_itself_while_it_lasts(monkeypatch):
+    from k8sjob.runtime import Run, Stopped  # noqa: F401 - a script may name them without a session
+    from k8sjob.runtime.base.env import dist_env
+    from k8sjob.runtime.comm.watchdog import Watchdog
+
+    pair = types.SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", pair)
+    assert _is_watched()
+    watchdog = Watchdog(None, dist_env({}), timeout=60)
+    assert not _is_watched()
+    watchdog.close()
+    assert _is_watched(), "a group that the script makes after its session"
 
 
 def test_steps_count_on_from_the_checkpoint_that_was_resumed(monkeypatch):

@@ -4,8 +4,7 @@ import pytest
 
 from k8sjob import runtime
 from k8sjob.contract import EventKind
-from k8sjob.runtime.base.report import Reporter
-from k8sjob.runtime.base.tensorboard import ScalarFile, crc32c
+from k8sjob.runtime.base.report import Reporter, ScalarFile, crc32c
 
 
 @pytest.mark.parametrize(

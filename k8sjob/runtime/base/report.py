@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
+import struct
 import sys
 import time
 from contextlib import suppress
@@ -15,9 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.runtime.base.observer import Seen
-    from k8sjob.runtime.base.tensorboard import ScalarFile
 
-__all__ = ["Reporter", "StartPhase", "log_line", "write_event"]
+__all__ = ["Reporter", "ScalarFile", "StartPhase", "crc32c", "log_line", "write_event"]
 
 
 def log_line(line: str) -> None:
@@ -73,8 +75,6 @@ class Reporter:
     def record(self, folder: Path) -> None:
         """Also write numbers to files for TensorBoard."""
         if self._active:
-            from k8sjob.runtime.base.tensorboard import ScalarFile
-
             try:
                 self._scalars = ScalarFile(folder)
             except OSError as error:
@@ -189,3 +189,74 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     EventKind.STOPPING: lambda data: f"stopping after {data['signal']} ({_position(data)})",
     EventKind.FINISHED: lambda data: f"finished in {data['seconds']:.1f} s",
 }
+
+
+# --- numbers for TensorBoard ---------------------------------------------------------------------
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
+
+
+class ScalarFile:
+    """One file of a run; every start makes another, and TensorBoard joins those of a folder.
+
+    A file is a row of records (tensorflow/core/lib/io/record_writer.h), each an Event in the wire
+    format of protocol buffers (tensorflow/core/util/event.proto, framework/summary.proto). Nothing
+    stays open between two writes, so that what was written is on a shared volume too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Begin a file; OSError where it cannot be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._record(time.time(), _field(3, _BYTES, b"brain.Event:2"))
+
+    def add(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Write numbers by their names, and out to the disk; OSError where that fails.
+
+        Args:
+            step: where they stand along the axis.
+            values: name -> number, in single precision.
+            at: seconds since the epoch.
+        """
+        pairs = (
+            _field(1, _BYTES, name.encode()) + _field(2, _FIXED32, struct.pack("<f", value))
+            for name, value in values.items()
+        )
+        summary = b"".join(_field(1, _BYTES, pair) for pair in pairs)
+        self._record(at, _field(2, _VARINT, _varint(step)) + _field(5, _BYTES, summary))
+
+    def _record(self, at: float, rest: bytes) -> None:
+        event = _field(1, _FIXED64, struct.pack("<d", at)) + rest
+        length = struct.pack("<Q", len(event))
+        with self.path.open("ab") as file:
+            file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def crc32c(content: bytes) -> int:
+    """The checksum of Castagnoli (RFC 3720, B.4), which zlib does not have."""
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ 0x82F63B78 * (value & 1)
+    return value ^ 0xFFFFFFFF
+
+
+def _checksum(content: bytes) -> bytes:
+    value = crc32c(content)  # rotated and shifted, so that a record may hold records
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _field(number: int, kind: int, content: bytes) -> bytes:
+    length = _varint(len(content)) if kind == _BYTES else b""
+    return _varint(number << 3 | kind) + length + content
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -17,20 +18,22 @@ from k8sjob.runtime.checkpoint import reader
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.comm.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.base.report import Reporter
     from k8sjob.runtime.checkpoint.shards import Part, Plans
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["Background", "Checkpointer", "Saved"]
+__all__ = ["Background", "Checkpointer", "Saved", "Tally"]
 
 _POLL_S: Final = 0.1
+_TALLY_POLL_S: Final = 0.01
 _ROUND_S: Final = 0.2
 """Seconds without progress after which ranks that wait for a save ask each other again."""
 _ABANDONED_S: Final = 0.5
@@ -101,6 +104,56 @@ class Background:
                 return False
         self.take()
         return True
+
+
+class Tally:
+    """One rank's reports to rank 0 through the store; for one thread at a time.
+
+    A collective in a thread would interfere with those of the training.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._store: Store | None = None
+        self._abandoned = threading.Event()
+
+    def tell(self, matter: str, text: str, *, failed: bool = False) -> None:
+        """Report what this rank has done, or why it failed.
+
+        `matter` is a name that is used once in a group's life, the same on all ranks.
+        """
+        self._client().set(f"done/{matter}/{self._group.rank}", json.dumps([failed, text]))
+
+    def hear(self, matter: str) -> list[str]:
+        """On rank 0: wait for the other ranks; the reports of ranks 1, 2, ...
+
+        Raises:
+            OSError: ranks failed, with their errors; or abandon() was called meanwhile.
+        """
+        reports, failures = list[str](), list[str]()
+        for rank in range(1, self._group.world_size):
+            key = f"done/{matter}/{rank}"
+            while not self._client().check([key]):
+                if self._abandoned.wait(_TALLY_POLL_S):
+                    raise OSError(f"rank {rank} did not report that its part is written")
+            failed, text = json.loads(self._client().get(key))
+            (failures if failed else reports).append(f"rank {rank}: {text}" if failed else text)
+            self._client().delete_key(key)
+        if failures:
+            raise OSError("; ".join(failures))
+        return reports
+
+    def abandon(self) -> None:
+        """End a hear() that waits in another thread."""
+        self._abandoned.set()
+
+    def _client(self) -> Store:
+        if self._store is None:
+            if self._group.rendezvous is None:
+                raise RuntimeError("one process alone has no other ranks")
+            # A store's client serves one thread at a time, and the other threads have theirs.
+            self._store = self._group.rendezvous.again()
+        return self._store
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.heartbeat import Heartbeat, settle
+from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Watchdog:
             for target in [self._watch_clock, *([self._watch_store] if self._store else [])]
         ]
         if timeout > 0:
+            Observer.in_session = True
             for thread in self._threads:
                 thread.start()
 
@@ -180,6 +182,7 @@ class Watchdog:
     def close(self) -> None:
         """End the watch by this rank's threads and by the agent; the other ranks' continues."""
         self.pause()
+        Observer.in_session = False
         self._closed.set()
         self._wake.set()
         for thread in self._threads:
