@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tarfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import Layer, Member, write_layer
+from k8sjob.image.layer.archive import Layer, entry, write_layer
+from k8sjob.image.layer.context import File
 from k8sjob.image.layer.inventory import DEPS_HOME
 from k8sjob.image.registry.blobs import BLOCK
 from k8sjob.rendering.context import runtime_files
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from k8sjob.image.layer.context import Context, File
+    from k8sjob.image.layer.context import Context
     from k8sjob.image.layer.inventory import Inventory
 
 __all__ = ["DEPS_BIN", "CodeLayer", "Secret", "pack_code", "pack_packages"]
@@ -148,113 +150,101 @@ def pack_code(
     findings: list[Secret] = []
     packed = 0
 
-    def note(size: int) -> None:
+    def scanned(file: File) -> Iterator[bytes]:
         nonlocal packed
-        packed += size
-        progress(packed, context.size)
+        scanner = SecretScanner(file.name)
+        for block in _blocks(file):
+            scanner.feed(block)
+            packed += len(block)
+            progress(packed, context.size)
+            yield block
+        findings.extend(sorted(scanner.findings))
 
-    members = (
-        (member, () if source is None else _code_blocks(source, member.size, findings, note))
-        for member, source in _code_members(context, alone=alone)
-    )
-    layer = write_layer(members)
+    def members() -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:
+        yield from _runtime_members(alone=alone)
+        app = WORKDIR.strip("/")
+        yield _folder(app, IMAGE_UID), ()
+        if alone:
+            yield entry(f"{app}/{_OPAQUE}", 0o644), ()
+        for file in context.entries:
+            has_content = stat.S_ISREG(file.state.st_mode)
+            yield _member(f"{app}/{file.name}", file), scanned(file) if has_content else ()
+
+    layer = write_layer(members())
     return CodeLayer(layer.content, layer.diff_id, tuple(findings))
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A file to be packed; k8sjob's own are not scanned for credentials."""
-
-    name: str
-    path: bytes
-    state: os.stat_result
-    is_own: bool = False
-
-
-def _code_members(context: Context, *, alone: bool) -> Iterator[tuple[Member, _Source | None]]:
-    home, runtime, app = (path.strip("/") for path in (HOME, RUNTIME_HOME, WORKDIR))
+def _runtime_members(*, alone: bool) -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:
+    """The user's home, and k8sjob's own files, which are not scanned for credentials."""
+    home, runtime = HOME.strip("/"), RUNTIME_HOME.strip("/")
     for folder, owner in ((home, IMAGE_UID), (runtime, 0)):
-        yield Member(folder.partition("/")[0], "5", 0o755), None
-        yield Member(folder, "5", 0o755, owner), None
+        yield _folder(folder.partition("/")[0]), ()
+        yield _folder(folder, owner), ()
     if alone:
-        yield Member(f"{runtime}/{_OPAQUE}", "0", 0o644), None
+        yield entry(f"{runtime}/{_OPAQUE}", 0o644), ()
     folders = set()
     for name, path in runtime_files():
         folder = name.rpartition("/")[0]
         if folder not in folders:
             folders.add(folder)
-            yield Member(f"{runtime}/{folder}", "5", 0o755), None
-        source = _Source(name, os.fsencode(path), path.stat(), is_own=True)
-        yield Member(f"{runtime}/{name}", "0", 0o644, size=source.state.st_size), source
-    yield Member(app, "5", 0o755, IMAGE_UID), None
-    if alone:
-        yield Member(f"{app}/{_OPAQUE}", "0", 0o644), None
-    for entry in context.entries:
-        yield _code_member(f"{app}/{entry.name}", entry)
+            yield _folder(f"{runtime}/{folder}"), ()
+        file = File(name, os.fsencode(path), path.stat())
+        yield entry(f"{runtime}/{name}", 0o644, size=file.state.st_size), _blocks(file)
 
 
-def _code_member(name: str, entry: File) -> tuple[Member, _Source | None]:
-    if entry.is_folder:
-        return Member(name, "5", 0o755, IMAGE_UID), None
-    if entry.is_link:
-        return Member(name, "2", 0o777, IMAGE_UID, link=_link_target(entry)), None
-    source = _Source(entry.name, entry.path, entry.state)
-    return Member(name, "0", _mode(entry.state), IMAGE_UID, entry.state.st_size), source
+def _folder(name: str, owner: int = 0) -> tarfile.TarInfo:
+    return entry(name, 0o755, owner, kind=tarfile.DIRTYPE)
 
 
-def _mode(state: os.stat_result) -> int:
-    return 0o755 if state.st_mode & stat.S_IXUSR else 0o644
+def _member(name: str, file: File, owner: int = IMAGE_UID) -> tarfile.TarInfo:
+    if file.is_folder:
+        return _folder(name, owner)
+    if file.is_link:
+        link = entry(name, 0o777, owner, kind=tarfile.SYMTYPE)
+        link.linkname = _link_target(file)
+        return link
+    mode = 0o755 if file.state.st_mode & stat.S_IXUSR else 0o644
+    return entry(name, mode, owner, size=file.state.st_size)
 
 
-def _link_target(entry: File) -> str:
+def _link_target(file: File) -> str:
     try:
-        return os.readlink(entry.path).decode()  # noqa: PTH115 - names are bytes
+        return os.readlink(file.path).decode()  # noqa: PTH115 - names are bytes
     except UnicodeDecodeError:
         raise ImageError(
-            f"{entry.name}: the link leads to a name that is not UTF-8, which an image needs;"
+            f"{file.name}: the link leads to a name that is not UTF-8, which an image needs;"
             " rename its target, or exclude it by .dockerignore"
         ) from None
     except OSError:
-        raise _changed(entry.name) from None
+        raise _changed(file) from None
 
 
-def _code_blocks(
-    source: _Source, size: int, findings: list[Secret], note: Callable[[int], object]
-) -> Iterator[bytes]:
-    """A file that must not change meanwhile; what looks like a credential is noted."""
-    scanner = SecretScanner(source.name)
-    left = size
-    file = None
+def _blocks(file: File) -> Iterator[bytes]:
+    """The content of a file that must not change meanwhile."""
+    left = file.state.st_size
     try:
-        file = os.open(source.path, _OPEN_FLAGS)
-        while left > 0 and (block := os.read(file, min(left, BLOCK))):
-            left -= len(block)
-            if not source.is_own:
-                scanner.feed(block)
-                note(len(block))
-            yield block
-        after = os.fstat(file)
+        with open(os.open(file.path, _OPEN_FLAGS), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
+            while left > 0 and (block := opened.read(min(left, BLOCK))):
+                left -= len(block)
+                yield block
+            after = os.fstat(opened.fileno())
     except OSError as error:
         raise ImageError(
-            f"{os.fsdecode(source.path)}: cannot be read: {error.strerror}; make it readable, or"
+            f"{os.fsdecode(file.path)}: cannot be read: {error.strerror}; make it readable, or"
             " leave it out by .dockerignore"
         ) from None
-    finally:
-        if file is not None:
-            os.close(file)
-    if left or _version(after) != _version(source.state):
-        raise _changed(source.name)
-    findings += sorted(scanner.findings)
+    if left or _version(after) != _version(file.state):
+        raise _changed(file)
 
 
 def _version(state: os.stat_result) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _changed(name: str) -> ImageError:
+def _changed(file: File) -> ImageError:
     return ImageError(
-        f"{name} changed while it was packed; push again when nothing writes to it, or leave it out"
-        " by .dockerignore"
+        f"{file.name} changed while it was packed; push again when nothing writes to it, or leave"
+        " it out by .dockerignore"
     )
 
 
@@ -274,71 +264,52 @@ def pack_packages(folder: Path, inventory: Inventory, *, zstd: bool = False) -> 
 
 def _package_members(
     folder: Path, inventory: Inventory
-) -> Iterator[tuple[Member, Iterable[bytes]]]:
+) -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:
     home = DEPS_HOME.strip("/")
-    yield Member(home.partition("/")[0], "5", 0o755), ()
-    yield Member(home, "5", 0o755), ()
-    root = os.fsencode(folder)
-    for name, state in _walk(root, b""):
-        path = os.path.join(root, name)  # noqa: PTH118 - names are bytes
-        place = f"{home}/{_decoded(name)}"
-        if stat.S_ISDIR(state.st_mode):
-            yield Member(place, "5", 0o755), ()
-        elif (data := _rewritten(name, path, inventory.python)) is not None:
-            yield Member(place, "0", _mode(state), size=len(data)), (data,)
+    yield _folder(home.partition("/")[0]), ()
+    yield _folder(home), ()
+    for file in _installed(os.fsencode(folder), ""):
+        member = _member(f"{home}/{file.name}", file, 0)
+        if file.is_folder:
+            yield member, ()
+        elif (data := _rewritten(file, inventory.python)) is not None:
+            member.size = len(data)
+            yield member, (data,)
         else:
-            yield Member(place, "0", _mode(state), size=state.st_size), _blocks(path, state.st_size)
-    link = f"{inventory.site}/{_PTH_FILE}"
-    yield Member(link, "0", 0o644, size=len(_PTH_TEXT)), (_PTH_TEXT,)
+            yield member, _blocks(file)
+    yield entry(f"{inventory.site}/{_PTH_FILE}", 0o644, size=len(_PTH_TEXT)), (_PTH_TEXT,)
 
 
-def _decoded(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise ImageError(
-            f"{name!r}: a package has a name that is not UTF-8, which an image needs; leave it out,"
-            " or take --builder buildah"
-        ) from None
-
-
-def _walk(root: bytes, base: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Folders and files by their relative names, sorted; each folder before what is in it."""
-    with os.scandir(os.path.join(root, base)) as entries:  # noqa: PTH118 - names are bytes
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        if os.fsdecode(entry.name) in _LEFT_OUT:
+def _installed(folder: bytes, base: str) -> Iterator[File]:
+    """Folders and files, sorted by their names; each folder before what is in it."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda each: each.name)
+    for each in found:
+        if os.fsdecode(each.name) in _LEFT_OUT:
             continue
-        name = base + entry.name
-        yield name, entry.stat()
-        if entry.is_dir():
-            yield from _walk(root, name + b"/")
+        try:
+            name = base + each.name.decode()
+        except UnicodeDecodeError:
+            raise ImageError(
+                f"{each.name!r}: a package has a name that is not UTF-8, which an image needs;"
+                " leave it out, or take --builder buildah"
+            ) from None
+        # uv may be set up to link to the files in its cache
+        yield File(name, os.path.realpath(each.path), each.stat())
+        if each.is_dir():
+            yield from _installed(each.path, f"{name}/")
 
 
-def _rewritten(name: bytes, path: bytes, python: str) -> bytes | None:
+def _rewritten(file: File, python: str) -> bytes | None:
     """A file that would name this machine, without that; None: it is packed as it is.
 
     Scripts are run by the base's Python; lists of files lack those left out, and scripts' digests.
     """
-    is_record = name.endswith(b".dist-info/RECORD")
-    if not (is_record or name.startswith(b"bin/")):
-        return None
-    with open(path, "rb") as file:  # noqa: PTH123 - names are bytes
-        start = file.read(2)
-        if is_record:
-            data = start + file.read()
-            return _RECORDED.sub(lambda found: found[1] + b",," if found[1] else b"", data)
-        if start != b"#!":
-            return None
-        data = start + file.read()
-    found = _SHEBANG.match(data)
-    return f"#!{python}\n".encode() + data[found.end() :] if found else data
-
-
-def _blocks(path: bytes, size: int) -> Iterator[bytes]:
-    with open(path, "rb") as file:  # noqa: PTH123 - names are bytes
-        while size > 0 and (block := file.read(min(BLOCK, size))):
-            size -= len(block)
-            yield block
-    if size:
-        raise ImageError(f"{os.fsdecode(path)} was changed while it was packed; build again")
+    if file.name.endswith(".dist-info/RECORD"):
+        data = b"".join(_blocks(file))
+        return _RECORDED.sub(lambda found: found[1] + b",," if found[1] else b"", data)
+    if file.name.startswith("bin/") and next(_blocks(file), b"").startswith(b"#!"):
+        data = b"".join(_blocks(file))
+        found = _SHEBANG.match(data)
+        return f"#!{python}\n".encode() + data[found.end() :] if found else data
+    return None
