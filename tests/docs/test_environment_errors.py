@@ -45,7 +45,7 @@ def rows() -> list[Row]:
 def settings(environ):
     config.runtime_config(environ)
     config.mapped_paths(environ)
-    config.lifeline(environ)
+    config.take_lifeline(environ)
 
 
 def elastic(environ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 
 import pytest
@@ -86,20 +87,18 @@ def test_files_and_paths(tmp_path):
         contract.ERROR_FILE_ENV: "/run/error",
         config.HEARTBEAT_ENV: "/run/beat",
         contract.TERMINATION_LOG_ENV: str(tmp_path / "words"),
-        contract.LIFELINE_ENV: "7",
         contract.PATHS_ENV: '{"/data": "/home/me/data"}',
     }
     assert str(config.error_file(environ)) == "/run/error"
     assert str(config.heartbeat_file(environ)) == "/run/beat"
     assert config.termination_log(environ) == tmp_path / "words"
-    assert config.lifeline(environ) == 7
     assert config.mapped_paths(environ) == {"/data": "/home/me/data"}
 
 
 def test_no_files_and_paths():
     assert config.error_file({}) is None
     assert config.heartbeat_file({}) is None
-    assert config.lifeline({}) is None
+    assert config.take_lifeline({}) is None
     assert config.mapped_paths({}) == {}
 
 
@@ -109,6 +108,18 @@ def test_broken_paths_are_refused(text):
         config.mapped_paths({contract.PATHS_ENV: text})
 
 
-def test_a_broken_lifeline_is_refused():
+def test_the_lifeline_is_taken_from_children():
+    read, write = os.pipe()
+    os.set_inheritable(read, True)  # noqa: FBT003 - os has no keyword for it
+    environ = {contract.LIFELINE_ENV: str(read)}
+    assert config.take_lifeline(environ) == read
+    assert not environ
+    assert not os.get_inheritable(read)
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("text", ["stdin", "-1", "9" * 99, "999"])
+def test_a_broken_lifeline_is_refused(text):
     with pytest.raises(EnvError, match=contract.LIFELINE_ENV):
-        config.lifeline({contract.LIFELINE_ENV: "stdin"})
+        config.take_lifeline({contract.LIFELINE_ENV: text})

@@ -86,9 +86,8 @@ class TestNode:
         ("environ", "seen"),
         [
             (operator(4, 4), "RANK=4 is not below the number of nodes, 4"),
-            (operator(0, 2) | {"PET_NPROC_PER_NODE": "4"}, "WORLD_SIZE=2 does not divide"),
-            (operator(0, 4) | {"PET_NPROC_PER_NODE": "2"}, "WORLD_SIZE=4 is not PET_NNODES=4 x"),
-            (operator(0, 4) | {"PET_NNODES": "3"}, "WORLD_SIZE=4 is not PET_NNODES=3 x"),
+            (operator(0, 2) | {"PET_NPROC_PER_NODE": "4"}, "WORLD_SIZE=2, PET_NNODES=2, PET_N"),
+            (operator(0, 4) | {"PET_NNODES": "3"}, "times the processes on each"),
             (operator(0, 2) | {"PET_NPROC_PER_NODE": "two"}, "PET_NPROC_PER_NODE='two'"),
             (operator(0, 2) | {"PET_NPROC_PER_NODE": "0"}, "a whole number of at least 1"),
             (operator(0, 2) | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
@@ -106,7 +105,7 @@ class TestNode:
             ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT not set"),
             ({"RANK": "0"}, "WORLD_SIZE is not"),
             ({"WORLD_SIZE": "2", **MASTER}, "2 nodes, and neither RANK nor PET_NODE_RANK"),
-            (worker_only(3), "only for a job that has a Master"),
+            (worker_only(3), "in a PyTorchJob add a Master"),
             (worker_only(3) | {"PET_NNODES": "2:4"}, "get their ranks when they meet"),
             (worker_only(3) | {"PET_NNODES": "x"}, "PET_NNODES='x'"),
             (elastic(1, 4, "2:x"), "neither a number nor MIN:MAX"),
@@ -220,13 +219,16 @@ class TestProcess:
             ({"LOCAL_RANK": "0", "RANK": "0"}, "WORLD_SIZE is not"),
             (
                 {"LOCAL_RANK": "2", "RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
-                "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2",
+                "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2: RANK must be below",
             ),
             (
                 {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"},
-                "LOCAL_WORLD_SIZE=2 is above WORLD_SIZE=1",
+                "and that at most WORLD_SIZE",
             ),
-            ({"LOCAL_RANK": "0", "RANK": "3", "WORLD_SIZE": "3"} | MASTER, "RANK=3 is not below"),
+            (
+                {"LOCAL_RANK": "0", "RANK": "3", "WORLD_SIZE": "3"} | MASTER,
+                "RANK=3, WORLD_SIZE=3, ",
+            ),
             ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT"),
         ],
     )

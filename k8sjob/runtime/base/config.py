@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 import socket
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,14 +15,13 @@ from k8sjob.contract import RuntimeConfig
 from k8sjob.runtime.base.errors import EnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
 __all__ = [
     "HEARTBEAT_ENV",
     "error_file",
     "heartbeat_file",
     "launcher_hosts_store",
-    "lifeline",
     "mapped_paths",
     "restarts_file",
     "runtime_config",
@@ -37,10 +36,7 @@ HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
 """The file whose modification time a rank renews with each beat, for the agent of its node."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
 
-_COUNTS: Final = {"checkpoint_keep", "max_restarts"}
-_TIMES: Final = {"rendezvous_timeout", "collective_timeout", "hang_timeout", "stop_grace"}
-_TEXTS: Final = {"job", "strategy", "restart_policy", "checkpoint_format"}
-_OPTIONAL_TEXTS: Final = {"backend", "checkpoint_dir", "local_rank_arg"}
+_DEFAULTS: Final = asdict(RuntimeConfig())
 
 
 def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
@@ -106,36 +102,25 @@ def restarts_file() -> Path | None:
     return _SHARED / f"k8sjob-restarts-{socket.gethostname()}.json"
 
 
-def lifeline(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The file descriptor that reaches its end of file when the parent is gone; None: no parent."""
-    text = environ.get(contract.LIFELINE_ENV)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise EnvError(
-            f"{contract.LIFELINE_ENV}={reprlib.repr(text)} is no file descriptor; remove it, k8sjob"
-            " sets it"
-        )
-    return int(text)
+def take_lifeline(environ: MutableMapping[str, str] = os.environ) -> int | None:
+    """The file descriptor that reaches its end of file when the parent is gone; None: no parent.
 
-
-def take_lifeline() -> int | None:
-    """The lifeline, kept from child processes, in which its number would mean nothing.
+    It is kept from child processes, in which its number would mean nothing.
 
     Raises:
         EnvError: it is not an open file descriptor.
     """
-    end = lifeline()
-    os.environ.pop(contract.LIFELINE_ENV, None)
+    text = environ.pop(contract.LIFELINE_ENV, None)
+    if text is None:
+        return None
     try:
-        if end is not None:
-            os.set_inheritable(end, False)  # noqa: FBT003 - os has no keyword for it
-    except OSError:
+        os.set_inheritable(int(text), False)  # noqa: FBT003 - os has no keyword for it
+    except (OSError, ValueError, OverflowError):
         raise EnvError(
-            f"{contract.LIFELINE_ENV}={end} is not an open file descriptor; remove it, k8sjob sets"
-            " it"
+            f"{contract.LIFELINE_ENV}={reprlib.repr(text)} is not an open file descriptor; remove"
+            " it, k8sjob sets it"
         ) from None
-    return end
+    return int(text)
 
 
 def mapped_paths(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -179,8 +164,8 @@ def _object(name: str, text: str) -> dict[str, Any]:
 
 
 def _decode(text: str) -> RuntimeConfig:
-    known = {item.name for item in fields(RuntimeConfig)}
-    body = {key: value for key, value in _object(contract.CONFIG_ENV, text).items() if key in known}
+    body = _object(contract.CONFIG_ENV, text)
+    body = {key: value for key, value in body.items() if key in _DEFAULTS}
     for key, value in body.items():
         if wanted := _wanted(key, value):
             raise EnvError(
@@ -192,17 +177,18 @@ def _decode(text: str) -> RuntimeConfig:
 
 def _wanted(key: str, value: Any) -> str:
     """What the value of a field should have been; empty where it is valid."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if key in _COUNTS | _TIMES:
-        number = whole or (isinstance(value, float) and key in _TIMES)
-        return "" if number and 0 <= value < float("inf") else "a number of at least 0"
-    if key in _TEXTS or key in _OPTIONAL_TEXTS:
-        good = isinstance(value, str) or (value is None and key in _OPTIONAL_TEXTS)
-        return "" if good else "text"
+    default = _DEFAULTS[key]
     if key == "checkpoint_every":
-        good = value == "epoch" or (whole and value > 0)
-        return "" if good else '"epoch" or a number of steps'
-    return "" if isinstance(value, dict) else "a JSON object"
+        good, wanted = value == "epoch", '"epoch" or a number of steps'
+        good = good or (type(value) is int and value > 0)
+    elif isinstance(default, int | float):
+        good, wanted = type(value) in {int, type(default)}, "a number of at least 0"
+        good = good and 0 <= value < float("inf")
+    elif isinstance(default, dict):
+        good, wanted = isinstance(value, dict), "a JSON object"
+    else:
+        good, wanted = isinstance(value, str) or value is default, "text"
+    return "" if good else wanted
 
 
 def _short(text: str) -> str:

@@ -1,12 +1,12 @@
 """The rank and the size of the group, read from the environment and checked before anything hangs.
 
-The training operator's RANK counts nodes (a node is a pod), while torchrun's counts processes;
-LOCAL_RANK distinguishes them, because the operator never sets it. An impossible combination would
-make a group wait for ranks that never come, so it is refused. This module and config.py alone read
-and write the process's environment.
+What starts a pod sets RANK or PET_NODE_RANK, which count nodes (a node is a pod); a launcher in the
+pod, as torchrun, sets RANK to count processes, and LOCAL_RANK, by which it is known. An impossible
+combination would make a group wait for ranks that never come, so it is refused. This module and
+config.py alone read and write the process's environment.
 
-Source of the operator's side: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go,
-master.go and elastic.go; of torchrun's: torch/distributed/run.py.
+Source: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go, master.go and elastic.go;
+trainer v2, pkg/runtime/framework/plugins/torch; torch/distributed/run.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOOPBACK: Final = "127.0.0.1"
 _MAX_DIGITS: Final = 18
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _ONE_PROCESS: Final = frozenset({"auto", "gpu", "cpu", "xpu"})
-"""Words for "as many as fit" that the operator itself counts as one process."""
+"""Words for "as many as fit" that the training operator counts as one process."""
 
 
 def copy_environ() -> dict[str, str]:
@@ -173,8 +173,8 @@ class ElasticEnv:
 def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     """The rendezvous of an elastic group; None where the group's size is fixed.
 
-    The operator gives the Workers of an elastic job PET_RDZV_ENDPOINT and the bounds, and no RANK
-    where there is no Master. The endpoint names the pod that hosts the store by its hostname.
+    The nodes of an elastic group have PET_RDZV_ENDPOINT, which names the pod that hosts the store
+    by its hostname, and the bounds; ranks have only those of a group of a fixed size.
 
     Raises:
         EnvError: the variables contradict each other.
@@ -187,13 +187,14 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     if not host or not (_is_number(port) and 0 < int(port) <= 65535):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} and PET_RDZV_ENDPOINT={endpoint!r}: the nodes of "
-            "an elastic group meet at HOST:PORT; the operator sets it, remove your own"
+            "an elastic group meet at HOST:PORT; set replicas.elastic, and neither variable"
         )
     backend = environ.get("PET_RDZV_BACKEND", "c10d")
     if backend != "c10d":
         raise EnvError(
-            f"PET_RDZV_BACKEND={backend}: k8sjob's agent meets by c10d; set "
-            "spec.elasticPolicy.rdzvBackend to c10d, or let torchrun start the job (run.command)"
+            f"PET_RDZV_BACKEND={backend}: k8sjob's agent meets by c10d; set it to c10d (in a "
+            "PyTorchJob spec.elasticPolicy.rdzvBackend), or let torchrun start the job "
+            "(run.command)"
         )
     return ElasticEnv(
         host=host,
@@ -209,7 +210,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
 def node_env(environ: Mapping[str, str]) -> NodeEnv:
     """The node that this container is.
 
-    Accepts the operator's variables (RANK as a node rank), Trainer v2's (`PET_*` alone), a single
+    Accepts RANK, as a node's, and WORLD_SIZE (a PyTorchJob), `PET_*` alone (a TrainJob), a single
     node's, and none at all (one process alone).
 
     Raises:
@@ -224,12 +225,11 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     nproc = _nproc(environ)
     nnodes = _nnodes(environ, nproc)
     node_rank = _node_rank(environ, nnodes)
-    _check_elastic(environ, nnodes)
-    if not 0 <= node_rank < nnodes:
+    if node_rank >= nnodes:
         raise EnvError(
             f"RANK={node_rank} is not below the number of nodes, {nnodes} "
             f"({_seen(environ, 'WORLD_SIZE', 'PET_NNODES', 'PET_NPROC_PER_NODE')}); a node's RANK "
-            f"is 0 to {nnodes - 1}: check spec.nprocPerNode and the replicas"
+            f"is 0 to {nnodes - 1}: check replicas.workers and replicas.nproc_per_node"
         )
     addr, port = _master(environ, nnodes)
     return NodeEnv(node_rank, nnodes, nproc, addr, port)
@@ -267,8 +267,22 @@ def rank_or_none() -> DistEnv | None:
         return None
 
 
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the number of nodes may change."""
+    return ":" in environ.get("PET_NNODES", "")
+
+
+def max_ranks(local_world_size: int) -> int:
+    """The most ranks that an elastic group may have; 0 where their number is fixed."""
+    return _bounds(os.environ)[1] * local_world_size if is_elastic() else 0
+
+
 def _launched(environ: Mapping[str, str]) -> DistEnv:
-    """The process under a launcher: RANK and WORLD_SIZE count processes."""
+    """The process under a launcher: RANK and WORLD_SIZE count processes.
+
+    A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
+    with one process a node, where a node's rank is the process's rank as well.
+    """
     for name in ("RANK", "WORLD_SIZE"):
         if name not in environ:
             raise EnvError(
@@ -277,19 +291,6 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
                 "LOCAL_RANK"
             )
     rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", 1, minimum=1)
-    local, local_world = _local(environ, world)
-    if rank >= world:
-        raise EnvError(f"RANK={rank} is not below WORLD_SIZE={world}; set RANK to 0..{world - 1}")
-    addr, port = _master(environ, world)
-    return DistEnv(rank, local, world, local_world, addr, port, _number(environ, _RESTART))
-
-
-def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
-    """LOCAL_RANK and LOCAL_WORLD_SIZE.
-
-    A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
-    with one process a node, where the operator's RANK is the process's rank as well.
-    """
     local = _number(environ, "LOCAL_RANK")
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, minimum=1)
     if "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1:
@@ -298,17 +299,14 @@ def _local(environ: Mapping[str, str], world: int) -> tuple[int, int]:
             f"{_seen(environ, 'PET_NPROC_PER_NODE')}: whether RANK counts nodes or processes "
             "cannot be known; remove LOCAL_RANK from the container's env"
         )
-    if local >= local_world:
+    if rank >= world or not local < local_world <= world:
         raise EnvError(
-            f"LOCAL_RANK={local} is not below LOCAL_WORLD_SIZE={local_world}; "
-            "the launcher's variables contradict each other"
+            f"{_seen(environ, 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')}: RANK must "
+            "be below WORLD_SIZE, LOCAL_RANK below LOCAL_WORLD_SIZE, and that at most WORLD_SIZE; "
+            "correct what sets them, or let one launcher set all four"
         )
-    if local_world > world:
-        raise EnvError(
-            f"LOCAL_WORLD_SIZE={local_world} is above WORLD_SIZE={world}; "
-            "the launcher's variables contradict each other"
-        )
-    return local, local_world
+    addr, port = _master(environ, world)
+    return DistEnv(rank, local, world, local_world, addr, port, _number(environ, _RESTART))
 
 
 def _nproc(environ: Mapping[str, str]) -> int:
@@ -330,26 +328,24 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
             )
         return fixed or 1
     world = _number(environ, "WORLD_SIZE", 1, minimum=1)
-    if world % nproc:
+    if world % nproc or (fixed is not None and world != fixed * nproc):
         raise EnvError(
-            f"WORLD_SIZE={world} does not divide by PET_NPROC_PER_NODE={nproc}; it is the number "
-            "of nodes times the processes on each: check spec.nprocPerNode and the replicas"
+            f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES', 'PET_NPROC_PER_NODE')}: WORLD_SIZE must "
+            "be the number of nodes, PET_NNODES, times the processes on each, PET_NPROC_PER_NODE; "
+            "remove those that run.env or the image sets, and set replicas.nproc_per_node"
         )
-    if fixed is not None and world != fixed * nproc:
-        raise EnvError(
-            f"WORLD_SIZE={world} is not PET_NNODES={fixed} x "
-            f"PET_NPROC_PER_NODE={environ.get('PET_NPROC_PER_NODE', '1')}; let the operator set "
-            "all three: remove them from the container's env, and set spec.nprocPerNode alone"
-        )
-    return world // nproc
+    nnodes = world // nproc
+    if is_elastic(environ):
+        _check_bounds(environ, nnodes)
+    return nnodes
 
 
 def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     ranks = {name: _number(environ, name) for name in ("RANK", "PET_NODE_RANK") if name in environ}
     if len(set(ranks.values())) > 1:
         raise EnvError(
-            f"{_seen(environ, *ranks)}: both are this node's rank and must be equal; let the "
-            "operator set them: remove them from the container's env"
+            f"{_seen(environ, *ranks)}: both are this node's rank and must be equal; remove the "
+            "one that run.env or the image sets"
         )
     if ranks:
         return next(iter(ranks.values()))
@@ -357,42 +353,30 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
             "get their ranks when they meet; start the script by `python -m k8sjob.runtime SCRIPT` "
-            "or torchrun, or give the job a Master and a fixed size"
+            "or torchrun, or leave replicas.elastic out"
         )
     if nnodes > 1:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES')}: {nnodes} nodes, and neither RANK nor "
-            "PET_NODE_RANK says which one this is; the operator sets them only for a job that has "
-            "a Master replica: add one"
+            "PET_NODE_RANK says which one this is; set RANK in each pod (in a PyTorchJob add a "
+            "Master replica, with which the operator does)"
         )
     return 0
 
 
-def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the number of nodes may change."""
-    return ":" in environ.get("PET_NNODES", "")
+def _check_bounds(environ: Mapping[str, str], nnodes: int) -> None:
+    """An elastic PyTorchJob with a Master runs at its full size; its bounds leave out the Master.
 
-
-def max_ranks(local_world_size: int) -> int:
-    """The most ranks that an elastic group may have; 0 where their number is fixed."""
-    return _bounds(os.environ)[1] * local_world_size if is_elastic() else 0
-
-
-def _check_elastic(environ: Mapping[str, str], nnodes: int) -> None:
-    """An elastic group runs at its full size; its bounds do not count the Master.
-
-    The bounds also show that spec.elasticPolicy.nProcPerNode was used: the operator then leaves it
-    out of WORLD_SIZE, and the number of nodes is wrong.
+    They also show that spec.elasticPolicy.nProcPerNode was used: the operator then leaves it out of
+    WORLD_SIZE, and the number of nodes is wrong.
     """
-    if not is_elastic(environ):
-        return
-    text = environ["PET_NNODES"]
     low, high = _bounds(environ)
     if not low <= nnodes - 1 <= high:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + {nnodes - 1} "
-            f"Workers, outside PET_NNODES={text}; set the processes in spec.nprocPerNode, not in "
-            "spec.elasticPolicy.nProcPerNode, and the Workers within the bounds"
+            f"Workers, outside PET_NNODES={environ['PET_NNODES']}; set the processes by "
+            "replicas.nproc_per_node (in a PyTorchJob spec.nprocPerNode, not in "
+            "spec.elasticPolicy), and the Workers within the bounds"
         )
 
 
@@ -402,8 +386,7 @@ def _bounds(environ: Mapping[str, str]) -> tuple[int, int]:
     low, _, high = text.partition(":")
     if not (_is_number(low) and _is_number(high) and 1 <= int(low) <= int(high)):
         raise EnvError(
-            f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set spec.elasticPolicy's "
-            "minReplicas and maxReplicas"
+            f"PET_NNODES={text!r} is neither a number nor MIN:MAX; set replicas.elastic.min and max"
         )
     return int(low), int(high)
 
@@ -418,8 +401,8 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
             name for name, value in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if not value
         )
         raise EnvError(
-            f"{missing} not set, and {members} members must meet; the operator sets it only for "
-            "a job that has a Master replica: add one, or set both yourself"
+            f"{missing} not set, and {members} members must meet; set both, the same for all (in a "
+            "PyTorchJob add a Master replica, with which the operator does)"
         )
     if port > 65535:
         raise EnvError(f"{name}={port} is no port; set it to 1..65535")
