@@ -19,6 +19,7 @@ from k8sjob.runtime.base import config as settings
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
 from k8sjob.runtime.base.report import Reporter
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator
@@ -39,8 +40,6 @@ __all__ = ["session"]
 
 _MAX_NAMED: Final = 16
 """Missing ranks that are named; the others are counted."""
-_READ_S: Final = 1.0
-"""How long a coordinator that fails keeps the store, for the others to read why."""
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             else:
                 hung = context.fail(error)
                 if (serving or jax) and env.rank == 0:
-                    time.sleep(_READ_S)
+                    time.sleep(TIMEOUTS.exchange)  # the store is here: the others read why
                 if hung:
                     raise hung from error
             raise

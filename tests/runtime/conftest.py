@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,9 +16,20 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.contract import Reason
+from k8sjob.runtime.base.config import TIMEOUTS_ENV
 
 if TYPE_CHECKING:
     import signal
+
+
+QUICK = {
+    "exchange": 0.1,
+    "kill_grace": 0.3,
+    "leftover_grace": 0.3,
+    "reported": 0.3,
+    "restart_max": 0.2,
+}
+"""Timeouts of the agents under test; what a busy machine needs is as it is in pods."""
 
 
 @dataclass
@@ -79,12 +91,21 @@ def clean_environ() -> dict[str, str]:
 def start(tmp_path):
     """start(script, *args, nproc=1, environ={}, argv=None, **settings) -> Node, ended at last.
 
-    A script may be given in parts, each indented as it stands in the test.
+    A script may be given in parts, each indented as it stands in the test. `timeouts` are beside
+    or in place of QUICK.
     """
     nodes = []
 
     def start_node(
-        script="", *arguments, nproc=1, environ=None, argv=None, before=(), pass_fds=(), **settings
+        script="",
+        *arguments,
+        nproc=1,
+        environ=None,
+        argv=None,
+        before=(),
+        pass_fds=(),
+        timeouts=None,
+        **settings,
     ):
         file = tmp_path / "main.py"
         parts = [script] if isinstance(script, str) else script
@@ -96,6 +117,7 @@ def start(tmp_path):
             "PET_NPROC_PER_NODE": str(nproc),
             contract.TERMINATION_LOG_ENV: str(tmp_path / "termination-log"),
             contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
+            TIMEOUTS_ENV: json.dumps({**QUICK, **(timeouts or {})}),
             **(environ or {}),
         }
         process = subprocess.Popen(

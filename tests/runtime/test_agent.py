@@ -204,7 +204,8 @@ class TestRestart:
         assert len(list(tmp_path.glob("start-*"))) == 1
 
     def test_a_stop_ends_the_rest_before_a_restart(self, start):
-        node = start("import os; os.kill(os.getpid(), 9)", max_restarts=50)
+        script = "import os; os.kill(os.getpid(), 9)"
+        node = start(script, max_restarts=50, timeouts={"restart_max": 2.0})
         while "restart 4 of 50 in 1.6 s" not in node.process.stderr.readline():
             assert node.process.poll() is None
         node.send(signal.SIGTERM)

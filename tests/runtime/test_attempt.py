@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.agent.attempt import (
-    DUMP_GRACE,
-    KILL_GRACE,
-    PEER_GRACE,
     Record,
     deadlines,
     stacks_due,
     verdict,
 )
 from k8sjob.runtime.agent.worker_group import Exit
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 NEVER = math.inf
+PEER_GRACE, KILL_GRACE = TIMEOUTS.peer_grace, TIMEOUTS.kill_grace
+DUMP_GRACE = TIMEOUTS.dump_grace
 
 
 def ended(code, moment, number=0):

@@ -14,6 +14,7 @@ from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.errors import EnvError
+from k8sjob.runtime.base.timeouts import Timeouts
 
 CONFIGS = st.builds(
     RuntimeConfig,
@@ -93,6 +94,12 @@ def test_files_and_paths(tmp_path):
     assert str(config.heartbeat_file(environ)) == "/run/beat"
     assert config.termination_log(environ) == tmp_path / "words"
     assert config.mapped_paths(environ) == {"/data": "/home/me/data"}
+
+
+def test_tests_may_shorten_timeouts():
+    environ = {config.TIMEOUTS_ENV: '{"poll": 0.001}'}
+    assert Timeouts(**config.timeouts(environ)) == Timeouts(poll=0.001)
+    assert Timeouts(**config.timeouts({})) == Timeouts()
 
 
 def test_no_files_and_paths():

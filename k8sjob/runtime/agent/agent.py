@@ -17,6 +17,7 @@ from k8sjob.runtime.agent.worker_group import Command
 from k8sjob.runtime.base.config import HEARTBEAT_ENV
 from k8sjob.runtime.base.report import log_line
 from k8sjob.runtime.base.termination import describe
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,6 @@ __all__ = [
     "training_program",
 ]
 
-_MAX_PAUSE_S: Final = 2.0
 _RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 
@@ -88,7 +88,7 @@ def run_agent(
         restart = coordinator.next_restart(restart)
         if restart > config.max_restarts:
             return End(reason)
-        delay = backoff(restart, _MAX_PAUSE_S)
+        delay = backoff(restart, TIMEOUTS.restart_max)
         log_line(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         inbox.sleep(delay)
     return End(stopped(inbox))

@@ -22,6 +22,7 @@ from k8sjob.runtime.base.heartbeat import HeartbeatMonitor
 from k8sjob.runtime.base.observer import Seen, hang_of, read_seen
 from k8sjob.runtime.base.report import StartPhase
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "Program", "Record", "deadlines", "run_attempt", "stacks_due", "verdict"]
 
-PEER_GRACE: Final = 3.0
-"""Seconds that the others have, after a first failure, to end by it and to write their reasons."""
-KILL_GRACE: Final = 3.0
-"""Seconds between SIGTERM and SIGKILL where nothing is to be saved: a failure, an orphan."""
-DUMP_GRACE: Final = 2.0
-"""Seconds that processes which do not end have to write their stacks."""
-_AGREE_S: Final = 2.5
-"""Seconds until the agents of other nodes see the same hang: the first end breaks connections."""
-_LOOK_S: Final = 0.5
-"""Seconds between two looks at the observers' files."""
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
@@ -172,9 +163,10 @@ def run_attempt(
                 silent = tuple(members[index].rank for index in monitor.stale(group.alive))
                 record.hang = _silence(silent, record) if silent else hang(record)
                 if record.hang:
-                    record.hang_time = time.monotonic() + (0 if silent or not leave else _AGREE_S)
+                    agree = 0 if silent or not leave else TIMEOUTS.agree
+                    record.hang_time = time.monotonic() + agree
             due = _enforce(group, record, members, config.stop_grace)
-            pause = 0.05 if group.lingering else _LOOK_S if watched else _NEVER
+            pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if watched else _NEVER
             inbox.wait(min(due, monitor.interval, pause))
         kill_children()
         record.reasons, record.seen = _read_reasons(members), _look(members)
@@ -195,13 +187,14 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
     """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
     failed = min((end.moment for end in record.failures.values()), default=_NEVER)
-    term = min(record.stop_time, record.leave_time, record.orphan_time, failed + PEER_GRACE)
+    failed += TIMEOUTS.peer_grace
+    term = min(record.stop_time, record.leave_time, record.orphan_time, failed)
     kill = min(
         record.stop_time + stop_grace,
         record.leave_time + record.leave_grace,
-        record.orphan_time + KILL_GRACE,
-        failed + PEER_GRACE + KILL_GRACE,
-        record.hang_time + DUMP_GRACE,
+        record.orphan_time + TIMEOUTS.kill_grace,
+        failed + TIMEOUTS.kill_grace,
+        record.hang_time + TIMEOUTS.dump_grace,
     )
     return term, kill
 
@@ -217,7 +210,7 @@ def stacks_due(record: Record, stop_grace: float) -> float:
     if record.hang:
         return record.hang_time
     term, kill = deadlines(record, stop_grace)
-    return max((term + kill) / 2, kill - DUMP_GRACE)
+    return max((term + kill) / 2, kill - TIMEOUTS.dump_grace)
 
 
 def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:

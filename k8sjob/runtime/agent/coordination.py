@@ -18,6 +18,7 @@ from k8sjob.runtime.base.errors import ranks_in_words
 from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.observer import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.report import log_line, write_event
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "RestartCount", "repeats"]
 
-_LEAVE_GRACE_S: Final = 3.0
-_ANSWER_S: Final = 5.0
-"""The most that nodes within reach take to report where their ranks are."""
-_FLUSH_S: Final = 3.0
-"""How long a node tries to report its end to node 0."""
-_OTHERS_S: Final = 30.0
-"""How long the Master stays for nodes that still work: its end deletes their pods."""
-_UNKNOWN_S: Final = 10.0
-"""The same for nodes that never reported."""
-_REPORTED_S: Final = 3.0
-"""Until the kubelets have reported the other pods' ends, and the operator keeps these pods."""
 _PROC_NET: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _NEVER: Final = float("inf")
 
@@ -156,7 +146,7 @@ class Coordinator:
     def _leave(self, record: Record) -> float | None:
         self.note(record)
         waits = self._depends and not self._spans(record)
-        return _LEAVE_GRACE_S if waits and self._roster.done() else None
+        return TIMEOUTS.kill_grace if waits and self._roster.done() else None
 
     def hang(self, record: Record) -> Reason | None:
         """Why the group hangs; None: it does not.
@@ -180,7 +170,7 @@ class Coordinator:
         if not own.ranks:
             self._roster.report(ranks=encode_ranks(record.running))
         complete = len(reports) == self._node.nnodes - 1 or not self._roster.active
-        if not complete and time.monotonic() - self._stuck_since < _ANSWER_S:
+        if not complete and time.monotonic() - self._stuck_since < TIMEOUTS.answer:
             return None
         return hang_of(seen)
 
@@ -230,7 +220,7 @@ class Coordinator:
     def give_up(self, reason: Reason) -> None:
         """Report to the others that this node does not start again."""
         self._roster.give_up(reason)
-        self._roster.flush(_FLUSH_S)
+        self._roster.flush(TIMEOUTS.flush)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -242,7 +232,7 @@ class Coordinator:
         """
         self._roster.report(state=DONE)
         if self._node.node_rank:
-            self._roster.flush(_FLUSH_S)
+            self._roster.flush(TIMEOUTS.flush)
             return None
         if self._roster.active:
             self._await_others(inbox)
@@ -260,13 +250,13 @@ class Coordinator:
             waited = time.monotonic() - began
             late = self._late()
             known = {state.node for state in self._roster.others()}
-            if not late or waited > (_OTHERS_S if known & set(late) else _UNKNOWN_S):
+            if not late or waited > (TIMEOUTS.others if known & set(late) else TIMEOUTS.unknown):
                 break
-            if not announced and waited > _REPORTED_S:
+            if not announced and waited > TIMEOUTS.reported:
                 announced = True
                 nodes = ranks_in_words(late).replace("rank", "node")
-                log_line(f"waiting up to {_OTHERS_S:g} s for {nodes} to end")
-            inbox.wait(0.1)
+                log_line(f"waiting up to {TIMEOUTS.others:g} s for {nodes} to end")
+            inbox.wait(TIMEOUTS.poll)
         if self._late() and not inbox.stopping() and not self._roster.failure():
             who = ranks_in_words(r for node in self._late() for r in self._node.ranks(node))
             message = (
@@ -276,7 +266,7 @@ class Coordinator:
             write_event(EventKind.WARNING, message=message)
             log_line(message)
         elif not is_loopback(self._node.master_addr):
-            inbox.sleep(_REPORTED_S)
+            inbox.sleep(TIMEOUTS.reported)
 
     def _late(self) -> list[int]:
         ended = {one.node for one in self._roster.others() if one.state in {DONE, FAILED}}

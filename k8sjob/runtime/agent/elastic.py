@@ -39,7 +39,8 @@ from k8sjob.runtime.base.errors import PeerLost
 from k8sjob.runtime.base.network import is_loopback, listen, reserve
 from k8sjob.runtime.base.report import log_line
 from k8sjob.runtime.base.termination import describe
-from k8sjob.runtime.comm.rendezvous import RETRY_S, tcp_store
+from k8sjob.runtime.base.timeouts import TIMEOUTS
+from k8sjob.runtime.comm.rendezvous import tcp_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,26 +56,12 @@ __all__ = ["is_loss", "run_elastic"]
 
 _T = TypeVar("_T")
 
-_LAST_CALL_S: Final = 3
-"""How long nodes that are enough to begin wait for more."""
-_ALIVE_S: Final = 1
-"""Between two signs of life of a node."""
 _MISSED: Final = 15
-"""So many of them missed, and a node counts as lost: a machine may stand still for a while."""
-_ANSWER: Final = timedelta(seconds=60)
-_PLACED: Final = timedelta(seconds=10)
-"""Until the first node of a round has written its address; it may have died meanwhile."""
-_SETTLED_S: Final = 60.0
-"""After a round that lasted so long, earlier failures do not count."""
-_MAX_PAUSE_S: Final = 30.0
-_LOOK_S: Final = 1.0
+"""So many signs of life missed, and a node is lost: a machine may stand still for a while."""
 _LOOKS: Final = 3
 """So many looks in a row must show that a node is missing."""
-_LOST_GRACE_S: Final = 3.0
-"""For ranks that are to stop and cannot agree on it, since one of them is gone."""
-_CLOSE_S: Final = 5.0
-_LINGER_S: Final = 3.0
-"""How long the store's host stays when the job is done, so that all nodes learn of it."""
+_MAX_PAUSE_S: Final = 30.0
+"""Before a round, after many failures: all nodes have to come to it again."""
 _PLACE: Final = "k8sjob/place"
 _DONE: Final = "k8sjob/done"
 
@@ -116,7 +103,7 @@ def run_elastic(
                 return None
             if inbox.stopping() or (reason and not retryable(reason.exit_code)):
                 return reason
-            if time.monotonic() - began >= _SETTLED_S:
+            if time.monotonic() - began >= TIMEOUTS.settled:
                 failures = losses = 0
             if reason and is_loss(reason, node):
                 losses += 1
@@ -172,13 +159,13 @@ class _Rendezvous:
         if inbox.stopping():
             return None
         self.close()
-        found, until = _in_thread(self._next), time.monotonic() + self._timeout + _CLOSE_S
+        found, until = _in_thread(self._next), time.monotonic() + self._timeout + TIMEOUTS.connect
         while not found.done():
             if inbox.stopping():
                 return None
             if time.monotonic() > until:  # torch waits without end for a host that is frozen
                 raise PeerLost(self._failure("its host does not answer"))
-            inbox.wait(0.05)
+            inbox.wait(TIMEOUTS.poll)
         node = found.result()
         if node is not None:
             self._grace, self._over = None, threading.Event()
@@ -197,17 +184,17 @@ class _Rendezvous:
         """This node is done: stay until all of the round are, so that none of them misses it."""
         done = _in_thread(self._done)
         while not (done.done() or inbox.stopping() or self._grace is not None):
-            inbox.wait(0.05)
+            inbox.wait(TIMEOUTS.poll)
         self.close()
         if self._handler is not None and self._hosted is not None:
-            wait([_in_thread(self._handler.shutdown)], _CLOSE_S)
-            inbox.sleep(_LINGER_S)
+            wait([_in_thread(self._handler.shutdown)], TIMEOUTS.connect)
+            inbox.sleep(TIMEOUTS.linger)
 
     def close(self) -> None:
         """End a round."""
         self._over.set()
         if self._watcher is not None:
-            self._watcher.join(_CLOSE_S)
+            self._watcher.join(TIMEOUTS.connect)
             self._watcher = None
         self._grace = None
         if self._reserved is not None:
@@ -220,7 +207,7 @@ class _Rendezvous:
             return
         info.store.set(f"{_DONE}/{info.rank}", "")
         keys = [f"{_DONE}/{rank}" for rank in range(info.world_size)]
-        while not info.store.check(keys) and not self._over.wait(RETRY_S):
+        while not info.store.check(keys) and not self._over.wait(TIMEOUTS.retry):
             pass
 
     def _next(self) -> NodeEnv | None:
@@ -240,7 +227,7 @@ class _Rendezvous:
                 self._handler = None
             if time.monotonic() > deadline:
                 raise PeerLost(self._failure(why))
-            time.sleep(RETRY_S)
+            time.sleep(TIMEOUTS.retry)
 
     def _failure(self, why: str) -> str:
         return (
@@ -252,7 +239,7 @@ class _Rendezvous:
     def _connected(self) -> DynamicRendezvousHandler:
         self._addr = _own_address(self._env)
         store = self._store()
-        store.set_timeout(_ANSWER)
+        store.set_timeout(timedelta(seconds=TIMEOUTS.elastic_store))
         backend = C10dRendezvousBackend(store, self._env.run_id)
         how = api.RendezvousParameters(
             backend=backend.name,
@@ -262,9 +249,9 @@ class _Rendezvous:
             max_nodes=self._env.max_nodes,
             local_addr=self._addr,
             join_timeout=math.ceil(self._timeout),
-            last_call_timeout=_LAST_CALL_S,
+            last_call_timeout=math.ceil(TIMEOUTS.last_call),
             # Torch before 2.7 ignores these: 5 s, and three of them.
-            keep_alive_interval=_ALIVE_S,
+            keep_alive_interval=math.ceil(TIMEOUTS.keep_alive),
             keep_alive_max_attempt=_MISSED,
         )
         handler: DynamicRendezvousHandler = create_handler(store, backend, how)
@@ -281,7 +268,8 @@ class _Rendezvous:
             self._hosted = tcp_store(host, port, is_master=True)
         if self._hosted is not None:
             return self._hosted
-        socket.create_connection((host, port), timeout=5).close()  # torch's client is slow and loud
+        # torch's client is slow and loud
+        socket.create_connection((host, port), TIMEOUTS.connect).close()
         return tcp_store(host, port, is_master=False)
 
     def _placed(self, info: api.RendezvousInfo) -> NodeEnv:
@@ -291,14 +279,14 @@ class _Rendezvous:
             self._reserved = reserve(self._addr)
             port = self._reserved.getsockname()[1]
             info.store.set(_PLACE, json.dumps([self._addr, port]))
-        info.store.wait([_PLACE], _PLACED)
+        info.store.wait([_PLACE], timedelta(seconds=TIMEOUTS.placed))
         addr, port = json.loads(info.store.get(_PLACE))
         return NodeEnv(info.rank, info.world_size, self._env.nproc_per_node, addr, port)
 
     def _watch(self, handler: Any, node: NodeEnv, over: threading.Event) -> None:
         """See whether the nodes of this round are still the right ones, until it is over."""
         missing = 0
-        while not over.wait(_LOOK_S):
+        while not over.wait(TIMEOUTS.exchange):
             try:
                 waiting = handler.num_nodes_waiting()
             except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks fail soon
@@ -310,7 +298,7 @@ class _Rendezvous:
             if over.is_set():
                 return
             if alone or missing >= _LOOKS:
-                self._grace = _LOST_GRACE_S
+                self._grace = TIMEOUTS.kill_grace
             elif waiting and node.nnodes < self._env.max_nodes:
                 # There is time: a checkpoint may take longer than a pod has for its end.
                 self._grace = self._stop_grace

@@ -40,6 +40,7 @@ from k8sjob.runtime.base.termination import (
     seen_file,
     write_reason,
 )
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["exit_code", "main", "reason_of", "run_as_main", "where"]
 
-_LEAVE_LIMIT_S: Final = 10.0
-"""What a failed process has for its threads and atexit handlers: its peers wait for it."""
-_DESTROY_LIMIT_S: Final = 10.0
-"""What destroying the process group may take; NCCL's can wait for ever for a lost peer."""
 _PR_SET_PDEATHSIG: Final = 1
 _KEPT: Final[list[Any]] = []
 _INTERRUPTED: Final = 128 + signal.SIGINT
@@ -170,7 +167,7 @@ def _leave(code: int) -> NoReturn:
     """Do what Python does at the end, except tearing down the interpreter."""
     try:
         if code:
-            limit = threading.Timer(_LEAVE_LIMIT_S, os._exit, [code])
+            limit = threading.Timer(TIMEOUTS.exit, os._exit, [code])
             limit.daemon = True
             limit.start()
         else:
@@ -198,7 +195,7 @@ def _destroy_group() -> None:
     _KEPT.append(dist.group.WORLD)
     helper = threading.Thread(target=dist.destroy_process_group, daemon=True)
     helper.start()
-    helper.join(_DESTROY_LIMIT_S)
+    helper.join(TIMEOUTS.destroy)
 
 
 def _exec(argv: Sequence[str]) -> NoReturn:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.contract import Reason
 from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +39,6 @@ FAILED: Final = "failed"
 """The node's agent gave up."""
 _DISTANCE: Final = 4096
 """From MASTER_PORT; scripts take the ports next to it for groups that they make."""
-_INTERVAL_S: Final = 1.0
-_ANSWER_S: Final = 2.0
-_CLOSE_S: Final = 0.1
-"""How long the server takes to notice that it is to end."""
 _MAX_BYTES: Final = 1 << 20
 _MAX_MESSAGE: Final = 300
 _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -118,7 +115,7 @@ class Roster:
                 self._server = _listen(self._node, self)
             except OSError:
                 return self  # the port is taken: each agent decides by what it sees itself
-            target = partial(self._server.serve_forever, poll_interval=_CLOSE_S)
+            target = partial(self._server.serve_forever, poll_interval=TIMEOUTS.poll)
         self._thread = threading.Thread(target=target, daemon=True, name="k8sjob-roster")
         self._thread.start()
         return self
@@ -206,7 +203,7 @@ class Roster:
                 first = False
                 if not self._changed.is_set():
                     self._reported.set()
-            self._changed.wait(_INTERVAL_S)
+            self._changed.wait(TIMEOUTS.exchange)
 
     def _call(self, *, first: bool) -> None:
         own = asdict(self.own)
@@ -222,7 +219,7 @@ class Roster:
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    timeout = _ANSWER_S
+    timeout = TIMEOUTS.connect
 
     def handle(self) -> None:
         """Answer one call; an invalid one is not answered."""
@@ -265,10 +262,10 @@ class _DualStack(socketserver.ThreadingTCPServer):
 
 def _connect(node: NodeEnv) -> socket.socket:
     if not is_loopback(node.master_addr):
-        return socket.create_connection((node.master_addr, _port(node)), _ANSWER_S)
+        return socket.create_connection((node.master_addr, _port(node)), TIMEOUTS.connect)
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.settimeout(_ANSWER_S)
+        server.settimeout(TIMEOUTS.connect)
         server.connect(_local_name(node))
     except OSError:
         server.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Command", "Exit", "WorkerGroup", "adopt_orphans", "kill_children"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_LEFTOVER_GRACE_S: Final = 2.0
-"""What the processes that a finished one left in its group have to end by themselves."""
-_KILL_LIMIT_S: Final = 2.0
-"""What the kernel has to remove the killed processes; one may be deep in a driver."""
 _RESET: Final = [
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
 ]
@@ -144,7 +141,7 @@ class WorkerGroup:
         """Reap an ended process once its group is empty; after the grace, empty it."""
         group = str(pid).encode()
         if any(one[2] == group and one[0] not in {b"Z", b"X"} for _, one in _stats()):
-            if time.monotonic() < self.exits[index].moment + _LEFTOVER_GRACE_S:
+            if time.monotonic() < self.exits[index].moment + TIMEOUTS.leftover_grace:
                 return
             _signal_group(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -166,7 +163,7 @@ def kill_children() -> None:
 
     A child is signalled before it is reaped, so that its number is still its own.
     """
-    limit = time.monotonic() + _KILL_LIMIT_S
+    limit = time.monotonic() + TIMEOUTS.kernel
     me = str(os.getpid()).encode()
     while time.monotonic() < limit:
         children = [pid for pid, fields in _stats() if fields[1] == me]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEARTBEAT_ENV",
+    "TIMEOUTS_ENV",
     "error_file",
     "heartbeat_file",
     "launcher_hosts_store",
@@ -29,11 +30,14 @@ __all__ = [
     "source_folder",
     "take_lifeline",
     "termination_log",
+    "timeouts",
     "under_k8sjob",
 ]
 
 HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
 """The file whose modification time a rank renews with each beat, for the agent of its node."""
+TIMEOUTS_ENV: Final = "K8SJOB_TIMEOUTS"
+"""JSON with some of timeouts.Timeouts, for tests."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
 
 _DEFAULTS: Final = asdict(RuntimeConfig())
@@ -51,6 +55,11 @@ def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     config = RuntimeConfig() if text is None else _decode(text)
     override = environ.get(contract.CHECKPOINT_DIR_ENV)
     return config if override is None else replace(config, checkpoint_dir=override or None)
+
+
+def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """The fields of timeouts.Timeouts that tests have shortened."""
+    return _object(TIMEOUTS_ENV, environ.get(TIMEOUTS_ENV, "{}"))
 
 
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -6,9 +6,10 @@ import ipaddress
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.signals import Inbox
 
 __all__ = ["await_master", "is_loopback", "listen", "must_wait", "reserve"]
-
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
-"""Between two look-ups: the pods of a job come within a second or two, or much later."""
-_REPORT_S: Final = 10.0
-"""Between two lines about a name that does not resolve."""
 
 
 def is_loopback(addr: str) -> bool:
@@ -94,7 +90,7 @@ def await_master(
         return
     start = time.monotonic()
     lookup = _Lookup(node.master_addr)
-    report = start + _REPORT_S / 2
+    report = start + TIMEOUTS.report / 2
     while not lookup.done.is_set() and not inbox.stopping():
         waited = time.monotonic() - start
         if waited >= timeout:
@@ -105,12 +101,12 @@ def await_master(
                 culprits=(0,),
             )
         if time.monotonic() >= report:
-            report += _REPORT_S
+            report += TIMEOUTS.report
             log_line(
                 f"node {node.node_rank} waits for the Master's name {node.master_addr}: "
                 f"{lookup.error} ({waited:.0f} s of {timeout:g} s)"
             )
-        inbox.wait(min(0.05 if waited < 1 else 0.25, timeout - waited))
+        inbox.wait(min(TIMEOUTS.poll, timeout - waited))
 
 
 class _Lookup:
@@ -123,12 +119,10 @@ class _Lookup:
         threading.Thread(target=self._resolve, daemon=True, name="k8sjob-lookup").start()
 
     def _resolve(self) -> None:
-        pause = _FIRST_RETRY_S
         while not self.done.is_set():
             try:
                 socket.getaddrinfo(self._name, None)
                 self.done.set()
             except (OSError, UnicodeError) as error:
                 self.error = getattr(error, "strerror", None) or str(error)
-                time.sleep(pause)
-                pause = min(2 * pause, _LAST_RETRY_S)
+                time.sleep(TIMEOUTS.look)

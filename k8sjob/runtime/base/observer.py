@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.frames import caller, place_of
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +39,6 @@ __all__ = [
     "read_seen",
 ]
 
-_INTERVAL_S: Final = 0.25
-_MAX_LOOK_S: Final = 1.0
-"""The most that one look adds: a process that was frozen did not wait meanwhile."""
 _TORCH: Final = f"{os.sep}torch{os.sep}"
 _WITHOUT_PEERS: Final = (
     f"{_TORCH}distributed{os.sep}checkpoint{os.sep}",  # waits for threads that write
@@ -128,7 +126,7 @@ class Observer:
         tick = threading.Event()
         while True:
             self.write()
-            tick.wait(_INTERVAL_S)
+            tick.wait(TIMEOUTS.observe)
 
     def _look(self) -> None:
         torch = sys.modules.get("torch")
@@ -206,7 +204,7 @@ class StallClock:
     def look(self, steps: int) -> None:
         """See where the main thread is after `steps` steps, and whether it has run meanwhile."""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, _MAX_LOOK_S), now
+        passed, self._looked = min(now - self._looked, TIMEOUTS.observe_max), now
         self._idle = self._idle + passed if steps == self._steps else 0.0
         self._steps = steps
         blocked = False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,9 +34,7 @@ LEAVING: Final = "leave"
 _OFTEN: Final = 16
 """So many calls of a kind are checked each; from then on those whose number is a power of two."""
 _MAX_KINDS: Final = 1000
-_POLL_S: Final = (0.0001, 0.1)
-_FIRST_LOOK_S: Final = 1.5
-"""Seconds of waiting until the others' last calls are read; twice as many for each further time."""
+_FIRST_PAUSE_S: Final = 0.0001
 
 
 class CallOrderError(RuntimeError):
@@ -146,7 +145,7 @@ class CallOrder:
 
     def _await(self, key: str, call: Call, store: Store) -> None:
         began = time.monotonic()
-        pause, look = _POLL_S[0], _FIRST_LOOK_S
+        pause, look = _FIRST_PAUSE_S, TIMEOUTS.look_at_calls
         while not store.check([key]):
             self._alert()
             waited = time.monotonic() - began
@@ -161,7 +160,7 @@ class CallOrder:
                 if found and not store.check([key]):
                     raise CallOrderError(found)
             time.sleep(pause)
-            pause = min(pause * 1.5, _POLL_S[1])
+            pause = min(pause * 1.5, TIMEOUTS.poll)
 
     def publish(self, store: Store) -> None:
         """Publish this rank's last call; for the watchdog's thread, with its store."""

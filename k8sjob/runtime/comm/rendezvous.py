@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from k8sjob.runtime.base.errors import EnvError, PeerLost, ranks_in_words
 from k8sjob.runtime.base.network import is_loopback, listen
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,20 +29,11 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.env import DistEnv
 
-__all__ = ["NOTE", "RETRY_S", "RankInfo", "Rendezvous", "StoreEndpoint", "rendezvous", "tcp_store"]
+__all__ = ["NOTE", "RankInfo", "Rendezvous", "StoreEndpoint", "rendezvous", "tcp_store"]
 
 NOTE: Final = "note"
 """Key under which a rank reports that the group of this store has lost a rank."""
-RETRY_S: Final = 0.2
 _GO: Final = "go"
-_REPORT_S: Final = 1.0
-"""Between two reports about the missing ranks."""
-_PAUSE_S: Final = 0.05
-_CONNECT: Final = timedelta(seconds=5)
-"""For a port that is open; a store that does not answer is closing, and torch would wait for it."""
-_ANSWER: Final = timedelta(seconds=300)
-_LEAVING_S: Final = 15.0
-"""How long a process of an earlier group may still hold the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +118,13 @@ def rendezvous(
             backend, remark = _roll_call(store, env, info, lead, deadline)
             break
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
-            if time.monotonic() + RETRY_S > deadline:
+            if time.monotonic() + TIMEOUTS.retry > deadline:
                 raise PeerLost(
                     f"rank {env.rank} did not meet the others at {endpoint} within {timeout:g} s; "
                     f"last seen: {str(error).splitlines()[0]}",
                     (0,),
                 ) from error
-        time.sleep(RETRY_S)
+        time.sleep(TIMEOUTS.retry)
     return Rendezvous(store, endpoint.connect, backend, remark)
 
 
@@ -152,9 +144,9 @@ def _roll_call(
         lead(store)
     while not store.check([_GO]):
         # Rank 0 publishes the result at the deadline at the latest.
-        if time.monotonic() > deadline + 10:
+        if time.monotonic() > deadline + TIMEOUTS.lead:
             raise PeerLost("rank 0 came and never reported that all are here", (0,))
-        time.sleep(_PAUSE_S)
+        time.sleep(TIMEOUTS.poll)
     result = json.loads(store.get(_GO))
     if env.rank != 0:
         store.set(f"heard/{env.rank}", "")
@@ -188,10 +180,10 @@ def _publish_result(
     store.set(_GO, json.dumps(result))
     if missing or result["error"]:
         # The store ends with rank 0: leave when the others know why.
-        until = time.monotonic() + 3
+        until = time.monotonic() + TIMEOUTS.lead / 3
         heard = [f"heard/{rank}" for rank in here if rank != 0]
         while time.monotonic() < until and not all(store.check([key]) for key in heard):
-            time.sleep(_PAUSE_S)
+            time.sleep(TIMEOUTS.poll)
 
 
 def _await_all(
@@ -199,14 +191,14 @@ def _await_all(
 ) -> None:
     """Rank 0: wait until all are here or the deadline has come."""
     keys, reported = _keys(world_size), list[int]()
-    report = time.monotonic() + _REPORT_S
+    report = time.monotonic() + TIMEOUTS.exchange
     while not (all_here := store.check(keys)) and time.monotonic() < deadline:
         if time.monotonic() >= report:
-            report += _REPORT_S
+            report += TIMEOUTS.exchange
             if (missing := _missing(store, world_size)) != reported:
                 reported = missing
                 on_wait(reported)
-        time.sleep(_PAUSE_S)
+        time.sleep(TIMEOUTS.poll)
     if reported and all_here:
         on_wait(())
 
@@ -257,7 +249,7 @@ class StoreEndpoint:
         return PrefixStore(self._prefix, tcp_store(self._addr, self._port, is_master=False))
 
     def _host(self, deadline: float) -> Store:
-        until = min(time.monotonic() + _LEAVING_S, deadline)
+        until = min(time.monotonic() + TIMEOUTS.listen, deadline)
         while True:
             try:
                 # By default the store would listen on all addresses of the machine.
@@ -269,13 +261,13 @@ class StoreEndpoint:
                         f"rank 0 cannot listen on {self}: {str(error).splitlines()[0]}; another "
                         "process uses the port: end it, or set another MASTER_PORT"
                     ) from error
-            time.sleep(RETRY_S)
+            time.sleep(TIMEOUTS.retry)
 
     def _await_listener(self, deadline: float) -> None:
         """Connect until the port answers: torch's client is slow to try again, and loud."""
         while True:
             try:
-                socket.create_connection((self._addr, self._port), timeout=5).close()
+                socket.create_connection((self._addr, self._port), timeout=TIMEOUTS.connect).close()
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise PeerLost(
@@ -285,7 +277,7 @@ class StoreEndpoint:
                     ) from None
             else:
                 return
-            time.sleep(_PAUSE_S)
+            time.sleep(TIMEOUTS.poll)
 
 
 def tcp_store(
@@ -304,11 +296,12 @@ def tcp_store(
             addr,
             port,
             is_master=is_master,
-            timeout=_CONNECT,
+            # A store that does not answer is closing, and torch would wait for it.
+            timeout=timedelta(seconds=TIMEOUTS.connect),
             wait_for_workers=False,
             **more,
         )
-        store.set_timeout(_ANSWER)
+        store.set_timeout(timedelta(seconds=TIMEOUTS.store))
         return store
 
     if listener is not None:

@@ -18,6 +18,7 @@ from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
 from k8sjob.runtime.base.termination import write_reason
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 from k8sjob.runtime.comm.rendezvous import NOTE
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["StopCoordinator"]
 
 _STOP: Final = "stop"
-_STORE_S: Final = 0.5
-"""Between two looks into the store; the local flag is checked more often."""
-_FLAG_S: Final = 0.05
-_LOSS_GRACE_S: Final = 5.0
-"""What the main thread has to notice a peer's loss by itself, with a traceback."""
 
 
 class StopCoordinator:
@@ -94,8 +90,10 @@ class StopCoordinator:
             if not self._held:
                 self._passed += 1
                 return True
-        if not self._agreed.wait(timeout=60):
-            raise PeerLost("the ranks were asked to stop, and some did not answer within 60 s")
+        if not self._agreed.wait(TIMEOUTS.stop):
+            raise PeerLost(
+                f"the ranks were asked to stop, and some did not answer within {TIMEOUTS.stop:g} s"
+            )
         if self._last is None or self._passed >= self._last:
             return False
         self._passed += 1
@@ -120,7 +118,7 @@ class StopCoordinator:
         self.close()
         self._store.set(f"left/{self._rank}", "")
         if self._rank == 0:
-            self._wait([f"left/{rank}" for rank in range(self._world)], seconds=5)
+            self._wait([f"left/{rank}" for rank in range(self._world)], seconds=TIMEOUTS.connect)
 
     def alert(self) -> None:
         """Raise a peer's loss that the watch has found."""
@@ -139,7 +137,7 @@ class StopCoordinator:
         """End the watch."""
         self.closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
+            self._thread.join(TIMEOUTS.connect)
 
     def _await(self, keys: list[str], timeout: float) -> None:
         if not self._wait(keys, timeout):
@@ -155,7 +153,7 @@ class StopCoordinator:
         until = time.monotonic() + seconds
         while not (done := self._there(*keys)) and time.monotonic() < until:
             self.alert()
-            time.sleep(0.02)
+            time.sleep(TIMEOUTS.poll / 2)
         return done
 
     def _there(self, *keys: str) -> bool:
@@ -174,13 +172,13 @@ class StopCoordinator:
     def _look_until_closed(self, store: Store) -> None:
         published = False
         next_look = 0.0
-        while not self.closed.wait(_FLAG_S):
+        while not self.closed.wait(TIMEOUTS.poll):
             if self._requested and not published:
                 published, next_look = True, 0.0
                 store.set(_STOP, self._requested)
             if time.monotonic() < next_look:
                 continue
-            next_look = time.monotonic() + _STORE_S
+            next_look = time.monotonic() + TIMEOUTS.look
             if store.check([NOTE]):
                 self._lose(PeerLost(store.get(NOTE).decode()))
                 return
@@ -195,7 +193,7 @@ class StopCoordinator:
         self._on_loss(lost)
 
     def _exit(self, lost: PeerLost) -> None:
-        if self.closed.wait(_LOSS_GRACE_S):
+        if self.closed.wait(TIMEOUTS.loss_grace):
             return
         reason = Reason(
             exit_code=ExitCode.PEER_LOST,

@@ -32,6 +32,7 @@ from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.heartbeat import Heartbeat, settle
 from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import by_rank, write_reason
+from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,8 +50,6 @@ SYNC: Final = "sync"
 _START: Final = "start"
 _END: Final = "end"
 _ALARM: Final = "watchdog/alarm"
-_JOIN_S: Final = 1.0
-"""What a thread has to end, which may wait for a store that does not answer."""
 
 
 class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
@@ -187,7 +186,7 @@ class Watchdog:
         self._wake.set()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(_JOIN_S)  # the store is not used while its host leaves
+                thread.join(TIMEOUTS.join)  # the store is not used while its host leaves
 
     def find_hang(self, message: str, error: BaseException, *, late: bool) -> Hung | None:
         """The ranks that did not join a collective that has failed for that; all ranks end.
@@ -224,7 +223,7 @@ class Watchdog:
         if now - self._waits[0] > 0.9 * self._patience:
             until = now + self._settle
             while self._threads[-1].is_alive() and time.monotonic() < until:
-                if self._alarm.wait(0.05):
+                if self._alarm.wait(TIMEOUTS.poll):
                     break
         return self._alarm.is_set()
 
