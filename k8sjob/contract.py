@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "AGENT",
@@ -38,7 +39,9 @@ __all__ = [
     "Role",
     "RuntimeConfig",
     "after_agent",
+    "closest",
     "decode_object",
+    "did_you_mean",
 ]
 
 __version__ = "0.1.0"
@@ -354,3 +357,16 @@ class RuntimeConfig:
         """Compact JSON; equal settings give equal text."""
         body = {"version": 1, **asdict(self)}
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known name that a word is probably a misspelling of, case aside; empty without one."""
+    names = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(names), n=1)
+    return names[close[0]] if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The next step after a name that is not known: the name that was meant, or `otherwise`."""
+    meant = closest(word, known)
+    return f"did you mean {meant!r}?" if meant else otherwise

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.contract import did_you_mean
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "AXES",
@@ -538,6 +539,5 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         )
 
 
-def _meant(word: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
+def _meant(word: str, known: Iterable[str]) -> str:
+    return did_you_mean(word, known, f"there is {', '.join(known)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import gc
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 import click
 
 from k8sjob.cli.failure import Failures
-from k8sjob.contract import __version__
+from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,10 +113,9 @@ class Program(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with a suggestion for a name that is nearly one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            meant = MEANT.get(args[0].lower()) or difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {' or '.join(map(repr, meant))}?"
-            if not meant:
-                hint = f"the commands are {', '.join(COMMANDS)}"
+            hint = did_you_mean(args[0], COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+            if meant := MEANT.get(args[0].lower()):
+                hint = f"did you mean {' or '.join(map(repr, meant))}?"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from k8sjob.contract import did_you_mean
 from k8sjob.errors import Problem, RenderError, field_path
 from k8sjob.spec.base import UNEXPLAINED, Part, part_types, seen
 from k8sjob.spec.run import shell_words
@@ -93,9 +93,8 @@ def _one_of(shown: str, ctx: Mapping[str, Any]) -> str:
     text = f"{shown} is not one of {', '.join(choices)}"
     if shown == "null" and "None" in choices:
         return f"{text}; did you mean the text None?"
-    lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(shown.strip("'").lower(), list(lower), n=1, cutoff=0.6)
-    return f"{text}; did you mean {lower[close[0]]!r}?" if close else f"{text}; write one of them"
+    step = did_you_mean(shown.strip("'"), choices, "write one of them")
+    return f"{text}; {step}"
 
 
 _PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingProxyType(
@@ -182,10 +181,8 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     if elsewhere and snake not in here:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
         return f"no such field here; it belongs to {places}"
-    close = get_close_matches(snake, here, n=1, cutoff=0.7)
-    if close:
-        return f"no such field; did you mean {close[0]!r}?"
-    return f"no such field; valid fields: {', '.join(here)}"
+    step = did_you_mean(snake, here, f"valid fields: {', '.join(here)}")
+    return f"no such field; {step}"
 
 
 def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
+from k8sjob.contract import closest
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
 from k8sjob.spec.names import AbsolutePath, Text
 from k8sjob.strategies import GONE, pattern_error
@@ -216,11 +216,8 @@ class Strategy(Part):
     def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
         """The kind, or the backend."""
         if isinstance(value, str):
-            yield {"kind": value.lower()}
             yield {"backend": value.lower()}
-            yield from (
-                {"kind": near} for near in get_close_matches(value.lower(), get_args(Kind), n=1)
-            )
+            yield {"kind": closest(value, get_args(Kind))}
 
     @property
     def settings(self) -> dict[str, Any]:

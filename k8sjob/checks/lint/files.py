@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from functools import partial
@@ -20,6 +19,7 @@ from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Check, Finding, Hit, Seve
 from k8sjob.checks.lint.manifest_facts import Job, launcher_of
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import encoding, parse_module, program
+from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
 from k8sjob.targets.pytorchjob.operator import KIND
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
@@ -277,11 +277,10 @@ def _misspelt(spec: JobSpec, folder: Path) -> str:
     path = folder / script
     if not script or script.startswith("/") or _script(spec, folder) or not path.parent.is_dir():
         return ""
-    here = [file.name for file in path.parent.glob("*.py")]
-    close = difflib.get_close_matches(path.name, here, n=1)
+    close = closest(path.name, (file.name for file in path.parent.glob("*.py")))
     if not close:
         return ""
-    meant = str(PurePosixPath(script).with_name(close[0]))
+    meant = str(PurePosixPath(script).with_name(close))
     return (
         f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file of "
         f"that name, every replica ends at once; did you mean run.script: {meant}?"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
+
+from k8sjob.contract import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,8 +162,7 @@ def _unknown_silences(
         for name in names:
             if name in known:
                 continue
-            close = difflib.get_close_matches(name, known, n=1)
-            step = f"did you mean `{close[0]}`?" if close else "see docs/reference/lint.md"
+            step = did_you_mean(name, known, "see docs/reference/lint.md")
             message = (
                 f"ignore[{name}]: there is no check of that name, so nothing is silenced; {step}"
             )

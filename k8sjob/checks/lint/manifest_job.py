@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.manifest_facts import Job, Replica, get, launcher_flags, launcher_of
-from k8sjob.contract import Role
+from k8sjob.contract import Role, did_you_mean
 from k8sjob.errors import field_path
 from k8sjob.targets.pytorchjob.schema import known_fields
 
@@ -88,8 +87,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
     if places:
         where = ".".join(places[0]).replace("*", "Master")
         return f"it belongs to {where}, and is ignored here; move it"
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"valid fields: {', '.join(known)}"
+    return did_you_mean(key, known, f"valid fields: {', '.join(known)}")
 
 
 @RULES.error(
@@ -141,9 +139,7 @@ def _clean_pod_policy_typo(job: Job) -> Iterator[Hit]:
 
 
 def _choose(value: Any, known: tuple[str, ...]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.5)
-    return f"did you mean {by_lower[close[0]]!r}?" if close else f"use one of {', '.join(known)}"
+    return did_you_mean(str(value), known, f"use one of {', '.join(known)}")
 
 
 @RULES.warning(

@@ -7,12 +7,12 @@ takes the last current-context), so the context is always passed on by its name.
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from k8sjob.contract import did_you_mean
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError
 
@@ -162,8 +162,7 @@ def access(
             f"{where}: no current-context; name one with --context (there are: {there})"
         )
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {there}"
+        hint = did_you_mean(name, known, f"there are: {there}")
         raise BackendError(f"{where}: no context {name!r}; {hint}")
     return _of_context(name, config, files, namespace)
 
