@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    ModelWrapValidatorHandler,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
 from k8sjob.contract import RuntimeConfig
@@ -33,7 +28,7 @@ from k8sjob.spec.run import Run
 from k8sjob.spec.training import Checkpoint, Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from k8sjob.yamldoc import Document
 
@@ -213,7 +208,7 @@ class JobSpec(Part):
     @model_validator(mode="wrap")
     @classmethod
     def _explain(
-        cls, data: Any, handler: ModelWrapValidatorHandler[JobSpec], info: ValidationInfo
+        cls, data: Any, handler: Callable[[Any], JobSpec], info: ValidationInfo
     ) -> JobSpec:
         """All problems as one SpecError, with their lines where the data is a document."""
         if info.context is UNEXPLAINED:

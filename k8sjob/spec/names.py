@@ -45,8 +45,7 @@ _QUALIFIED = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_HOST = _LABEL
-_DOMAIN = rf"{_HOST}(?:\.{_HOST})*(?::[0-9]+)?"
+_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]+)?"
 _PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _REPOSITORY = re.compile(_PATH)
@@ -214,20 +213,15 @@ AbsolutePath = Annotated[
 _MAX_DEPTH: Final = 32
 
 
-def _mapping(value: dict[str, Any]) -> dict[str, Any]:
+def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     """A copy that is JSON through and through, so that no one else can change it."""
-    made = _copy(value, ())
-    assert isinstance(made, dict)  # noqa: S101 - a copy of one
-    return made
-
-
-def _copy(value: Any, at: tuple[str | int, ...]) -> Any:
+    where = f" in {field_path(at)}" if at else ""
     if len(at) > _MAX_DEPTH:
         refuse(f"nested more than {_MAX_DEPTH} deep, which Kubernetes never is")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                refuse(f"the key {key!r}{_where(at)} is not text; quote it")
+                refuse(f"the key {key!r}{where} is not text; quote it")
             check_text(key)
         return {key: _copy(item, (*at, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -237,13 +231,9 @@ def _copy(value: Any, at: tuple[str | int, ...]) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if not isinstance(value, float) or not math.isfinite(value):
-        refuse(f"{value!r}{_where(at)} is not JSON; write text, numbers, booleans, lists, mappings")
+        refuse(f"{value!r}{where} is not JSON; write text, numbers, booleans, lists, mappings")
     return float(value)
 
 
-def _where(at: tuple[str | int, ...]) -> str:
-    return f" in {field_path(at)}" if at else ""
-
-
-FreeJson = Annotated[dict[str, Any], AfterValidator(_mapping)]
+FreeJson = Annotated[dict[str, Any], AfterValidator(_copy)]
 """A JSON object in Kubernetes' own form."""

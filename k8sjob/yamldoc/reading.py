@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "JOB_FILE",
     "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_NODES",
     "Document",
     "FieldPath",
     "WrittenFloat",
@@ -77,9 +75,7 @@ MAX_NODES: Final = 50_000
 """Most values in one document, with every alias counted as often as it is used."""
 _MAX_COMPOSED: Final = 2 * MAX_NODES + 1
 """Most keys and values in one file: a document of MAX_NODES values, each with a key."""
-
-_PAIR: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-"""JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart."""
+_TOO_MANY: Final = f"more than {MAX_NODES} values once its aliases are written out"
 
 FieldPath = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -166,20 +162,57 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        self.count += 1
-        if self.depth > MAX_DEPTH or self.count > _MAX_COMPOSED:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
-            if self.depth > MAX_DEPTH:
-                raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
-            raise _Refused(f"more than {MAX_NODES} values once its aliases are written out", mark)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
+        if self.depth > MAX_DEPTH:
+            raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
+        self._add(1, mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
+        return node
+
+    def _add(self, count: int, mark: yaml.Mark) -> None:
+        self.count += count
+        if self.count > _MAX_COMPOSED:
+            raise _Refused(_TOO_MANY, mark)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The mapping without `<<`: with the merged pairs first, wherever the `<<` is.
+
+        The mapping's own keys win, then those of the first of the merged mappings.
+        """
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        for pair in node.value:
+            mark = pair[0].start_mark
+            if pair[0].tag == _TAG + "merge":
+                for source in reversed(_merged(pair[1])):
+                    self._add(len(source.value), mark)
+                    merged |= {_key(each[0]): each for each in source.value}
+                continue
+            key = _key(pair[0])
+            if key in own:
+                line = own[key][0].start_mark.line + 1
+                raise _Refused(f"{key!r} is there twice, first in line {line}", mark)
+            own[key] = pair
+        node.value = list((merged | own).values())
         return node
 
 
 _Loader.yaml_implicit_resolvers = {
     None: [(_TAG + name, re.compile(rf"(?:{form})\Z")) for name, form in _IMPLICIT.items()]
 }
+
+
+def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
+    """The mappings that `<<` names; one that is not composed to its end contains the `<<`."""
+    sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    for source in sources:
+        if not isinstance(source, yaml.MappingNode):
+            raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
+        if source.end_mark is None:
+            raise _Refused("an alias inside its own anchor", source.start_mark)
+    return list(sources)
 
 
 class _Builder:
@@ -189,35 +222,23 @@ class _Builder:
         self.keys: dict[FieldPath, Place] = {}
         self.values: dict[FieldPath, Place] = {}
         self.count = 0
-        self.open: list[yaml.Node] = []
 
     def build(self, node: yaml.Node, path: FieldPath) -> Any:
         """The node's data; `path` is its path."""
-        with self._inside(node):
-            return self._build(node, path)
-
-    @contextmanager
-    def _inside(self, node: yaml.Node) -> Iterator[None]:
-        """Refuse a node that is inside itself, or that aliases have put too deep."""
-        if any(node is outer for outer in self.open):
-            raise _Refused("an alias inside its own anchor", node.start_mark)
-        self.open.append(node)
-        self._add(1, node)
-        if len(self.open) > MAX_DEPTH:
-            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
-        yield
-        self.open.pop()
-
-    def _add(self, count: int, node: yaml.Node) -> None:
-        self.count += count
-        if self.count > MAX_NODES:
+        self.count += 1
+        if len(path) > MAX_DEPTH:
             raise _Refused(
-                f"more than {MAX_NODES} values once its aliases are written out", node.start_mark
+                "nested too deep by an alias, which may be inside its own anchor", node.start_mark
             )
-
-    def _build(self, node: yaml.Node, path: FieldPath) -> Any:
+        if self.count > MAX_NODES:
+            raise _Refused(_TOO_MANY, node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self._mapping(node, path)
+            made = {}
+            for key_node, value_node in node.value:
+                at = (*path, _key(key_node))
+                self.keys[at] = _place(key_node.start_mark)
+                made[at[-1]] = self.build(value_node, at)
+            return made
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             for index, item in enumerate(node.value):
                 self.values[*path, index] = _place(item.start_mark)
@@ -226,55 +247,6 @@ class _Builder:
             self.values[path] = _place(node.start_mark)
             return _scalar_value(node)
         raise _Refused(f"the tag {node.tag!r} is not known here; leave it out", node.start_mark)
-
-    def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, (key_node, value_node) in self._pairs(node).items():
-            at = (*path, key)
-            self.keys[at] = _place(key_node.start_mark)
-            made[key] = self.build(value_node, at)
-        return made
-
-    def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """The pairs of a mapping by key, the merged ones first, wherever the `<<` is.
-
-        The mapping's own keys win, then those of the first of the merged mappings.
-        """
-        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        for key_node, value_node in node.value:
-            if _merges(key_node):
-                for source in reversed(_merged(value_node)):
-                    pairs |= self._merged_pairs(source)
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            if _merges(key_node):
-                continue
-            key, mark = _key(key_node), key_node.start_mark
-            if key in lines:
-                raise _Refused(f"{key!r} is there twice, first in line {lines[key]}", mark)
-            lines[key] = mark.line + 1
-            pairs[key] = key_node, value_node
-        return pairs
-
-    def _merged_pairs(self, source: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """The pairs of a mapping that another one merges, counted as its values are."""
-        with self._inside(source):
-            pairs = self._pairs(source)
-        self._add(len(pairs), source)
-        return pairs
-
-
-def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
-    """The mappings that `<<` names."""
-    sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    for source in sources:
-        if not isinstance(source, yaml.MappingNode):
-            raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
-    return list(sources)
-
-
-def _merges(key: yaml.Node) -> bool:
-    return bool(key.tag == _TAG + "merge")
 
 
 def _place(mark: yaml.Mark) -> Place:
@@ -287,11 +259,8 @@ def _key(node: yaml.Node) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(node.value)
-    raise _Refused(f"{_seen(node)} cannot be a key; quote it if it is text", node.start_mark)
-
-
-def _seen(node: yaml.Node) -> str:
-    return repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+    seen = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+    raise _Refused(f"{seen} cannot be a key; quote it if it is text", node.start_mark)
 
 
 def _scalar_value(node: yaml.ScalarNode) -> Any:
@@ -300,27 +269,21 @@ def _scalar_value(node: yaml.ScalarNode) -> Any:
     if tag not in ("str", *_IMPLICIT):
         raise _Refused(f"the tag {tag!r} is not known here; leave it out", node.start_mark)
     if tag in ("str", "merge"):
-        return _PAIR.sub(_joined, text)
+        # JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart.
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        return text
     if tag == "null":
         return None
     if tag == "bool" and text.lower() in _TRUE + _FALSE:
         return text.lower() in _TRUE
     if tag == "int" and re.fullmatch(r"[-+]?[0-9]{1,100}", text):
         return int(text)
-    if tag == "float" and _is_float(text):
-        return WrittenFloat(float(text), text)
+    if tag == "float":
+        with suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                return WrittenFloat(number, text)
     raise _Refused(f"{text!r} is not what its tag {tag!r} says", node.start_mark)
-
-
-def _joined(pair: re.Match[str]) -> str:
-    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
-
-
-def _is_float(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, dict[str, Any]]]:
@@ -389,17 +352,13 @@ def _documents(text: str, source: str) -> Iterator[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            if node is None or (isinstance(node, yaml.ScalarNode) and _is_empty(node)):
+            if node is None or (node.tag == _TAG + "null" and not node.value):
                 continue
             builder = _Builder()
             data = builder.build(node, ())
             yield Document(data, source, builder.keys, builder.values, node.start_mark.line + 1)
     finally:
         loader.dispose()
-
-
-def _is_empty(node: yaml.ScalarNode) -> bool:
-    return node.tag == _TAG + "null" and not node.value
 
 
 def _decode(text: str | bytes, source: str) -> str:

@@ -24,7 +24,7 @@ _WORDS: Final = frozenset(
     ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]
 )
 _ESCAPED: Final = re.compile(r"[^\x20-\x7e]")
-_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters; longer ones need `? key`
+_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters
 
 
 def scalar(value: Any) -> str:
@@ -82,8 +82,7 @@ def flow(data: Any) -> str:
         RenderError: see dump.
     """
     if isinstance(data, dict):
-        pairs = [(_key(key), flow(value)) for key, value in data.items()]
-        return "{" + ", ".join(f"{'? ' * _long(k)}{k}: {v}" for k, v in pairs) + "}"
+        return "{" + ", ".join(f"{_key(key)}: {flow(value)}" for key, value in data.items()) + "}"
     if isinstance(data, list | tuple):
         return "[" + ", ".join(flow(item) for item in data) + "]"
     return scalar(data)
@@ -92,41 +91,24 @@ def flow(data: Any) -> str:
 def _lines(data: Any) -> Iterator[str]:
     if isinstance(data, dict) and data:
         for key, value in data.items():
-            yield from _entry(key, value)
+            if isinstance(value, dict | list | tuple) and value:
+                yield f"{_key(key)}:"
+                yield from (f"  {line}" for line in _lines(value))
+            else:
+                yield f"{_key(key)}: {flow(value)}"
     elif isinstance(data, list | tuple) and data:
         for item in data:
             first, *rest = _lines(item)
             yield f"- {first}"
             yield from (f"  {line}" for line in rest)
-    elif isinstance(data, dict):
-        yield "{}"
-    elif isinstance(data, list | tuple):
-        yield "[]"
     else:
-        yield scalar(data)
+        yield flow(data)
 
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise RenderError(f"the key {key!r} is not text")
-    return scalar(key)
-
-
-def _long(key: str) -> bool:
-    return len(key) > _MAX_KEY
-
-
-def _entry(key: Any, value: Any) -> Iterator[str]:
-    name = _key(key)
-    nested = isinstance(value, dict | list | tuple) and bool(value)
-    if _long(name):
-        yield f"? {name}"
-        first, *rest = _lines(value)
-        yield f": {first}"
-    elif not nested:
-        yield f"{name}: {next(_lines(value))}"
-        return
-    else:
-        yield f"{name}:"
-        rest = list(_lines(value))
-    yield from (f"  {line}" for line in rest)
+    text = scalar(key)
+    if len(text) > _MAX_KEY:
+        raise RenderError(f"the key {text[:40]}... is too long for YAML: {len(text)} characters")
+    return text

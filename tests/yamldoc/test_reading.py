@@ -183,12 +183,7 @@ def test_what_a_mapping_overrides_is_neither_built_nor_placed():
     ("text", "message"),
     [
         ("a: &a {x: {<<: *a}}\n", "an alias inside its own anchor"),
-        ("a: &a {x: 1}\nb:\n  <<: [" + "*a, " * 30_000 + "]\n", "more than 50000 values"),
-        (
-            "a0: &a0 {}\n"
-            + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 60)),
-            "more than 50000 values",
-        ),
+        ("a: &a {x: 1}\nb:\n  <<: [" + "*a, " * 60_000 + "]\n", "more than 50000 values"),
     ],
 )
 def test_merges_and_values_are_counted(text, message):
