@@ -11,6 +11,7 @@ import queue
 import signal
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from k8sjob.contract import Event, EventKind
@@ -72,7 +73,7 @@ def follow(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    with viewer(output, job=ref.name) as view, Interrupts() as interrupts:
+    with closing(viewer(output, job=ref.name)) as view, Interrupts() as interrupts:
         answered = 0
         for batch in Feed(watch(backend, ref, logs=logs)):
             view.show(batch)
@@ -98,7 +99,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     Raises:
         BackendError: the jobs could not be read any more.
     """
-    with board(output) as view, Interrupts() as interrupts:
+    with closing(board(output)) as view, Interrupts() as interrupts:
         for batch in Feed(events):
             view.show(batch)
             if interrupts.count:
@@ -147,13 +148,6 @@ class Interrupts:
         self.exit_code = self.exit_code or 128 + number
 
 
-class _End:
-    """The last item in a feed's queue: how its source ended."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-
 class Feed(Generic[T]):
     """The items of a blocking source, in batches, at least one batch each TICK.
 
@@ -162,42 +156,40 @@ class Feed(Generic[T]):
     """
 
     def __init__(self, source: Iterable[T]) -> None:
-        self._queue: queue.Queue[T | _End] = queue.Queue(_BACKLOG)
+        self._queue: queue.Queue[tuple[T, ...]] = queue.Queue(_BACKLOG)  # an empty one is the end
+        self._error: BaseException | None = None
         threading.Thread(target=self._read, args=(source,), name="feed", daemon=True).start()
 
     def __iter__(self) -> Iterator[list[T]]:
         """Batches until the source ends, empty where nothing came; the source's error is raised."""
-        while True:
+        ended = False
+        while not ended:
             started = time.monotonic()
-            batch, end = self._take()
+            batch, ended = self._take()
             yield batch
-            if end is not None:
-                if end.error is not None:
-                    raise end.error
-                return
             rest = TICK - (time.monotonic() - started)
-            if 0 < len(batch) < _BATCH and rest > 0:  # let more come together for one drawing
-                time.sleep(rest)
+            if not ended and 0 < len(batch) < _BATCH and rest > 0:
+                time.sleep(rest)  # let more come together for one drawing
+        if self._error is not None:
+            raise self._error
 
-    def _take(self) -> tuple[list[T], _End | None]:
+    def _take(self) -> tuple[list[T], bool]:
+        """What has come since, and whether the source has ended."""
         batch: list[T] = []
-        wait = TICK
         while len(batch) < _BATCH:
             try:
-                item = self._queue.get(timeout=wait) if wait else self._queue.get_nowait()
+                item = self._queue.get(timeout=0 if batch else TICK)
             except queue.Empty:
                 break
-            if isinstance(item, _End):
-                return batch, item
-            batch.append(item)
-            wait = 0.0
-        return batch, None
+            if not item:
+                return batch, True
+            batch += item
+        return batch, False
 
     def _read(self, source: Iterable[T]) -> None:
         try:
             for item in source:
-                self._queue.put(item)
+                self._queue.put((item,))
         except BaseException as error:  # noqa: BLE001 - raised again where the feed is read
-            self._queue.put(_End(error))
-        else:
-            self._queue.put(_End())
+            self._error = error
+        self._queue.put(())

@@ -1,7 +1,7 @@
 """Tracebacks and closing lines that replicas have in common are shown once.
 
-A script that fails on all ranks fails in the same way on each: what the second replica writes is
-held back for a moment, and given out as it came if it turns out to differ.
+A script that fails on all ranks fails in the same way on each: a traceback is held back until it is
+complete, and given out as it came unless another replica has written the same one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _HEAD: Final = "Traceback (most recent call last):"
 _CLOSING: Final = re.compile(r"k8sjob: rank \d{1,9}: (.*)", re.DOTALL)
 _PATIENCE_S: Final = 1.0
 """Seconds after which a traceback counts as complete."""
-_MOST_BLOCKS: Final = 32
 _MOST_LINES: Final = 300
 _LONGEST_LINE: Final = 4000
 _NAMED: Final = 5
@@ -33,14 +32,12 @@ _NAMED: Final = 5
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """A traceback of one rank: its lines, and the events of those that are held back."""
+    """A traceback of one rank that is being written."""
 
-    replica: str
     rank: str
     began: float
     lines: list[str] = field(default_factory=list)
-    held: list[Event] = field(default_factory=list)
-    open: bool = True
+    events: list[Event] = field(default_factory=list)
 
 
 class Repeats:
@@ -52,9 +49,8 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._blocks: list[_Block] = []
         self._open: dict[str, _Block] = {}
-        self._closed_by: dict[str, str] = {}
+        self._first: dict[str, str] = {}
         self._named = set[str]()
         self._out: list[Event] = []
         self._alike: dict[str, list[str]] = {}
@@ -64,77 +60,58 @@ class Repeats:
         for event in events:
             self._take(event)
         late = self._clock() - _PATIENCE_S
-        for block in list(self._open.values()):
-            if block.began <= late:
-                self._close(block)
-        return self._given()
+        return self._given([name for name, block in self._open.items() if block.began <= late])
 
     def rest(self) -> Sequence[Event]:
         """What is still held back, at the end."""
-        for block in list(self._open.values()):
-            self._close(block)
-        return self._given()
+        return self._given(list(self._open))
 
-    def _given(self) -> list[Event]:
+    def _given(self, complete: Iterable[str]) -> list[Event]:
+        for replica in complete:
+            self._close(replica)
         notes = [_alike(names, first) for first, names in self._alike.items()]
         given, self._out, self._alike = self._out + notes, [], {}
         return given
 
     def _take(self, event: Event) -> None:
+        replica = event.replica
         line = str(event.data.get("text") or "") if event.kind == EventKind.LOG else ""
-        found, block = _BY_RANK.fullmatch(line), self._open.get(event.replica)
+        found, block = _BY_RANK.fullmatch(line), self._open.get(replica)
         fits = block and len(block.lines) < _MOST_LINES and len(line) <= _LONGEST_LINE
-        if block and fits and found and found[1] == block.rank:
-            self._add(block, event, found[2])
-            return
-        if block:
-            self._close(block)
-        elif event.kind == EventKind.JOB:
-            for other in list(self._open.values()):
+        if block and not (fits and found and found[1] == block.rank):
+            self._close(replica)
+        elif not block and event.kind == EventKind.JOB:
+            for other in list(self._open):
                 self._close(other)
-        if found and found[2] == _HEAD:
-            block = _Block(event.replica, found[1], self._clock())
-            self._open[event.replica] = block
-            self._add(block, event, found[2])
-        elif not self._has_closed_alike(event.replica, line):
+        if found and found[2] == _HEAD and replica not in self._open:
+            self._open[replica] = _Block(found[1], self._clock())
+        if found and replica in self._open:
+            self._open[replica].lines.append(found[2])
+            self._open[replica].events.append(event)
+        elif not self._has_closed_alike(replica, line):
             self._out.append(event)
 
-    def _add(self, block: _Block, event: Event, line: str) -> None:
-        block.lines.append(line)
-        shown = block in self._blocks
-        if not shown and any(_may_equal(block, other) for other in self._blocks):
-            block.held.append(event)
-            return
-        self._show(block)
-        self._out.append(event)
+    def _close(self, replica: str) -> None:
+        block = self._open.pop(replica)
+        first = self._first_of("\n".join(block.lines), replica)
+        if first == replica:
+            self._out += block.events
+        else:
+            self._named.add(replica)
+            self._alike.setdefault(first, []).append(replica)
 
-    def _show(self, block: _Block) -> None:
-        """Give out what was held back of a traceback, and compare others with it from now on."""
-        self._out += block.held
-        block.held = []
-        if block not in self._blocks:
-            self._blocks = [*self._blocks[1 - _MOST_BLOCKS :], block]
-
-    def _close(self, block: _Block) -> None:
-        block.open = False
-        del self._open[block.replica]
-        if not block.held:
-            return
-        same = next((one for one in self._blocks if _equal(block, one)), None)
-        if same is None:
-            self._show(block)
-            return
-        self._named.add(block.replica)
-        self._alike.setdefault(same.replica, []).append(block.replica)
+    def _first_of(self, words: str, replica: str) -> str:
+        """The replica that wrote these words first: this one, if none has."""
+        if len(self._first) >= _MOST_LINES:
+            self._first.clear()
+        return self._first.setdefault(words, replica)
 
     def _has_closed_alike(self, replica: str, line: str) -> bool:
         """Whether it is an agent's line about an end that another agent has written already."""
         found = _CLOSING.fullmatch(line)
         if not found or len(line) > _LONGEST_LINE:
             return False
-        if len(self._closed_by) >= _MOST_LINES:
-            self._closed_by.clear()
-        first = self._closed_by.setdefault(found[1], replica)
+        first = self._first_of(found[1], replica)
         named = replica in self._named
         self._named.discard(replica)
         if first == replica:
@@ -142,19 +119,6 @@ class Repeats:
         if not named:
             self._alike.setdefault(first, []).append(replica)
         return True
-
-
-def _may_equal(block: _Block, other: _Block) -> bool:
-    """Whether a traceback that is still being written may become the same as another replica's."""
-    if other.replica == block.replica:
-        return False
-    count = min(len(block.lines), len(other.lines))
-    enough = other.open or count == len(block.lines)
-    return enough and block.lines[:count] == other.lines[:count]
-
-
-def _equal(block: _Block, other: _Block) -> bool:
-    return other.replica != block.replica and other.lines == block.lines
 
 
 def _alike(replicas: Sequence[str], first: str) -> Event:

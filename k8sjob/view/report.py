@@ -38,11 +38,11 @@ def report(
         ascii_only: use no character beyond ASCII.
         more: further rows, by label: where the logs are, which command shows them.
     """
-    lines = [
-        Text(line) for line in curve(summary, width=min(width, MAX_WIDTH), ascii_only=ascii_only)
-    ]
-    if lines:
-        lines.append(Text())
+    lines = []
+    if drawn := plot(summary.curve, width=min(width, MAX_WIDTH), ascii_only=ascii_only):
+        first, last = (number(round(summary.curve[end][0], 1)) for end in (0, -1))
+        title = f"loss, epoch {first} to {last}".rjust(len(drawn[-1]))
+        lines = [Text(line) for line in (*drawn, title, "")]
     lines.append(_outcome(summary))
     for found in summary.findings:
         lines += finding_lines(found)
@@ -60,15 +60,6 @@ def report(
         for label, value in rows.items()
     ]
     return lines
-
-
-def curve(summary: JobSummary, *, width: int, ascii_only: bool) -> list[str]:
-    """The loss over the epochs as lines of text; none where there is too little of it."""
-    lines = plot(summary.curve, width=width, ascii_only=ascii_only)
-    if not lines:
-        return []
-    first, last = (number(round(summary.curve[end][0], 1)) for end in (0, -1))
-    return [*lines, f"loss, epoch {first} to {last}".rjust(len(lines[-1]))]
 
 
 def _outcome(summary: JobSummary) -> Text:
@@ -120,24 +111,20 @@ def _trace(
     left, right = points[0][0], points[-1][0]
     # Halved first: the difference of two floats may be more than a float can hold.
     span = (high / 2 - low / 2) or 1.0
-
-    def place(x: float, y: float) -> tuple[int, int]:
-        across = (x - left) / (right - left)
+    before = None
+    for x, y in points:
         down = (high / 2 - y / 2) / span if high > low else 0.5
-        return round(across * (columns - 1)), round(down * (rows - 1))
-
-    column, row = place(*points[0])
-    yield column, row
-    for x, y in points[1:]:
-        to_column, to_row = place(x, y)
-        steps = max(abs(to_column - column), abs(to_row - row))
-        for step in range(1, steps + 1):
-            part = step / steps
-            yield (
-                round(column + (to_column - column) * part),
-                round(row + (to_row - row) * part),
-            )
-        column, row = to_column, to_row
+        place = round((x - left) / (right - left) * (columns - 1)), round(down * (rows - 1))
+        yield place
+        if before:
+            across, along = place[0] - before[0], place[1] - before[1]
+            steps = max(abs(across), abs(along))
+            for step in range(1, steps):
+                yield (
+                    before[0] + round(across * step / steps),
+                    before[1] + round(along * step / steps),
+                )
+        before = place
 
 
 def _cell(dots: set[tuple[int, int]], column: int, row: int, *, ascii_only: bool) -> str:

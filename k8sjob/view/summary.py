@@ -28,6 +28,9 @@ __all__ = [
 
 MAX_POINTS = 4096
 """Points of the loss curve that are kept; more than any terminal has columns for."""
+_NUMBERS: Final = (
+    "loss", "samples_per_s", "eta_s", "grad_norm", "memory_bytes", "step_s", "wait_s",
+)  # fmt: skip
 STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
 
@@ -133,7 +136,7 @@ class JobSummary:
                 self._starting(text(event.replica), data)
             case EventKind.STARTED:
                 self.group = flat(data)
-                self._forget_start()
+                self._has_started()
             case EventKind.PROGRESS:
                 self._advance(data)
             case EventKind.METRICS:
@@ -169,13 +172,14 @@ class JobSummary:
         if phase in STARTING:
             self.phases[replica] = phase
 
-    def _forget_start(self, replica: str | None = None) -> None:
-        """Take back what is known of a replica's start; None: of all."""
-        if replica is None:
-            self.phases.clear()
-        self.phases.pop(replica or "", None)
-        if replica in {None, self.waiting[0]}:
+    def _forget_start(self, replica: str) -> None:
+        self.phases.pop(replica, None)
+        if replica == self.waiting[0]:
             self.waiting = "", ""
+
+    def _has_started(self) -> None:
+        self.phases.clear()
+        self.waiting = "", ""
 
     def _job(self, data: dict[str, Any]) -> None:
         self.state = text(data.get("state"))
@@ -187,7 +191,7 @@ class JobSummary:
         )
         self.stopping = False
         if self.state not in {"Created", "Running", "Restarting"}:
-            self._forget_start()
+            self._has_started()
 
     def _replica(self, name: str, data: dict[str, Any]) -> None:
         if not name:
@@ -205,19 +209,12 @@ class JobSummary:
 
     def _advance(self, data: dict[str, Any]) -> None:
         epoch = integer(data.get("epoch"))
+        known: dict[str, Any] = {name: real(data.get(name)) for name in _NUMBERS}
+        known |= {name: _count(data.get(name)) for name in ("epochs", "step", "steps")}
         now = Progress(
             epoch=0 if epoch is None else max(epoch, 0) + 1,  # the runtime counts as range() does
-            epochs=_count(data.get("epochs")),
-            step=_count(data.get("step")),
-            steps=_count(data.get("steps")),
-            loss=real(data.get("loss")),
-            samples_per_s=real(data.get("samples_per_s")),
-            eta_s=real(data.get("eta_s")),
-            grad_norm=real(data.get("grad_norm")),
-            memory_bytes=real(data.get("memory_bytes")),
-            step_s=real(data.get("step_s")),
-            wait_s=real(data.get("wait_s")),
             slowest=integer(data.get("slowest")),
+            **known,
         )
         self.progress = now
         if now.loss is None or not math.isfinite(now.loss):
@@ -236,11 +233,8 @@ def waiting(data: dict[str, Any]) -> str:
     count = _count(missing)
     if not count:
         return ""
-    ranks = (
-        [f"{rank}" for one in named if (rank := integer(one)) is not None]
-        if (isinstance(named, list))
-        else []
-    )
+    known = map(integer, named if isinstance(named, list) else ())
+    ranks = [str(rank) for rank in known if rank is not None]
     who = f": rank{'s' * (count > 1)} {', '.join(ranks)}" if ranks else ""
     more = ", ..." if 0 < len(ranks) < count else ""
     return f"waiting for {count} of {_count(size)} processes{who}{more}"

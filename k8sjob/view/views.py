@@ -9,7 +9,6 @@ import json
 import math
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO, Union
 
@@ -25,7 +24,7 @@ from k8sjob.view.report import report
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from k8sjob.contract import Event
 
@@ -132,26 +131,17 @@ class CallbackView:
     Args:
         callback: the function.
         job: the job as its user calls it.
-        flush: called after a batch of events.
     """
 
-    def __init__(
-        self,
-        callback: Callable[[Event], object],
-        job: str = "",
-        flush: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, callback: Callable[[Event], object], job: str = "") -> None:
         self.summary = JobSummary(job)
         self._callback = callback
-        self._flush = flush
 
     def show(self, events: Sequence[Event]) -> None:
         """Call the function with each of the events."""
         for event in events:
             self.summary.add(event)
             self._callback(event)
-        if events:
-            self._flush()
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -162,8 +152,9 @@ def json_view(out: TextIO, job: str = "") -> CallbackView:
 
     def write(event: Event) -> None:
         out.write(json.dumps(record(event), default=str) + "\n")
+        out.flush()
 
-    return CallbackView(write, job, out.flush)
+    return CallbackView(write, job)
 
 
 def record(event: Event) -> dict[str, Any]:
@@ -185,9 +176,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -> Iterator[View]:
-    """The view for an output, closed at the end.
+def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -> View:
+    """The view for an output, to be closed at the end.
 
     Args:
         kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
@@ -197,36 +187,23 @@ def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -
         out: standard output, unless another stream is given.
     """
     out = out or sys.stdout
-    view: View
     if callable(kind):
-        view = CallbackView(kind, job)
-    elif kind == "json":
-        view = json_view(out, job)
-    elif kind == "auto" and is_live(out):
-        view = LiveView(console_for(out), job, ascii_only=ascii_only(out))
-    else:
-        view = PlainView(out, job)
-    try:
-        yield view
-    finally:
-        view.close()
-
-
-@contextmanager
-def board(kind: Format = "auto", *, out: TextIO | None = None) -> Iterator[Screen]:
-    """The view of many jobs for an output, closed at the end; its arguments are `viewer`'s."""
-    out = out or sys.stdout
-    view: Screen
+        return CallbackView(kind, job)
     if kind == "json":
-        view = json_view(out)
-    elif kind == "auto" and is_live(out):
-        view = LiveBoard(console_for(out), ascii_only=ascii_only(out))
-    else:
-        view = PlainBoard(out)
-    try:
-        yield view
-    finally:
-        view.close()
+        return json_view(out, job)
+    if kind == "auto" and is_live(out):
+        return LiveView(console_for(out), job, ascii_only=ascii_only(out))
+    return PlainView(out, job)
+
+
+def board(kind: Format = "auto", *, out: TextIO | None = None) -> Screen:
+    """The view of many jobs for an output; its arguments are `viewer`'s."""
+    out = out or sys.stdout
+    if kind == "json":
+        return json_view(out)
+    if kind == "auto" and is_live(out):
+        return LiveBoard(console_for(out), ascii_only=ascii_only(out))
+    return PlainBoard(out)
 
 
 def close_with_report(

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ def test_a_pipe_gets_a_row_a_change():
 
 def test_programs_get_json():
     out = io.StringIO()
-    with board("json", out=out) as view:
+    with closing(board("json", out=out)) as view:
         view.show(LIFE)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["kind"] for line in lines] == ["job", "job", "warning", "job"]

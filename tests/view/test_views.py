@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -355,7 +356,7 @@ def test_the_cursor_comes_back_when_something_breaks(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
     def use():
-        with viewer(job="x", out=terminal):
+        with closing(viewer(job="x", out=terminal)):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -450,7 +451,7 @@ def test_what_a_terminal_can_show(variables, encoding, ascii_alone, monkeypatch)
 
 def test_json_gets_no_summary(life):
     out = io.StringIO()
-    with viewer("json", out=out) as view:
+    with closing(viewer("json", out=out)) as view:
         view.show(life)
         close_with_report(view, out=out)
     assert len(out.getvalue().splitlines()) == len(life)
@@ -458,7 +459,7 @@ def test_json_gets_no_summary(life):
 
 def test_a_pipe_gets_the_summary_below_its_lines(life):
     out = io.StringIO()
-    with viewer(job="digits", out=out) as view:
+    with closing(viewer(job="digits", out=out)) as view:
         view.show([*life, ended(1.0)])
         close_with_report(view, out=out)
     assert "digits Succeeded after 0:01" in out.getvalue()
