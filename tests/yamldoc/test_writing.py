@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from k8sjob.errors import RenderError
-from k8sjob.yamldoc import dump, flow, parse, scalar
+from k8sjob.yamldoc import dump, flow, scalar
 
 
 @pytest.mark.parametrize(
