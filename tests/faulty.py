@@ -25,18 +25,16 @@ class FaultyRegistry:
 
     def __init__(self, registry):
         self.upstream = registry
-        self.fault, self.at, self.seen = None, 0, []
+        self.fault, self.at, self.seen, self.has_cut = None, 0, [], False
         self._lock = threading.Lock()
-        self._late = None
         handler = type("Handler", (_Handler,), {"proxy": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.host = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def arm(self, fault, at=0):
-        self._end_late()
         with self._lock:
-            self.fault, self.at, self.seen = fault, at, []
+            self.fault, self.at, self.seen, self.has_cut = fault, at, [], False
 
     def note(self, what):
         """Count a request; the fault for it, or None."""
@@ -44,29 +42,7 @@ class FaultyRegistry:
             self.seen.append(what)
             return self.fault if self.at in {0, len(self.seen)} else None
 
-    def later(self, path, requests, act):
-        """Do something when so many more requests for a path have been answered, or at the end."""
-        with self._lock:
-            self._late = [path, requests, act]
-
-    def answered(self, path):
-        """A request has been answered by the registry."""
-        with self._lock:
-            if self._late is None or self._late[0] != path:
-                return
-            self._late[1] -= 1
-            if self._late[1]:
-                return
-        self._end_late()
-
-    def _end_late(self):
-        with self._lock:
-            late, self._late = self._late, None
-        if late:
-            late[2]()
-
     def stop(self):
-        self._end_late()
         self._server.shutdown()
         self._server.server_close()
 
@@ -95,7 +71,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(*self.forward(self.rfile.read(length)))
         return getattr(self, fault)(length)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any  # noqa: N815 - http.server's names
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815 - http.server's names
 
     @property
     def place(self):
@@ -118,9 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if body:
                 upstream.send(body)
             response = upstream.getresponse()
-            answer = response.status, dict(response.headers.items()), response.read()
-        self.proxy.answered(self.place)
-        return answer
+            return response.status, dict(response.headers.items()), response.read()
 
     def cut(self, upstream, body):
         """Send less of a body than was announced; returns when the registry has written that."""
@@ -160,10 +134,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.cut(self.begin(length), half)
         self.hang_up()
 
-    def cut_first_patch(self, length):
-        """The same, of the first blob that is sent as a stream."""
-        streams = sum(one.startswith("PATCH") for one in self.proxy.seen)
-        if self.command == "PATCH" and streams == 1:
+    def cut_first_large(self, length):
+        """The same, of the first large blob that is sent."""
+        if self.command == "PUT" and length > 1_000_000 and not self.proxy.has_cut:
+            self.proxy.has_cut = True
             return self.cut_request(length)
         return self.answer(*self.forward(self.rfile.read(length)))
 
@@ -175,23 +149,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.proxy.upstream.stop()
         self.proxy.upstream.start()
         self.hang_up()
-
-    def late(self, length, requests):
-        """The same, and the registry writes it when the client has already gone on."""
-        half = self.rfile.read(length // 2)
-        if length:
-            upstream = self.begin(length)
-            self.proxy.later(self.place, requests, lambda: self.cut(upstream, half))
-        self.hang_up()
-
-    def late_once(self, length):
-        self.late(length, 1)  # between the look at how much there is, and what follows that
-
-    def late_twice(self, length):
-        self.late(length, 2)  # between that, and the end of the upload
-
-    def late_thrice(self, length):
-        self.late(length, 3)  # when the blob has its name
 
     def lost_answer(self, length):
         """All is done, and nobody hears of it."""
@@ -245,21 +202,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """A flipped bit on the way there."""
         body = self.rfile.read(length)
         self.answer(*self.forward(bytes([body[0] ^ 1]) + body[1:] if body else body))
-
-    def says_less(self, length):
-        self.lie(length, "0-99")
-
-    def says_more(self, length):
-        self.lie(length, "0-999999999")
-
-    def says_nonsense(self, length):
-        self.lie(length, "some")
-
-    def lie(self, length, offset):
-        status, headers, body = self.forward(self.rfile.read(length))
-        if "Range" in headers:
-            headers["Range"] = offset
-        self.answer(status, headers, body)
 
     def no_mounts(self, length):
         if "mount=" in self.path:

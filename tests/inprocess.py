@@ -1,7 +1,7 @@
 """An image registry in this process: OCI's distribution API over a dictionary.
 
-It has the face of tests/registries.py's Registry, and keeps to what docker-registry does: where a
-cut upload stays, what a token must allow, which blobs a manifest must find.
+It has the face of tests/registries.py's Registry, and keeps to what docker-registry does: what a
+token must allow, which blobs a manifest must find. A blob is taken in one request.
 """
 
 import base64
@@ -27,11 +27,11 @@ class Store:
         blobs: content by (repository, digest).
         manifests: (media type, content) by (repository, digest).
         tags: digest by (repository, tag).
-        uploads: content so far by id.
+        uploads: ids of those that were begun.
     """
 
     def __init__(self):
-        self.blobs, self.manifests, self.tags, self.uploads = {}, {}, {}, {}
+        self.blobs, self.manifests, self.tags, self.uploads = {}, {}, {}, set()
         self.lock = threading.RLock()
 
 
@@ -234,25 +234,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         store = self.registry.store
         if number not in store.uploads:
             return self.error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
-        start = self.headers.get("Content-Range")
-        if start and int(start.partition("-")[0]) != len(store.uploads[number]):
-            return self.error(416, "RANGE_INVALID")
-        store.uploads[number] += self.body
-        if len(self.body) < self.length:  # the client went away; what came stays
+        if len(self.body) < self.length:  # the client went away
             self.close_connection = True
             return self.error(400, "SIZE_INVALID")
-        if self.command != "PUT":
-            return self.reply(
-                202 if self.command == "PATCH" else 204,
-                Location=self.place(f"/v2/{name}/blobs/uploads/{number}"),
-                Range=f"0-{max(0, len(store.uploads[number]) - 1)}",
-            )
-        digest, content = self.query["digest"], store.uploads.pop(number)
-        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+        store.uploads.remove(number)
+        digest = f"sha256:{hashlib.sha256(self.body).hexdigest()}"
+        if digest != self.query["digest"]:
             return self.error(
                 400, "DIGEST_INVALID", "provided digest did not match uploaded content"
             )
-        store.blobs[name, digest] = content
+        store.blobs[name, digest] = self.body
         return self.created(name, digest)
 
     def begin_upload(self, name):
@@ -262,7 +253,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             store.blobs[name, query["mount"]] = mounted
             return self.created(name, query["mount"])
         number = str(uuid.uuid4())
-        store.uploads[number] = b""
+        store.uploads.add(number)
         place = self.place(f"/v2/{name}/blobs/uploads/{number}?_state=x")
         return self.reply(202, Location=place, Range="0-0")
 

@@ -32,6 +32,15 @@ CONFIG = {"Env": ["PATH=/usr/bin:/bin", "PYTHONPATH=/base/lib"], "Entrypoint": [
 LAYERS = ({"etc/os-release": b"ID=test\n", "app/old.txt": b"of the base"}, {"opt/more": b"m" * 99})
 
 
+BOTH = ("in-process", "docker")
+
+
+def with_docker(test):
+    """Runs a test with Debian's registry, too, in a module where others do not."""
+    test.registries = BOTH
+    return test
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

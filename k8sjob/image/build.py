@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import AUTO, choose
 from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
-from k8sjob.image.registry.blobs import SmallContent
+from k8sjob.image.registry.blobs import in_memory
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import digest_of
 from k8sjob.image.registry.reference import Reference
 from k8sjob.image.registry.repository import Registries, Repository, read_base
 
@@ -110,7 +109,7 @@ def build(
         if dry_run:
             return result(None, builder=chosen.name)
         # Write as little as possible, since a build takes minutes until the registry refuses it.
-        place.upload(SmallContent(digest_of(_EMPTY), _EMPTY), lambda _size: None).run()
+        place.upload(in_memory(_EMPTY), lambda _size: None).run()
         say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
         chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
         made = read_base(place, base.platform)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty import FaultyRegistry
-from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
+from registries import BOTH, CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
 from k8sjob.image.push import push
 from k8sjob.image.registry.credentials import Keyring
@@ -15,9 +15,10 @@ from k8sjob.image.registry.http_client import HttpClient
 
 
 def pytest_generate_tests(metafunc):
-    """Tests run with each kind of registry, or with those that their module names."""
+    """Tests run with each kind of registry, or with those that they or their module name."""
     if "start_registry" in metafunc.fixturenames:
-        kinds = getattr(metafunc.module, "REGISTRIES", ("in-process", "docker"))
+        kinds = getattr(metafunc.module, "REGISTRIES", BOTH)
+        kinds = getattr(metafunc.function, "registries", kinds)
         marks = {"docker": pytest.mark.system}
         params = [pytest.param(kind, marks=marks.get(kind, ())) for kind in kinds]
         metafunc.parametrize("start_registry", params, indirect=True, scope="session")

@@ -26,7 +26,7 @@ from k8sjob.rendering.context import write_context
 def packed(folder, **options):
     """The layer's members by name, with their contents."""
     with closing(pack_code(read_context(folder), **options)) as layer:
-        blob = b"".join(layer.content.blocks(0))
+        blob = b"".join(layer.content.blocks())
     assert layer.content.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
     assert layer.content.size == len(blob)
     archive = gzip.decompress(blob)
@@ -371,7 +371,7 @@ def test_a_layer_is_read_by_python(name, kind, data, decompress):
     data = data if kind == tarfile.REGTYPE else b""
     member = entry(name, 0o644, 7, size=len(data), kind=kind)
     with closing(write_layer([(member, [data])], zstd=decompress is zstd.decompress)) as layer:
-        archive = decompress(b"".join(layer.content.blocks(0)))
+        archive = decompress(b"".join(layer.content.blocks()))
     assert layer.diff_id == f"sha256:{hashlib.sha256(archive).hexdigest()}"
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         (found,) = members.getmembers()

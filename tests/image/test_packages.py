@@ -39,7 +39,7 @@ def unpacked(folder, *, python="/usr/bin/python3.11", umask=0o022):
 
 def members(folder):
     with closing(pack_packages(folder, INVENTORY)) as layer:
-        blob = b"".join(layer.content.blocks(0))
+        blob = b"".join(layer.content.blocks())
     with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
         return {m.name: (m, m.isfile() and archive.extractfile(m).read()) for m in archive}
 

@@ -109,7 +109,7 @@ def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, messag
     session._base = base
     blob = Descriptor("sha256:" + "0" * 64, size)
     with pytest.raises(ImageError, match=message):
-        list(RemoteContent(session, Reference.parse("reg.example/x:1"), blob).blocks(0))
+        list(RemoteContent(session, Reference.parse("reg.example/x:1"), blob).blocks())
 
 
 def test_nobody_else_is_asked_in_plain():

@@ -125,7 +125,7 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
 
 
 def _scan(content: Content, what: str, note: Callable[[int], object]) -> LayerScan:
-    blocks = _counted(content.blocks(0), note)
+    blocks = _counted(content.blocks(), note)
     failure = None
     found = LayerScan()
     try:

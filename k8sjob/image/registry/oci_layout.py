@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import Sent, SmallContent
+from k8sjob.image.registry.blobs import Sent, in_memory
 from k8sjob.image.registry.manifest import OCI_INDEX, digest_of, encode, read_object
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Layout:
             ImageError: the folder cannot be written to.
         """
         digest = digest_of(raw)
-        self.upload(SmallContent(digest, raw), lambda _size: None).run()
+        self.upload(in_memory(raw), lambda _size: None).run()
         config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
         entry = {
             "mediaType": media_type,
@@ -154,7 +154,7 @@ class _Copy:
         return Sent.UPLOADED
 
     def _blocks(self) -> Iterator[bytes]:
-        for block in self.content.blocks(0):
+        for block in self.content.blocks():
             self.sent(len(block))
             yield block
 

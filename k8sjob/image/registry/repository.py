@@ -129,7 +129,7 @@ class Repository:
             raise ImageError(
                 f"{self.reference}: its config has {descriptor.size} bytes; the image is broken"
             )
-        return b"".join(RemoteContent(self.client, self.reference, descriptor).blocks(0))
+        return b"".join(RemoteContent(self.client, self.reference, descriptor).blocks())
 
     def upload(self, content: Content, sent: Callable[[int], object]) -> Upload:
         """The upload of a blob; `sent` is called with each number of bytes that go out."""

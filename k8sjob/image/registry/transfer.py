@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import RemoteContent, Sent, SmallContent
-from k8sjob.image.registry.manifest import digest_of
+from k8sjob.image.registry.blobs import RemoteContent, Sent, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,7 +129,7 @@ class Transfer:
             if not descriptor.elsewhere
         ]
         parts += [(layer, None) for layer in layers]
-        parts.append((SmallContent(digest_of(config), config), None))
+        parts.append((in_memory(config), None))
         try:
             work = [lambda part=part: self._bring(*part) for part in parts]
             return tuple(run_parallel(work, _WIDTH))
