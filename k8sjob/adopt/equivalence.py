@@ -17,6 +17,7 @@ from k8sjob.contract import (
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.kube.objects import at_path
 from k8sjob.kube.quantity import parse
+from k8sjob.targets.jobs import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,11 +83,8 @@ def normal(manifest: Json, *, config: bool) -> Json:
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     """Role and pod spec of each replica that has one."""
-    replicas = at_path(manifest, "spec", "pytorchReplicaSpecs")
-    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
-        pod = at_path(replica, "template", "spec")
-        if isinstance(pod, dict):
-            yield role, pod
+    for one in target_of(manifest).replicas(manifest):
+        yield one.role, one.pod
 
 
 def mappings(value: Any) -> list[Json]:

@@ -1,7 +1,7 @@
 """The Protocol of a back end: what the rest of k8sjob needs of a laptop and of a cluster.
 
-Every back end describes jobs by Kubernetes objects: a PyTorchJob with its status, Pods, Events, as
-an apiserver would return them. So status, watch, logs and why are functions over these objects,
+Every back end describes jobs by Kubernetes objects: the job with its status, Pods, Events, as an
+apiserver would return them. So status, watch, logs and why are functions over these objects,
 written once for all back ends.
 """
 
@@ -42,17 +42,20 @@ class JobRef:
         name: the job's name.
         namespace: its namespace; LOCAL on this machine.
         uid: distinguishes it from other jobs of the same name; empty where it is not known.
+        kind: of the object, as "PyTorchJob"; empty where it is not known.
     """
 
     name: str
     namespace: str
     uid: str = ""
+    kind: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, job: Json) -> JobRef:
-        """The reference that a PyTorchJob carries in its metadata."""
+        """The reference to a job that was read."""
         meta = job.get("metadata") or {}
-        return cls(meta.get("name", ""), meta.get("namespace", ""), meta.get("uid", ""))
+        name, namespace, uid = (meta.get(key, "") for key in ("name", "namespace", "uid"))
+        return cls(name, namespace, uid, job.get("kind") or "")
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -64,7 +67,7 @@ class Plan:
 
     Attributes:
         spec: the validated spec.
-        manifest: the rendered PyTorchJob.
+        manifest: the rendered job.
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
     """
@@ -86,7 +89,7 @@ class Snapshot:
     """A job and what belongs to it, at one moment.
 
     Attributes:
-        job: the PyTorchJob with its status.
+        job: the job's object with its status.
         pods: its Pods, by replica type (Master first) and index.
         events: the Events of the job and of its pods, oldest first.
     """

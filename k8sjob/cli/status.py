@@ -15,11 +15,11 @@ from k8sjob.cli.output import count, document, line, table
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 from k8sjob.kube.labels import IMAGE_ORIGIN
-from k8sjob.kube.objects import pod_specs
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobState, job_status, speaker
 from k8sjob.provenance import Provenance
+from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:

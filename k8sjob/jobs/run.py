@@ -10,8 +10,9 @@ from k8sjob.errors import JobFailed
 from k8sjob.jobs.plan import plan_job
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import JobState, JobStatus, job_status
+from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.rendering import check_script
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

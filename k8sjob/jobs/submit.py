@@ -19,10 +19,10 @@ from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import load_spec, plan_job, plan_submission
 from k8sjob.kube.labels import MANAGED_BY, same_manifest
-from k8sjob.kube.objects import seconds_to_end
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference
+from k8sjob.targets.jobs import seconds_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,7 +322,7 @@ class _Submission:
             if time.monotonic() > deadline:
                 raise BackendError(
                     f"{ref} is being deleted, but not gone; see its finalizers: kubectl get"
-                    f" pytorchjob {ref.name} -n {ref.namespace} -o yaml"
+                    f" {ref.kind.lower()} {ref.name} -n {ref.namespace} -o yaml"
                 )
             time.sleep(_POLL_SECONDS)
 

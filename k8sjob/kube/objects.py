@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.kube.labels import replica_of
+from k8sjob.contract import CONTAINER_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 __all__ = [
@@ -22,19 +20,10 @@ __all__ = [
     "at_path",
     "containers",
     "event_time",
-    "finished",
-    "has_ended",
     "in_time",
-    "is_of_pods",
-    "is_suspended",
     "is_true",
     "moment",
     "new_event",
-    "own_pods",
-    "owned",
-    "pod_specs",
-    "replica_order",
-    "seconds_to_end",
     "stamp",
     "true_conditions",
 ]
@@ -44,10 +33,6 @@ Json = dict[str, Any]
 
 
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
-_GRACE_SECONDS: Final = 30
-"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
-_SPARE_SECONDS: Final = 60
-"""How long pods may outlast their grace period: their kubelet may be away for a moment."""
 
 
 def at_path(value: Any, *path: str) -> Any:
@@ -175,21 +160,6 @@ def is_true(status: Json, kind: str) -> bool:
     return kind in true_conditions(status)
 
 
-def finished(status: Json) -> bool:
-    """Whether the status of a PyTorchJob is that of one that has succeeded or failed."""
-    return not true_conditions(status).keys().isdisjoint(("Succeeded", "Failed"))
-
-
-def has_ended(job: Json) -> bool:
-    """Whether a PyTorchJob has succeeded or failed."""
-    return finished(job.get("status") or {})
-
-
-def is_suspended(job: Json) -> bool:
-    """Whether a PyTorchJob is to be suspended (spec.runPolicy.suspend)."""
-    return bool((job["spec"].get("runPolicy") or {}).get("suspend"))
-
-
 # --- times and events -----------------------------------------------------------------------------
 
 
@@ -250,51 +220,9 @@ def new_event(about: Json, kind: str, reason: str, message: str, now: datetime) 
     }
 
 
-# --- the pods of a job ----------------------------------------------------------------------------
-
-
-def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
-    """Each role of a PyTorchJob: its name, how many replicas it has, and their Pods' spec."""
-    for role, replica in Object(job).part("spec", "pytorchReplicaSpecs").items():
-        yield role, replica.get("replicas") or 1, Object(replica).part("template", "spec")
+# --- pods ---------------------------------------------------------------------------------------
 
 
 def containers(pod: Json) -> list[Json]:
     """The containers of a Pod's spec, in the order in which they start."""
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
-
-
-def owned(pod: Json, uid: str) -> bool:
-    """Whether no controller but the job of this uid owns a pod that carries the job's name."""
-    owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
-    return all(owner.get("uid") == uid for owner in owners)
-
-
-def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
-    """The job's pods, Master first and by index; not those of an earlier job of its name."""
-    uid = job["metadata"]["uid"]
-    mine = (pod for pod in pods if owned(pod, uid))
-    return tuple(sorted(mine, key=lambda pod: replica_order(replica_of(pod))))
-
-
-def replica_order(replica: str) -> tuple[bool, int]:
-    """Sorts replicas: the Master first, then by index."""
-    role, _, index = replica.rpartition("-")
-    return role != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
-
-
-def is_of_pods(job: Json, event: Json) -> bool:
-    """Whether an event is about one of the job's pods, also one that no longer exists."""
-    of = Object(job)
-    about = str(Object(event).part("involvedObject").get("name", ""))
-    if not re.fullmatch(rf"{re.escape(of.name)}-(?:master|worker)-\d+", about):
-        return False
-    made = moment(of.created)
-    return made is None or event_time(event) >= made
-
-
-def seconds_to_end(job: Json) -> float:
-    """How long the job's pods may take to end and be gone."""
-    asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
-    grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
-    return float(grace) + _SPARE_SECONDS

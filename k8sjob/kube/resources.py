@@ -1,4 +1,4 @@
-"""API resources: the paths of their objects, and those that a PyTorchJob refers to. Pure."""
+"""API resources: the paths of their objects, and those that a Pod refers to. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlencode
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object, containers, pod_specs
+from k8sjob.kube.objects import containers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,18 +15,15 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 __all__ = [
-    "JOBS",
+    "Controller",
     "Reference",
-    "Target",
+    "ResourcePath",
     "path",
-    "references",
+    "references_of",
     "with_query",
 ]
 
-JOBS: Final = "pytorchjobs"
-
 _GROUPS: Final = {
-    JOBS: "kubeflow.org/v1",
     "customresourcedefinitions": "apiextensions.k8s.io/v1",
     "deployments": "apps/v1",
     "storageclasses": "storage.k8s.io/v1",
@@ -39,7 +35,35 @@ _GROUPS: Final = {
 }
 
 
-def path(resource: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Who works on the objects of a kind.
+
+    Attributes:
+        kind: of these objects.
+        name: the controller, in a sentence.
+        webhooks: how the names of its admission webhooks end.
+        deployment: the label selector of its Deployment and of its Pods.
+        namespace: where it is installed by default.
+        missing: what to do where the cluster does not know the kind.
+    """
+
+    kind: str
+    name: str
+    webhooks: str
+    deployment: str
+    namespace: str
+    missing: str
+
+
+def path(
+    resource: str,
+    namespace: str = "",
+    name: str = "",
+    subresource: str = "",
+    *,
+    api_version: str = "",
+) -> str:
     """The path of a resource, of one object, or of a part of it.
 
     Args:
@@ -47,13 +71,14 @@ def path(resource: str, namespace: str = "", name: str = "", subresource: str = 
         namespace: empty for all of them, or for what has none.
         name: of the object; empty: the collection.
         subresource: as "log".
+        api_version: of a resource that is not Kubernetes' own.
 
     Raises:
         BackendError: a name that is a step of a path, as "..".
     """
     if dots := {".", ".."} & {namespace, name}:
         raise BackendError(f"{dots.pop()!r} is not the name of a namespace or of an object")
-    group = _GROUPS.get(resource)
+    group = api_version or _GROUPS.get(resource)
     parts = ["apis", *group.split("/")] if group else ["api", "v1"]
     parts += ["namespaces", namespace] if namespace else []
     parts += [resource, name, subresource]
@@ -66,7 +91,7 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResourcePath:
     """What a path names; empty where it does not.
 
     Attributes:
@@ -86,7 +111,7 @@ class Target:
     subresource: str = ""
 
     @classmethod
-    def of(cls, path: str) -> Target:
+    def of(cls, path: str) -> ResourcePath:
         """The inverse of `path`, for any group."""
         _, root, *parts = path.split("/")
         group = parts.pop(0) if root == "apis" and parts else ""
@@ -141,17 +166,8 @@ class Reference:
         return path(self.resource, "" if self.kind in _OF_THE_CLUSTER else namespace, self.name)
 
 
-def references(job: Json) -> list[Reference]:
-    """Everything that must exist for the job's Pods to start, each once; nothing optional."""
-    found: dict[Reference, None] = {}
-    if queue := Object(job).labels.get(QUEUE):
-        found[Reference("queue", queue)] = None
-    for _, _, pod in pod_specs(job):
-        found |= dict.fromkeys(_of_pod(pod))
-    return [one for one in found if one.name not in {"", ".", ".."}]
-
-
-def _of_pod(pod: Json) -> Iterator[Reference]:
+def references_of(pod: Json) -> Iterator[Reference]:
+    """What a Pod's spec names and must exist for it to start."""
     for kind, key in (
         ("service account", "serviceAccountName"),
         ("priority class", "priorityClassName"),

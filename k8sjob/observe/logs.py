@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import job_status, processes, replica_names
+from k8sjob.observe.status import job_status, processes
+from k8sjob.targets.jobs import replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,24 +1,20 @@
-"""The status of a job, from its objects: a PyTorchJob and its Pods. Pure.
-
-The operator removes a condition that changed and appends it again, so the last condition of the
-list is not always the current one (after a resume it is Suspended with status False). The state
-follows from conditions whose status is "True", whatever their order.
-"""
+"""The status of a job, from its objects: the job itself and its Pods. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
-from k8sjob.kube.labels import QUEUE, REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.kube.objects import moment, true_conditions
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import moment
+from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import created_pods, replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json, Snapshot
 
 __all__ = [
-    "STOPPED_REASON",
     "JobState",
     "JobStatus",
     "ReplicaStatus",
@@ -40,61 +35,6 @@ __all__ = [
 ]
 
 _NUMBER: Final = re.compile("[0-9]{1,4}")
-STOPPED_REASON: Final = "PyTorchJobStopped"
-"""Reason of the Failed condition of a job that its user stopped (this machine only)."""
-
-
-class JobState(StrEnum):
-    """The state of a job; see docs/reference/states.md."""
-
-    CREATED = "Created"
-    """Accepted; the Master does not run yet."""
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    """A failed replica is being recreated."""
-    SUSPENDED = "Suspended"
-    """Its replicas are stopped until `resume`."""
-    QUEUED = "Queued"
-    """Kueue keeps it suspended until its queue has room."""
-    DELETING = "Deleting"
-    """Its deletion was requested, and its pods or a finalizer still keep it."""
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    STOPPED = "Stopped"
-    """Ended on request (Ctrl-C), or because the process that had started it went away."""
-    DELETED = "Deleted"
-    """It no longer exists."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing will change any more."""
-        return self in _FINISHED
-
-    @property
-    def exit_code(self) -> int:
-        """What a command that waited for the job exits with: 0, 100, 101 or 103."""
-        return _EXIT_CODES.get(self, 101)
-
-
-_FINISHED: Final = frozenset(
-    {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
-)
-_EXIT_CODES: Final = {
-    JobState.SUCCEEDED: 0,
-    JobState.FAILED: 100,
-    JobState.STOPPED: 103,
-    JobState.SUSPENDED: 103,
-    JobState.DELETING: 103,
-    JobState.DELETED: 103,
-}
-_PRECEDENCE: Final = (
-    JobState.FAILED,
-    JobState.SUCCEEDED,
-    JobState.SUSPENDED,
-    JobState.RESTARTING,
-    JobState.RUNNING,
-    JobState.CREATED,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +96,7 @@ class JobStatus:
         finished: when it ended (UTC).
         replicas: those that have a Pod, Master first.
         counts: how many replicas are in which situation; where no Pods were fetched, in which
-            phase, as the operator counts them.
+            phase, as the controller counts them.
     """
 
     ref: JobRef
@@ -174,13 +114,17 @@ class JobStatus:
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    meta, status = job.get("metadata") or {}, job.get("status") or {}
-    state, condition = _state(status)
+    meta, target = job.get("metadata") or {}, target_of(job)
+    state, condition = target.state(job)
     if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
         state = JobState.QUEUED
     if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
-    made = _creations(snapshot.events)
+    started, finished = target.times(job)
+    # Under restart policy ExitCode a container starts again in a new Pod.
+    made: Counter[str] = Counter()
+    for replica, event in created_pods(job, snapshot.events):
+        made[replica] += (event.get("series") or {}).get("count") or event.get("count") or 1
     replicas = tuple(_replica(pod, made) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
@@ -189,13 +133,12 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         message=condition.get("message", ""),
         exit_code=state.exit_code,
         created=moment(meta.get("creationTimestamp")),
-        started=moment(status.get("startTime")),
-        # The operator leaves completionTime out where the ExitCode policy gives a replica up.
-        finished=moment(status.get("completionTime") or condition.get("lastTransitionTime"))
+        started=moment(started),
+        finished=moment(finished or condition.get("lastTransitionTime"))
         if state.finished
         else None,
         replicas=replicas,
-        counts=Counter(replica.situation for replica in replicas) or _counted(job, state),
+        counts=Counter(replica.situation for replica in replicas) or target.counts(job, state),
     )
 
 
@@ -205,24 +148,13 @@ def deletion(job: Json) -> str:
     return "the job is being deleted" + (f"; it waits for its finalizers: {names}" if names else "")
 
 
-def replica_names(job: Json) -> tuple[str, ...]:
-    """The names of all replicas that a PyTorchJob asks for: "master-0", "worker-0", ..."""
-    specs = job.get("spec", {}).get("pytorchReplicaSpecs", {})
-    return tuple(
-        f"{role.lower()}-{index}"
-        for role in Role
-        if role in specs
-        for index in range(specs[role].get("replicas", 1))
-    )
-
-
 def processes(job: Json) -> tuple[int, ...]:
     """How many processes each replica has, in the order of replica_names.
 
-    `auto`, `gpu` and `cpu` count as one, as for the operator; a Master that only serves its Workers
-    (see strategies.serving) has a number of its own.
+    `auto`, `gpu` and `cpu` count as one, as for the training operator; a Master that only serves
+    its Workers (see strategies.serving) has a number of its own.
     """
-    each = str(job.get("spec", {}).get("nprocPerNode", ""))
+    each = target_of(job).nproc_per_node(job)
     counts = [int(each) if _NUMBER.fullmatch(each) else 1] * len(replica_names(job))
     if serving := _serving(job):
         counts[0] = serving
@@ -252,43 +184,10 @@ def last_end(pod: Json) -> Json:
     return ended
 
 
-def _state(status: Json) -> tuple[JobState, Json]:
-    true = true_conditions(status)
-    for state in _PRECEDENCE:
-        if state in true:
-            stopped = state is JobState.FAILED and true[state].get("reason") == STOPPED_REASON
-            return (JobState.STOPPED if stopped else state), true[state]
-    return JobState.CREATED, {}
-
-
-def _counted(job: Json, state: JobState) -> dict[str, int]:
-    """The operator's own counts: of Pods that run or have ended; the others are Pending."""
-    found: Counter[str] = Counter()
-    for counts in ((job.get("status") or {}).get("replicaStatuses") or {}).values():
-        for key, phase in (("active", "Running"), ("succeeded", "Succeeded"), ("failed", "Failed")):
-            found[phase] += counts.get(key, 0)
-    policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
-    if state.finished and policy in {"Running", "All"}:
-        del found["Running"]  # the operator has deleted them, and leaves its count as it was
-    if state in (JobState.CREATED, JobState.RUNNING, JobState.RESTARTING):
-        found["Pending"] = max(len(replica_names(job)) - found.total(), 0)
-    return dict(+found)
-
-
-def _creations(events: Sequence[Json]) -> Counter[str]:
-    """How often each Pod was made: under ExitCode a container starts again in a new one."""
-    found: Counter[str] = Counter()
-    for event in events:
-        if event.get("reason") == "SuccessfulCreatePod":
-            name = event.get("message", "").removeprefix("Created pod: ")
-            found[name] += (event.get("series") or {}).get("count") or event.get("count") or 1
-    return found
-
-
 def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
-    labels = meta.get("labels") or {}
-    role = labels.get(REPLICA_TYPE, "")
+    name = replica_of(pod)
+    role, _, index = name.rpartition("-")
     container = _container(status.get("containerStatuses"))
     ended = last_end(pod)
     waiting, reason, message, restarts = _wait(pod)
@@ -296,11 +195,11 @@ def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
     stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
         role=Role.MASTER if role == "master" else Role.WORKER,
-        index=int(labels.get(REPLICA_INDEX, 0)),
+        index=int(index or 0),
         phase="Stopped" if stopped else phase,
         node=(pod.get("spec") or {}).get("nodeName", ""),
         restarts=(restarts or int(container.get("restartCount", 0)))
-        + max(made.get(meta.get("name", ""), 1) - 1, 0),
+        + max(made.get(name, 1) - 1, 0),
         reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
         message=_message(ended.get("message") or message or status.get("message", "")),

@@ -20,7 +20,8 @@ from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import CONTAINER_NAME, Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
-from k8sjob.observe.status import job_status, replica_names, speaker
+from k8sjob.observe.status import job_status, speaker
+from k8sjob.targets.jobs import created_pods, replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -221,7 +222,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     """
     job = snapshot.job
     names, first = replica_names(job), speaker(job)
-    elastic = (job.get("spec") or {}).get("elasticPolicy") is not None  # any may have rank 0 then
+    elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
     started = {pod.replica: pod.started.time for pod in _pods(snapshot) if pod.started}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
     ref = JobRef.of(job)
@@ -325,25 +326,25 @@ def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
         before: seconds since the epoch; what was created or started later is passed over where
             something earlier is known. None: the newest.
     """
-    prefix = f"{(snapshot.job.get('metadata') or {}).get('name', '')}-"
+    job, target = snapshot.job, target_of(snapshot.job)
+    job_name = (job.get("metadata") or {}).get("name", "")
     seen: dict[str, dict[str, _Pod]] = defaultdict(lambda: defaultdict(lambda: _Pod("")))
     for one in snapshot.pods:
         meta = one["metadata"]
-        seen[meta["name"]][meta.get("uid", "")].object = one
-    created = {}
+        seen[replica_of(one)][meta.get("uid", "")].object = one
     for event in snapshot.events:
         about = event.get("involvedObject") or {}
         if about.get("kind") == "Pod":
-            seen[about.get("name", "")][about.get("uid", "")].events.append(event)
-        elif event.get("reason") == "SuccessfulCreatePod":
-            created[event.get("message", "").removeprefix("Created pod: ")] = _first_seen(event)
+            replica = target.replica_named(job_name, about.get("name", ""))
+            seen[replica][about.get("uid", "")].events.append(event)
+    created = {replica: _first_seen(event) for replica, event in created_pods(job, snapshot.events)}
     found = []
-    for name in replica_names(snapshot.job):
-        pods = sorted(seen[prefix + name].values(), key=lambda pod: pod.first_seen)
+    for name in replica_names(job):
+        pods = sorted(seen[name].values(), key=lambda pod: pod.first_seen)
         in_time = [pod for pod in pods if before is None or pod.first_seen <= before + _ROUNDING]
         for pod in (in_time or pods[:1])[-1:]:
             pod.replica, pod.number = name, pods.index(pod)
-            pod.read(None if pod.number else created.get(prefix + name), before)
+            pod.read(None if pod.number else created.get(name), before)
             found.append(pod)
     return found
 

@@ -17,7 +17,9 @@ from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.observe.merge import Ended, Merge
-from k8sjob.observe.status import JobState, JobStatus, job_status, replica_names
+from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import replica_names
 
 if TYPE_CHECKING:
     import threading

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.kube.client.listwatch import Kind
-from k8sjob.observe.status import JobState, job_status
+from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import job_data, warning
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     import threading

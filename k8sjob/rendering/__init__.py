@@ -1,4 +1,4 @@
-"""A job spec as what others run: a PyTorchJob manifest, a Dockerfile, the environment of a replica.
+"""A job spec as what others run: a manifest, a Dockerfile, the environment of a replica.
 
 All of it is pure, but for `write_context`, which writes the folder that an image is built from.
 """
@@ -14,7 +14,6 @@ from k8sjob.rendering.manifest import (
     replica_env,
 )
 from k8sjob.rendering.template import templates_dir
-from k8sjob.targets.pytorchjob.operator import operator_env, webhook_problems
 
 __all__ = [
     "check_script",
@@ -23,10 +22,8 @@ __all__ = [
     "dockerfile",
     "dockerignore",
     "manifest",
-    "operator_env",
     "render",
     "replica_env",
     "templates_dir",
-    "webhook_problems",
     "write_context",
 ]

@@ -14,6 +14,7 @@ from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
+from k8sjob.targets.jobs import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,8 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
         return Difference(_unified([], new, "/dev/null"), is_new=True)
     old = _written(there)
     paths = list(_paths(old, new, ()))
-    at_once = [path for path in paths if _is_read_again(path)]
+    target = target_of(wanted)
+    at_once = [path for path in paths if path[0] == "metadata" or target.takes_at_once(path)]
     return Difference(
         _unified(yamldoc.dump(old).splitlines(), new, f"{_name(old)} in the cluster"),
         tuple(field_path(path) for path in paths if path not in at_once),
@@ -116,9 +118,3 @@ def _paths(old: Any, new: Any, at: _Path) -> Iterator[_Path]:
             yield from _paths(*pair, (*at, index))
     elif old != new:
         yield at
-
-
-def _is_read_again(path: _Path) -> bool:
-    if path[0] == "metadata":
-        return True
-    return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)

@@ -4,7 +4,7 @@ Mappings merge as RFC 7386 says (null deletes, everything else replaces). Lists 
 have a name merge by it, as Kubernetes' strategic merge does for containers, env, volumes and ports;
 `$patch: delete` in an item removes the item of that name. All other lists are replaced whole.
 
-What the result must not break is checked here too: the operator's webhook, and the Pod Security
+What the result must not break is checked here too: the rules of the target, and the Pod Security
 Standard "restricted".
 """
 
@@ -16,7 +16,7 @@ from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
-from k8sjob.targets.pytorchjob.operator import webhook_problems
+from k8sjob.targets.jobs import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def apply_overlay(
     """The manifest with the overlay merged in; neither argument is changed.
 
     Args:
-        manifest: a rendered PyTorchJob.
+        manifest: a rendered job.
         overlay: the spec's overlay.
         image_is_built: the image comes out of a build; then the digest of that build is what the
             `pytorch` containers run, and an overlay must not put another in its place.
@@ -44,12 +44,12 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
-    problems = list(_taken(overlay, image_is_built=image_is_built))
+    problems = list(_taken(manifest, overlay, image_is_built=image_is_built))
     if not problems:
         merged: _Json = merge(manifest, overlay)
         problems = [
             Problem(f"overlay.{problem.field}", problem.message)
-            for problem in webhook_problems(merged)
+            for problem in target_of(merged).problems(merged)
         ]
         problems += _violations(merged, overlay) if restricted else ()
     if problems:
@@ -89,7 +89,7 @@ def _merge_items(base: list[_Json], patch: list[_Json], key: str) -> list[_Json]
     return list(items.values())
 
 
-def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
+def _taken(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
     metadata = overlay.get("metadata")
     for key in ("apiVersion", "kind", "status"):
         if key in overlay:
@@ -101,15 +101,14 @@ def _taken(overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
                 f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
             )
     if image_is_built:
-        yield from _images(overlay)
+        yield from _images(manifest, overlay)
 
 
 def _violations(merged: _Json, overlay: _Json) -> Iterator[Problem]:
     """What breaks the standard, at the path that it has in the overlay."""
-    for role, replica in (at_path(merged, "spec", "pytorchReplicaSpecs") or {}).items():
-        of_pod = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
-        pod = at_path(replica, "template", "spec")
-        for path, value, wanted in restricted_violations(pod) if isinstance(pod, dict) else ():
+    for replicas in target_of(merged).replicas(merged):
+        pod, of_pod = replicas.pod, (*replicas.path, "spec")
+        for path, value, wanted in restricted_violations(pod):
             at = field_path(_in_overlay(at_path(overlay, *of_pod), pod, path))
             yield Problem(
                 f"{field_path(('overlay', *of_pod))}.{at}",
@@ -129,14 +128,14 @@ def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
     return (group, names.index(name) if name in names else index, *path[2:])
 
 
-def _images(overlay: _Json) -> Iterator[Problem]:
-    replicas = at_path(overlay, "spec", "pytorchReplicaSpecs")
-    for role, replica in replicas.items() if isinstance(replicas, dict) else ():
-        containers = at_path(replica, "template", "spec", "containers")
+def _images(manifest: _Json, overlay: _Json) -> Iterator[Problem]:
+    for replicas in target_of(manifest).replicas(manifest):
+        path = (*replicas.path, "spec", "containers")
+        containers = at_path(overlay, *path)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             if at_path(container, "name") == CONTAINER_NAME and "image" in container:
                 yield Problem(
-                    f"overlay.spec.pytorchReplicaSpecs.{role}.template.spec.containers[{index}].image",
+                    field_path(("overlay", *path, index, "image")),
                     f"{container['image']!r} would replace the image that is built; change `image`"
                     " in the job spec, or give it as a reference instead of a build",
                 )

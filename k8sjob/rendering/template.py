@@ -44,7 +44,7 @@ def templates_dir() -> Path:
     """
     packaged, checkout = _HERE.parent / "_templates", _HERE.parents[1] / "templates"
     for folder in (packaged, checkout):
-        if (folder / "pytorchjob.yaml.j2").is_file():
+        if (folder / "Dockerfile.j2").is_file():
             return folder
     raise RenderError(f"no templates in {packaged} nor in {checkout}; install k8sjob again")
 

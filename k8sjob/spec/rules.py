@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from k8sjob import strategies
 from k8sjob.contract import WORKDIR
-from k8sjob.kube.labels import OF_THE_OPERATOR, QUEUE
+from k8sjob.kube.labels import QUEUE, RESERVED
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
 from k8sjob.strategies import STRATEGIES
@@ -85,10 +85,8 @@ def _name(spec: JobSpec) -> Iterator[Broken]:
 def _labels(spec: JobSpec) -> Iterator[Broken]:
     """No label that someone else sets."""
     for key in spec.labels:
-        if key.startswith(OF_THE_OPERATOR):
-            message = (
-                f"would be overridden: the training operator sets labels under {OF_THE_OPERATOR}"
-            )
+        if prefix := next((one for one in RESERVED if key.startswith(one)), None):
+            message = f"would be overridden: the cluster's controllers set labels under {prefix}"
             yield Broken(("labels", key), f"{message}; choose another key")
         if key == QUEUE and spec.kueue_queue is not None:
             message = f"kueue_queue {spec.kueue_queue!r} sets this label; take one of them out"

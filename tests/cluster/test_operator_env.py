@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from k8sjob.rendering import manifest, replica_env, webhook_problems
+from k8sjob.rendering import manifest, replica_env
 from k8sjob.spec import JobSpec
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 ROLE = ("spec", "pytorchReplicaSpecs")
 MASTER, WORKER = (*ROLE, "Master"), (*ROLE, "Worker")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k8sjob.rendering import dockerfile, dockerignore, render, webhook_problems
+from k8sjob.rendering import dockerfile, dockerignore, render
 from k8sjob.spec import load
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(ROOT.glob("manifests/*/job.yaml"))

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from strategies import job_specs, json_values
 
 from k8sjob.errors import RenderError, SpecError
-from k8sjob.rendering import container_argv, container_env, dockerfile, render, webhook_problems
+from k8sjob.rendering import container_argv, container_env, dockerfile, render
 from k8sjob.rendering.manifest import literal
 from k8sjob.spec import JobSpec
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

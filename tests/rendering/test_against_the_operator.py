@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.rendering import manifest, operator_env, webhook_problems
+from k8sjob.rendering import manifest
+from k8sjob.targets.pytorchjob.operator import operator_env, webhook_problems
 
 pytestmark = pytest.mark.cluster  # go compiles the operator's code
 PROGRAM = Path(__file__).parent / "operator/main.go"

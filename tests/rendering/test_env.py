@@ -2,7 +2,8 @@
 
 import pytest
 
-from k8sjob.rendering import manifest, operator_env, replica_env
+from k8sjob.rendering import manifest, replica_env
+from k8sjob.targets.pytorchjob.operator import operator_env
 
 
 def test_master_and_workers(job):

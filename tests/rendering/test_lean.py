@@ -17,7 +17,10 @@ HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}
     ("statement", "loaded"),
     [
         ("import k8sjob.rendering", set()),
-        ("from k8sjob.rendering import webhook_problems; webhook_problems({})", set()),
+        (
+            "from k8sjob.targets.pytorchjob.operator import webhook_problems; webhook_problems({})",
+            set(),
+        ),
         (
             f"from k8sjob import render; from k8sjob.spec import load; render(load({str(JOB)!r}))",
             {"jinja2", "pydantic"},

@@ -9,8 +9,9 @@ from k8sjob.contract import RuntimeConfig
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
 from k8sjob.provenance import Provenance
 from k8sjob.rendering import container_argv, container_env, manifest, render
-from k8sjob.rendering.manifest import backoff_limit, literal
+from k8sjob.rendering.manifest import literal
 from k8sjob.spec import JobSpec
+from k8sjob.targets.pytorchjob.target import backoff_limit
 
 
 def replica(rendered, role="Master"):

@@ -51,7 +51,7 @@ def test_templates_hold_no_defaults_and_no_arithmetic():
         found = [node for node in tree.find_all(forbidden) if not isinstance(node, logic)]
         assert found == [], path
         used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
-        assert used <= {"scalar", "tree", "word", "argv", "shell"}, path
+        assert used <= {"scalar", "tree", "word", "argv", "shell", "indent"}, path
 
 
 @pytest.mark.slow

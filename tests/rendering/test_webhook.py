@@ -4,7 +4,8 @@ from copy import deepcopy
 
 import pytest
 
-from k8sjob.rendering import manifest, webhook_problems
+from k8sjob.rendering import manifest
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 REPLICAS = "spec.pytorchReplicaSpecs"
 

@@ -1,4 +1,4 @@
-"""The back end of a cluster: jobs are PyTorchJobs there, kept by the training operator."""
+"""The back end of a cluster, where jobs are objects that a controller works on."""
 
 from k8sjob.backends.cluster.backend import ClusterBackend
 

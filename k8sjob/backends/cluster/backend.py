@@ -1,4 +1,4 @@
-"""Jobs in a cluster: PyTorchJobs, kept by the training operator."""
+"""Jobs in a cluster: objects that a controller there works on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, reflect, slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import JOB_NAME, same_manifest
-from k8sjob.kube.objects import (
-    Object,
+from k8sjob.kube.labels import same_manifest
+from k8sjob.kube.objects import Object
+from k8sjob.kube.resources import path
+from k8sjob.targets.jobs import (
+    CONTROLLERS,
+    DEFAULT,
+    TARGETS,
     has_ended,
     is_suspended,
+    job_path,
+    named,
     own_pods,
     owned,
     seconds_to_end,
+    target_of,
 )
-from k8sjob.kube.resources import JOBS, path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster.instances import JobPods
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.client.transport import Transport
+    from k8sjob.targets.api import Target
 
 __all__ = ["ClusterBackend"]
 
@@ -58,7 +65,7 @@ class ClusterBackend:
     name = "kubernetes"
 
     def __init__(self, transport: Transport) -> None:
-        self.transport: Transport = ExplainedErrors(transport)
+        self.transport: Transport = ExplainedErrors(transport, CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """By the job's uid, while its output is read."""
@@ -71,7 +78,7 @@ class ClusterBackend:
         return self.create_manifest(plan.manifest)
 
     def create_manifest(self, manifest: Json) -> JobRef:
-        """Create a PyTorchJob by one request; nothing is overwritten.
+        """Create a job by one request; nothing is overwritten.
 
         Tries again for a minute where the connection breaks, without creating the job twice; so
         call dry_run first, which fails at once where the apiserver cannot be reached.
@@ -91,7 +98,7 @@ class ClusterBackend:
         """What the server would store, with its defaults; nothing is stored.
 
         Args:
-            manifest: a PyTorchJob.
+            manifest: the job.
             name_free: as if no job of its name were there.
 
         Raises:
@@ -99,7 +106,8 @@ class ClusterBackend:
             BackendError: the server would refuse it; with the fields, where it names them.
         """
         ref = self._of(manifest)
-        where, query = path(JOBS, ref.namespace), {**STRICT, "dryRun": "All"}
+        where = job_path(target_of(manifest), ref.namespace)
+        query = {**STRICT, "dryRun": "All"}
         if not name_free:
             with _taken(ref):
                 return slim(self.transport.request("POST", where, query=query, body=manifest))
@@ -113,13 +121,12 @@ class ClusterBackend:
 
     def _post(self, ref: JobRef, manifest: Json) -> Json:
         """Create the job. A POST without an answer may have created it: then it is found again."""
+        where = job_path(target_of(manifest), ref.namespace)
         deadline = time.monotonic() + SUBMIT_SECONDS
         lost = False
         while True:
             try:
-                return self.transport.request(
-                    "POST", path(JOBS, ref.namespace), query=STRICT, body=manifest
-                )
+                return self.transport.request("POST", where, query=STRICT, body=manifest)
             except ApiError as error:
                 if error.reason == "AlreadyExists" and lost:
                     there = self._get(ref)
@@ -154,25 +161,40 @@ class ClusterBackend:
         """
         where = "" if all_namespaces else namespace or self.namespace
         query = {"labelSelector": selector} if selector else None
-        found = list_all(self.transport, path(JOBS, where), query).items
+        found = [
+            job
+            for target in TARGETS
+            for job in list_all(self.transport, job_path(target, where), query).items
+        ]
         found.sort(key=lambda job: Object(job).created, reverse=True)
-        theirs: dict[tuple[str, str], list[Json]] = {}
+        theirs: dict[tuple[str, str, str], list[Json]] = {}
         if pods and not all(map(has_ended, found)):
-            theirs = self._pods_by_job(where)
-        return [Snapshot(job, own_pods(job, theirs.get(_at(JobRef.of(job)), ()))) for job in found]
+            theirs = self._pods_by_job(where, {target_of(job).job_label for job in found})
+        snapshots = []
+        for job in found:
+            of, label = JobRef.of(job), target_of(job).job_label
+            its_own = theirs.get((label, of.namespace, of.name), ())
+            snapshots.append(Snapshot(job, own_pods(job, its_own)))
+        return snapshots
 
-    def _pods_by_job(self, namespace: str) -> dict[tuple[str, str], list[Json]]:
-        """The pods of all jobs by namespace and name of their job; none if they may not be read."""
-        found: dict[tuple[str, str], list[Json]] = {}
-        try:
-            pods = list_all(self.transport, path("pods", namespace), {"labelSelector": JOB_NAME})
-        except ApiError as error:
-            if error.code != 403:
-                raise
-            return found
-        for pod in map(Object, pods.items):
-            at = pod.namespace, pod.labels.get(JOB_NAME, "")
-            found.setdefault(at, []).append(pod.raw)
+    def _pods_by_job(
+        self, namespace: str, labels: set[str]
+    ) -> dict[tuple[str, str, str], list[Json]]:
+        """The pods of jobs by the label of their kind, namespace and name of their job.
+
+        None if they may not be read.
+        """
+        found: dict[tuple[str, str, str], list[Json]] = {}
+        for label in labels:
+            try:
+                pods = list_all(self.transport, path("pods", namespace), {"labelSelector": label})
+            except ApiError as error:
+                if error.code != 403:
+                    raise
+                return found
+            for pod in map(Object, pods.items):
+                at = label, pod.namespace, pod.labels.get(label, "")
+                found.setdefault(at, []).append(pod.raw)
         return found
 
     def look_for_namespace(self) -> None:
@@ -237,7 +259,7 @@ class ClusterBackend:
         """
         where = "" if all_namespaces else namespace or self.namespace
         query = {"labelSelector": selector} if selector else None
-        return reflect(self.transport, path(JOBS, where), query, stop=stop)
+        return reflect(self.transport, job_path(DEFAULT, where), query, stop=stop)
 
     def logs(
         self,
@@ -280,8 +302,8 @@ class ClusterBackend:
     ) -> None:
         """Suspend the job (its pods are deleted, the job stays) or resume it.
 
-        Resuming waits until the last of the old pods is gone: the operator would take its end for
-        one of the new pods', and with restartPolicy Never fail the job.
+        Resuming waits until the last of the old pods is gone: the training operator would take its
+        end for one of the new pods', and with restartPolicy Never fail the job.
 
         Args:
             ref: the job.
@@ -306,8 +328,9 @@ class ClusterBackend:
             self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting)
         # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
-        body = {"metadata": {"uid": uid}, "spec": {"runPolicy": {"suspend": value}}}
-        self.transport.request("PATCH", path(JOBS, *_at(ref)), body=body)
+        target = target_of(job)
+        body = {**target.suspension(value=value), "metadata": {"uid": uid}}
+        self.transport.request("PATCH", job_path(target, *_at(ref)), body=body)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -318,14 +341,14 @@ class ClusterBackend:
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            # In the foreground the deletion needs an update of the job, which the operator's
-            # webhook refuses while the operator is away.
+            # In the foreground the deletion needs an update of the job, which the webhook of its
+            # controller refuses while that is away.
             "propagationPolicy": "Background",
         }
         if ref.uid:
             options["preconditions"] = {"uid": ref.uid}
         try:
-            self.transport.request("DELETE", path(JOBS, *_at(ref)), body=options)
+            self.transport.request("DELETE", job_path(self._kind(ref), *_at(ref)), body=options)
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
@@ -345,7 +368,8 @@ class ClusterBackend:
             BackendError: there are still pods after so long.
         """
         deadline = time.monotonic() + seconds
-        where, of_job = path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
+        where, selector = path("pods", ref.namespace), self._kind(ref).selector(ref.name)
+        of_job = {"labelSelector": selector}
         while pods := [
             p for p in list_all(self.transport, where, of_job).items if owned(p, ref.uid)
         ]:
@@ -356,8 +380,7 @@ class ClusterBackend:
                 names = ", ".join(pod["metadata"]["name"] for pod in pods)
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
-                    f" they wait for: kubectl -n {ref.namespace} describe pods -l"
-                    f" {JOB_NAME}={ref.name}"
+                    f" they wait for: kubectl -n {ref.namespace} describe pods -l {selector}"
                 )
             time.sleep(0.2)
 
@@ -369,7 +392,7 @@ class ClusterBackend:
 
     def _get(self, ref: JobRef) -> Json:
         try:
-            job = slim(self.transport.request("GET", path(JOBS, *_at(ref))))
+            job = slim(self.transport.request("GET", job_path(self._kind(ref), *_at(ref))))
         except ApiError as error:
             if is_absent(error):
                 raise self._not_found(ref) from error
@@ -377,6 +400,9 @@ class ClusterBackend:
         if ref.uid and job["metadata"]["uid"] != ref.uid:
             raise self._not_found(ref)
         return job
+
+    def _kind(self, ref: JobRef) -> Target:
+        return named(ref.kind)
 
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, Self
 from k8sjob.backends.api import Snapshot
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import JOB_NAME
-from k8sjob.kube.objects import in_time, is_of_pods, new_event, own_pods
-from k8sjob.kube.resources import JOBS, path
+from k8sjob.kube.objects import in_time, new_event
+from k8sjob.kube.resources import path
+from k8sjob.targets.jobs import is_of_pods, job_path, named, own_pods, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +50,7 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
                 return []
             raise
 
-    of_job = {"labelSelector": f"{JOB_NAME}={meta['name']}"}
+    of_job = {"labelSelector": target_of(job).selector(meta["name"])}
     with ThreadPoolExecutor(3) as pool:
         pods = pool.submit(list_all, transport, path("pods", meta["namespace"]), of_job)
         own = pool.submit(events, f"involvedObject.uid={meta['uid']}")
@@ -106,15 +106,16 @@ class _Informer:
     def __init__(self, transport: Transport, ref: JobRef) -> None:
         self._transport, self._ref = transport, ref
         meta = {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid}
-        self._about = {"kind": "PyTorchJob", "metadata": meta}
+        target = named(ref.kind)
+        self._about = {"kind": target.kind, "metadata": meta}
         events = path("events", ref.namespace)
         own_events = {"fieldSelector": f"involvedObject.uid={ref.uid}"}
         warnings = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
         by_name = {"fieldSelector": f"metadata.name={ref.name}"}
         self._sources = {
-            "job": _Source(path(JOBS, ref.namespace), by_name),
+            "job": _Source(job_path(target, ref.namespace), by_name),
             "pods": _Source(
-                path("pods", ref.namespace), {"labelSelector": f"{JOB_NAME}={ref.name}"}
+                path("pods", ref.namespace), {"labelSelector": target.selector(ref.name)}
             ),
             "the job's events": _Source(events, own_events, optional=True),
             "the pods' events": _Source(

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.labels import JOB_NAME, REPLICA_INDEX, replica_of
-from k8sjob.kube.objects import Pod, owned
+from k8sjob.kube.objects import Pod
 from k8sjob.kube.resources import path
+from k8sjob.targets.jobs import named, owned, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,10 +155,8 @@ class JobPods:
             return self._over
 
     def _list(self, now: float) -> None:
-        selector = f"{JOB_NAME}={self.ref.name}"
-        if len(self._asked) <= _MAX_NAMED:
-            indexes = sorted({replica.rpartition("-")[2] for replica in self._asked})
-            selector += f",{REPLICA_INDEX} in ({','.join(indexes)})"
+        few = self._asked if len(self._asked) <= _MAX_NAMED else ()
+        selector = named(self.ref.kind).selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)

@@ -15,7 +15,8 @@ from k8sjob.kube.client.listwatch import list_all, pages, slim
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import Object, Pod, containers
-from k8sjob.kube.resources import Target, path, references
+from k8sjob.kube.resources import ResourcePath, path
+from k8sjob.targets.jobs import references, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,6 @@ __all__ = ["related"]
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
-_OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
 _SECONDS: Final = 10.0
@@ -71,9 +71,11 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
             yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
-    yield _Lookup("deployments", query=_OPERATOR)
-    yield _Lookup("deployments", "kubeflow", query=_OPERATOR)  # where all of them are forbidden
-    yield _Lookup("pods", "kubeflow", query=_OPERATOR)
+    controller = target_of(job).controller
+    its_own = {"labelSelector": controller.deployment}
+    yield _Lookup("deployments", query=its_own)
+    yield _Lookup("deployments", controller.namespace, query=its_own)  # where all are forbidden
+    yield _Lookup("pods", controller.namespace, query=its_own)
     if QUEUE in (job["metadata"].get("labels") or {}):
         queue = job["metadata"]["labels"][QUEUE]
         of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}
@@ -151,7 +153,7 @@ def _without_rest(pod: Pod) -> Json:
 
 def _missing(where: str) -> Json:
     """What the server answers for an object that is not there; without a name for a whole kind."""
-    target = Target.of(where)
+    target = ResourcePath.of(where)
     return {
         "apiVersion": "v1",
         "kind": "Status",

@@ -31,7 +31,8 @@ from k8sjob.backends.local.runs import (
 )
 from k8sjob.backends.local.store import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.kube.objects import has_ended, is_suspended, new_event, stamp
+from k8sjob.kube.objects import new_event, stamp
+from k8sjob.targets.jobs import has_ended, is_suspended
 from k8sjob.targets.pytorchjob.reconcile import DeleteJob, reconcile
 
 if TYPE_CHECKING:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import selectors
-import socket
 import time
-import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,16 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Container
 from k8sjob.backends.local.logfiles import attempts
-from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.kube.labels import (
-    JOB_NAME,
-    JOB_ROLE,
-    OPERATOR_NAME,
-    REPLICA_INDEX,
-    REPLICA_TYPE,
-    replica_of,
-)
-from k8sjob.kube.objects import Object, Pod, replica_order, stamp
+from k8sjob.contract import CONTAINER_NAME
+from k8sjob.kube.objects import Object, Pod, stamp
+from k8sjob.targets.jobs import replica_of, replica_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.local.container import End, Launch
     from k8sjob.backends.local.store import JobFolder
 
-__all__ = ["Kubelet", "container_ended", "new_pod"]
+__all__ = ["Kubelet", "container_ended"]
 
 _FIRST_BACKOFF: Final = 1.0
 _LONGEST_BACKOFF: Final = 10.0
@@ -196,40 +186,6 @@ class Kubelet:
 
 
 # --- pods as an apiserver would hold them ---------------------------------------------------------
-
-
-def new_pod(job: Json, role: Role, index: int, now: datetime) -> Json:
-    """The Pod of a replica as the operator makes it: Pending, from the replica's template."""
-    meta, replicas = job["metadata"], job["spec"]["pytorchReplicaSpecs"]
-    template = Object(copy.deepcopy(replicas[role]["template"]))
-    first = role is Role.MASTER or Role.MASTER not in replicas
-    policy = replicas[role].get("restartPolicy") or "OnFailure"
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{meta['name']}-{role.lower()}-{index}",
-            "namespace": meta.get("namespace", ""),
-            "uid": str(uuid.uuid4()),
-            "creationTimestamp": stamp(now),
-            "labels": {
-                **template.labels,
-                OPERATOR_NAME: "pytorchjob-controller",
-                JOB_NAME: meta["name"],
-                REPLICA_TYPE: role.lower(),
-                REPLICA_INDEX: str(index),
-                **({JOB_ROLE: "master"} if first and index == 0 else {}),
-            },
-            "annotations": template.part("metadata", "annotations"),
-            "ownerReferences": [{"kind": "PyTorchJob", "name": meta["name"], "uid": meta["uid"]}],
-        },
-        "spec": {
-            **template.spec,
-            "nodeName": socket.gethostname(),
-            "restartPolicy": "Never" if policy == "ExitCode" else policy,
-        },
-        "status": {"phase": "Pending", "startTime": stamp(now)},
-    }
 
 
 def container_ended(pod: Json, restarts: int, end: End, *, final: bool) -> None:

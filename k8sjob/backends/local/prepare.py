@@ -33,8 +33,10 @@ from k8sjob.contract import (
     after_agent,
 )
 from k8sjob.errors import BackendError
-from k8sjob.rendering import dockerignore, operator_env
+from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
+from k8sjob.rendering.overlay import merge
+from k8sjob.targets.jobs import pod_specs, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +93,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     prepared = Prepared(deepcopy(plan.manifest))
     prepared.job["metadata"]["namespace"] = LOCAL
     if plan.spec.kueue_queue and not plan.spec.policy.suspend:
-        prepared.job["spec"]["runPolicy"]["suspend"] = False
+        prepared.job = merge(prepared.job, target_of(prepared.job).suspension(value=False))
         prepared.notice(
             "NoQueue", f"queue {plan.spec.kueue_queue!r} is only in the cluster: starts at once"
         )
@@ -136,9 +138,8 @@ def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resum
 
 
 def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
-    specs = job["spec"]["pytorchReplicaSpecs"]
-    for role in Role:
-        for index in range(specs[role].get("replicas", 1) if role in specs else 0):
+    for role, count, _ in pod_specs(job):
+        for index in range(count):
             yield f"{role.lower()}-{index}", (role, index)
 
 
@@ -163,7 +164,7 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
 
 
 def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: str) -> Launch:
-    template = prepared.job["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]
+    template = next(pod for of, _, pod in pod_specs(prepared.job) if of is role)
     others = [c["name"] for c in template["containers"] if c["name"] != CONTAINER_NAME]
     others += [c["name"] for c in template.get("initContainers") or []]
     if others:
@@ -182,7 +183,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
         for name, value in env.items()
     }
     env |= _local_env(prepared, places, folders, gpus)
-    env |= operator_env(prepared.job, role, index)
+    env |= target_of(prepared.job).injected_env(prepared.job, role, index)
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     own = after_agent(argv)
     return Launch(

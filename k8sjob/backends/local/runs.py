@@ -18,8 +18,9 @@ from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.store import read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.labels import replica_of
-from k8sjob.kube.objects import Pod, has_ended, is_true, stamp
+from k8sjob.kube.objects import Pod, is_true, stamp
+from k8sjob.targets.jobs import has_ended, replica_names, replica_of
+from k8sjob.targets.pytorchjob.operator import KIND
 from k8sjob.targets.pytorchjob.reconcile import fail
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _whole(folder: JobFolder) -> Json:
         job, lists = state["job"], (state["pods"], state["events"])
         meta = job["metadata"]
         own = meta["name"] == folder.name and meta["uid"].startswith(folder.run)
-        replicas = job["spec"]["pytorchReplicaSpecs"]
-        parts = [replicas, job.get("status") or {}, *lists[0], *lists[1]]
+        replica_names(job)  # of another shape it is no job
+        parts = [job["spec"], job.get("status") or {}, *lists[0], *lists[1]]
         if own and all(isinstance(part, dict) for part in parts):
             return state
     except (KeyError, TypeError, AttributeError):
@@ -94,7 +95,7 @@ def _damaged(folder: JobFolder, error: Exception) -> Json:
         status = fail({}, "PyTorchJobStateDamaged", message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
     meta["creationTimestamp"] = stamp(when)
-    job = {"kind": "PyTorchJob", "metadata": meta, "spec": {"pytorchReplicaSpecs": {}}}
+    job = {"kind": KIND, "metadata": meta, "spec": {}}
     job["status"] = status
     return {"job": job, "pods": [], "events": []}
 

@@ -20,13 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
-from k8sjob.backends.local.kubelet import Kubelet, new_pod
+from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.kube.labels import replica_of
-from k8sjob.kube.objects import Object, Pod, finished, is_true, new_event, stamp
+from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
+from k8sjob.targets.jobs import replica_of
 from k8sjob.targets.pytorchjob import reconcile
-from k8sjob.targets.pytorchjob.reconcile import CreatePod, DeletePod, Record, fail
+from k8sjob.targets.pytorchjob.reconcile import (
+    CreatePod,
+    DeletePod,
+    Record,
+    fail,
+    finished,
+    new_pod,
+)
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -142,7 +149,9 @@ class Supervisor:
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
-                self._kubelet.create(new_pod(self._job, action.role, action.index, now))
+                self._kubelet.create(
+                    new_pod(self._job, action.role, action.index, now, socket.gethostname())
+                )
             elif isinstance(action, DeletePod):
                 self._kubelet.delete(action.name)
             elif isinstance(action, Record):

@@ -14,8 +14,9 @@ from k8sjob.checks.doctor.needs import gang_of
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.capacity import add, taken
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import QUEUE, REPLICA_TYPE
-from k8sjob.kube.resources import references
+from k8sjob.kube.labels import QUEUE
+from k8sjob.targets.jobs import references
+from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.needs import quota_need, unsaid
 from k8sjob.checks.doctor.operator import INIT_CONTAINER, flag
 from k8sjob.kube.capacity import add, amounts, as_text
-from k8sjob.kube.objects import pod_specs
+from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

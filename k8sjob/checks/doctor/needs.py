@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, pod_requests
-from k8sjob.kube.objects import pod_specs
-from k8sjob.kube.resources import references
+from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

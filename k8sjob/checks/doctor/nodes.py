@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, as_text, devices, nodes_of, pod_requests, tolerates
-from k8sjob.kube.objects import pod_specs
+from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import redacted
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import JOBS, Target
+from k8sjob.kube.resources import ResourcePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
+    from k8sjob.kube.resources import Controller
 
 __all__ = ["ExplainedErrors", "explained", "is_absent"]
 
@@ -35,8 +36,6 @@ _NO_WEBHOOK: Final = re.compile(
     r'failed calling webhook "(?P<webhook>[^"]+)": (?P<why>.*)', re.DOTALL
 )
 _STRICT: Final = re.compile(r"strict decoding error: (?P<why>.*)", re.DOTALL)
-_OPERATORS: Final = "training-operator.kubeflow.org"
-"""How the names of the training operator's webhooks end."""
 _VERBS: Final = {
     "GET": "get",
     "POST": "create",
@@ -51,10 +50,11 @@ class ExplainedErrors:
 
     Args:
         transport: carries the requests.
+        controllers: of the kinds of job, by their resource.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, controllers: Mapping[str, Controller]) -> None:
+        self._transport, self._controllers = transport, controllers
         self.context, self.namespace = transport.context, transport.namespace
         self.server = transport.server
 
@@ -73,10 +73,17 @@ class ExplainedErrors:
         try:
             yield
         except ApiError as error:
-            raise explained(error, method, Target.of(path), self.context) from error
+            about = ResourcePath.of(path)
+            raise explained(error, method, about, self.context, self._controllers) from error
 
 
-def explained(error: ApiError, method: str, target: Target, context: str) -> ApiError:
+def explained(
+    error: ApiError,
+    method: str,
+    target: ResourcePath,
+    context: str,
+    controllers: Mapping[str, Controller],
+) -> ApiError:
     """The same error, with a message that says what to do next.
 
     Args:
@@ -85,8 +92,10 @@ def explained(error: ApiError, method: str, target: Target, context: str) -> Api
         method: of the request.
         target: what the request was about.
         context: the kubeconfig's context.
+        controllers: of the kinds of job, by their resource.
     """
-    message = _BY_CODE.get(error.code, _otherwise)(_Failure(error, method, target, context))
+    failure = _Failure(error, method, target, context, controllers)
+    message = _BY_CODE.get(error.code, _otherwise)(failure)
     said = redacted(error.said)  # proxies repeat the headers that they refuse
     return ApiError(
         redacted(message), code=error.code, reason=error.reason, said=said, causes=error.causes
@@ -104,8 +113,9 @@ class _Failure:
 
     error: ApiError
     method: str
-    target: Target
+    target: ResourcePath
     context: str
+    controllers: Mapping[str, Controller]
 
     @property
     def said(self) -> str:
@@ -117,8 +127,17 @@ class _Failure:
 
     @property
     def what(self) -> str:
-        resource = self.target.resource
-        return "job" if resource == JOBS else resource.removesuffix("s") or "object"
+        return "job" if self.controller else self.target.resource.removesuffix("s") or "object"
+
+    @property
+    def controller(self) -> Controller | None:
+        """Of the job that the request was about; None where it was about something else."""
+        return self.controllers.get(self.target.resource)
+
+    def webhook(self, name: str) -> str:
+        """Whose webhook it is."""
+        owners = (one.name for one in self.controllers.values() if name.endswith(one.webhooks))
+        return next(owners, f"the webhook {name}")
 
     @property
     def doctor(self) -> str:
@@ -148,7 +167,7 @@ def _bad(failure: _Failure) -> str:
 def _forbidden(failure: _Failure) -> str:
     said, namespace = failure.said, failure.target.namespace
     if denied := _DENIED.search(said):
-        who = _webhook(denied["webhook"])
+        who = failure.webhook(denied["webhook"])
         return f"{who} refuses the {failure.what}: {_fields(denied['why'])}"
     if quota := _QUOTA.search(said):
         why = f"is used up: {quota['why']}" if quota["why"] else f"asks for more: {quota['must']}"
@@ -169,7 +188,7 @@ def _without_right(missing: re.Match[str], failure: _Failure) -> str:
         )
     who = missing["user"] or f"the user of context {failure.context}"
     what = f"{missing['verb']} {target.resource}/{target.subresource}".strip("/")
-    if target.resource == JOBS and not target.namespace:
+    if failure.controller and not target.namespace:
         return (
             f"{who} may not {what} in all namespaces; name one with -n: the roles of manifests/rbac"
             " are each for one namespace"
@@ -190,10 +209,10 @@ def _missing(failure: _Failure) -> str:
                 f" `kubectl create namespace {gone['name']}`, or name another with -n"
             )
         return f"{failure.attempt}: {failure.said}"
-    if failure.target.resource == JOBS:
+    if controller := failure.controller:
         return (
-            f"the cluster of context {context} knows no PyTorchJobs: the training operator is not"
-            " installed there; ask for it (v1.9), or name another cluster with --context"
+            f"the cluster of context {context} knows no {controller.kind}s: {controller.name} is"
+            f" not installed there; {controller.missing}, or name another cluster with --context"
         )
     return f"the cluster of context {context} knows no {failure.target.resource}"
 
@@ -231,8 +250,8 @@ def _internal(failure: _Failure) -> str:
         return _otherwise(failure)
     why = " ".join(down["why"].rpartition(": ")[2].split())
     return (
-        f"{_webhook(down['webhook'])} does not answer ({why}), so no {failure.what} can be created"
-        f" or changed; check that it runs, {failure.doctor}"
+        f"{failure.webhook(down['webhook'])} does not answer ({why}), so no {failure.what} can be"
+        f" created or changed; check that it runs, {failure.doctor}"
     )
 
 
@@ -255,10 +274,6 @@ _BY_CODE: Final[dict[int, Callable[[_Failure], str]]] = {
     503: _not_ready,
     504: _not_ready,
 }
-
-
-def _webhook(name: str) -> str:
-    return "the training operator" if name.endswith(_OPERATORS) else f"the webhook {name}"
 
 
 def _fields(why: str) -> str:

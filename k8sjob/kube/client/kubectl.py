@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError, lines
-from k8sjob.kube.resources import Target, with_query
+from k8sjob.kube.resources import ResourcePath, with_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -236,7 +236,7 @@ class KubectlTransport:
     def _existence(self, path: str, timeout: float) -> Json:
         """Only an object's name: for a table its contents are not even sent."""
         self._run(["get", *_one(path), "--no-headers"], timeout)
-        return {"kind": "PartialObjectMetadata", "metadata": {"name": Target.of(path).name}}
+        return {"kind": "PartialObjectMetadata", "metadata": {"name": ResourcePath.of(path).name}}
 
     # --- errors -----------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _one(path: str) -> list[str]:
     """The object that a path names, as kubectl's arguments name it."""
-    one = Target.of(path)
+    one = ResourcePath.of(path)
     resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
     return [resource, one.name, *(["--namespace", one.namespace] if one.namespace else [])]
 

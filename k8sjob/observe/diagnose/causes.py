@@ -29,7 +29,7 @@ from k8sjob.observe.diagnose.waiting import (
     no_pods_yet,
     slow,
 )
-from k8sjob.observe.status import JobState
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

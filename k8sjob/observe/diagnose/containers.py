@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import moment
-from k8sjob.observe.diagnose.facts import OPERATOR_INIT
 from k8sjob.observe.diagnose.finding import (
     REPLICA,
     Cause,
@@ -86,7 +85,7 @@ def bad_image(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     if "Back-off" in message and "Err" not in message:
         message = pod.last_event("Failed").get("message", message)
     cause, what, step = explain_pull(container.waiting["reason"], image, message)
-    if container.name == OPERATOR_INIT:
+    if container.name == facts.target.init_container:
         what = f"the operator's init image: {what}"
         step = (
             "the operator's flag --pytorch-init-container-image names it: have it set to an image"
@@ -180,7 +179,7 @@ def bad_sandbox(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
 def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     """An init container of the job's own that fails."""
     for container in pod.containers:
-        if not container.init or container.name == OPERATOR_INIT:
+        if not container.init or container.name == facts.target.init_container:
             continue
         before = (container.status.get("lastState") or {}).get("terminated") or {}
         ended = container.ended if container.ended.get("exitCode") else before

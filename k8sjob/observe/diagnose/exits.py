@@ -15,7 +15,7 @@ from k8sjob.observe.diagnose.output import (
     last_output,
     timed_out_ranks,
 )
-from k8sjob.observe.status import JobState
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason
-from k8sjob.kube.labels import replica_of
 from k8sjob.kube.objects import moment
-from k8sjob.observe.status import job_status, last_end, processes, replica_names
+from k8sjob.observe.status import job_status, last_end, processes
+from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +22,10 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json, Snapshot
     from k8sjob.observe.diagnose.finding import ReplicaFinding
     from k8sjob.observe.status import JobStatus
+    from k8sjob.targets.api import Target
 
-__all__ = ["OPERATOR_INIT", "Container", "End", "Facts", "Pod"]
+__all__ = ["Container", "End", "Facts", "Pod"]
 
-OPERATOR_INIT: Final = "init-pytorch"
-"""The init container that the operator adds to workers: it waits for the Master's name."""
-_FAILED_EVENT: Final = re.compile(
-    rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
-    r" terminated message: (?P<message>.*)",
-    re.DOTALL,
-)
-_EXITED_EVENT: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
-"""All that is left of a Pod that the ExitCode policy has recreated."""
-_RETRYABLE_EXIT: Final = 128
-"""The ExitCode policy starts a replica again for this exit code and those above."""
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
@@ -218,14 +208,19 @@ class Facts:
         return self.snapshot.job.get("metadata") or {}
 
     @property
-    def spec(self) -> Json:
-        """The job's spec."""
-        return self.snapshot.job.get("spec") or {}
+    def target(self) -> Target:
+        """The kind of the job."""
+        return target_of(self.snapshot.job)
 
     @property
-    def policy(self) -> Json:
-        """The job's runPolicy."""
-        return self.spec.get("runPolicy") or {}
+    def kubectl_name(self) -> str:
+        """The job as kubectl takes it."""
+        return f"{self.target.kind.lower()} {self.name} -n {self.namespace}"
+
+    @property
+    def pods_argument(self) -> str:
+        """The job's Pods as kubectl takes them."""
+        return f"pods -n {self.namespace} -l {self.target.selector(self.name)}"
 
     @property
     def name(self) -> str:
@@ -256,8 +251,8 @@ class Facts:
     @property
     def fixed_ranks(self) -> bool:
         """Whether the spec alone says which ranks each replica has."""
-        nproc = str(self.spec.get("nprocPerNode") or "1")
-        return nproc.isdigit() and not self.spec.get("elasticPolicy")
+        job, target = self.snapshot.job, self.target
+        return (target.nproc_per_node(job) or "1").isdigit() and not target.is_elastic(job)
 
     def with_ranks(self, replica: str) -> str:
         """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
@@ -316,7 +311,7 @@ class Facts:
         return tuple(
             event
             for event in self.snapshot.events
-            if (event.get("involvedObject") or {}).get("kind") == "PyTorchJob"
+            if (event.get("involvedObject") or {}).get("kind") == self.target.kind
         )
 
     @cached_property
@@ -337,54 +332,34 @@ class Facts:
     def ends(self) -> list[End]:
         """The newest failure of each replica that has one.
 
-        A Pod shows its container's last end. When the operator has deleted the Pod (a crashing one
-        counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
+        A Pod shows its container's last end. When the controller has deleted the Pod (a crashing
+        one counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
         """
         newest: dict[str, End] = {}
-        for end in (*self._ends_of_events(_FAILED_EVENT), *self._ends_of_pods()):
+        recorded = list(self.target.recorded_ends(self.snapshot.job, self.snapshot.events))
+        whole = (_end(*one[:5]) for one in recorded if one.whole)
+        for end in (*whole, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:
                 newest[end.replica] = end
-        for end in reversed(list(self._ends_of_events(_EXITED_EVENT))):
-            newest.setdefault(end.replica, end)
+        for one in reversed([one for one in recorded if not one.whole]):
+            newest.setdefault(one.replica, _end(*one[:5]))
         return list(newest.values())
 
     def _ends_of_pods(self) -> Iterator[End]:
-        for pod in self.snapshot.pods:
-            ended = last_end(pod)
+        for pod in self.pods:
+            ended = last_end(pod.object)
             if ended.get("exitCode"):
                 yield _end(
-                    pod["metadata"]["name"].removeprefix(f"{self.name}-"),
+                    pod.replica,
                     int(ended["exitCode"]),
                     ended.get("reason", ""),
                     ended.get("message", ""),
                     ended.get("finishedAt", ""),
                 )
 
-    def _ends_of_events(self, pattern: re.Pattern[str]) -> Iterator[End]:
-        for event in self.snapshot.events:
-            if found := pattern.fullmatch(event.get("message", "")):
-                failed = pattern is _FAILED_EVENT
-                yield _end(
-                    found["pod"].removeprefix(f"{self.name}-"),
-                    int(found["code"]),
-                    event.get("reason", "") if failed else "",
-                    found["message"] if failed else "",
-                    event.get("lastTimestamp") or "",
-                )
-
     def recreated(self, replica: str) -> int:
-        """How often the operator has recreated a replica's Pod under the ExitCode policy."""
-        roles = self.spec.get("pytorchReplicaSpecs") or {}
-        role = roles.get(replica.partition("-")[0].capitalize()) or {}
-        if role.get("restartPolicy") != "ExitCode":  # the operator writes these Events always
-            return 0
-        return sum(
-            int(event.get("count") or 1)
-            for event in self.snapshot.events
-            if (found := _EXITED_EVENT.fullmatch(event.get("message", "")))
-            and found["pod"] == f"{self.name}-{replica}"
-            and int(found["code"]) >= _RETRYABLE_EXIT
-        )
+        """How often a replica's Pod was created anew because it had failed."""
+        return self.target.recreations(self.snapshot.job, replica, self.snapshot.events)
 
 
 def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> End:

@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
-from k8sjob.kube.labels import JOB_NAME, QUEUE
+from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed
-from k8sjob.observe.status import JobState, deletion, speaker
+from k8sjob.observe.status import deletion, speaker
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,6 @@ SUPERVISOR_GONE: Final = frozenset(
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it continues from the newest one"
-_OPERATOR: Final = "kubeflow.org/training-operator"
 _ANSWER: Final = timedelta(seconds=5)
 """A running operator answers a new job within a second."""
 _SILENCE: Final = timedelta(seconds=30)
@@ -134,12 +134,12 @@ def deleting(facts: Facts) -> Iterator[Finding]:
     if others:
         step = (
             f"whoever set {others[0]} must remove it; check whether that controller runs: kubectl"
-            f" get pytorchjob {facts.name} -n {facts.namespace} -o yaml"
+            f" get {facts.kubectl_name} -o yaml"
         )
     elif finalizers:
         step += (
-            f" (kubectl get pods -n {facts.namespace} -l {JOB_NAME}={facts.name}); the operator's"
-            " webhook must answer for its end"
+            f" (kubectl get {facts.pods_argument}); the webhook of {facts.target.controller.name}"
+            " must answer for its end"
         )
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
     yield Finding(Cause.DELETING, what, step)
@@ -151,13 +151,17 @@ def ended_by_deadline(facts: Facts) -> bool:
     return status.state is JobState.FAILED and "longer than specified dead" in status.message
 
 
+def _deadline(facts: Facts) -> int | None:
+    return facts.target.active_deadline(facts.snapshot.job)
+
+
 def limits(facts: Facts) -> Iterator[Finding]:
     """The job was ended because it had run for too long, or was restarted too often."""
     message = facts.status.message
     if ended_by_deadline(facts):
         yield Finding(
             Cause.DEADLINE,
-            f"the job was ended after its {facts.policy.get('activeDeadlineSeconds')} s",
+            f"the job was ended after its {_deadline(facts)} s",
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
@@ -176,7 +180,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
     """
-    seconds, started = facts.policy.get("activeDeadlineSeconds"), facts.status.started
+    seconds, started = _deadline(facts), facts.status.started
     state = facts.status.state
     if state.finished or state in _HELD or seconds is None or started is None:
         return
@@ -186,9 +190,8 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
             Cause.DEADLINE,
             f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
             " not looked at it since",
-            "any change makes it look: kubectl label pytorchjob"
-            f" {facts.name} -n {facts.namespace} --overwrite k8sjob/look=now; or k8sjob delete"
-            f" {facts.job_argument}",
+            f"any change makes it look: kubectl label {facts.kubectl_name} --overwrite"
+            f" k8sjob/look=now; or k8sjob delete {facts.job_argument}",
         )
 
 
@@ -197,12 +200,11 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     status, now = facts.status, facts.now
     if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
         return
-    manager = facts.policy.get("managedBy") or _OPERATOR
-    if manager != _OPERATOR:
+    name = facts.target.controller.name
+    if manager := facts.target.managed_by(facts.snapshot.job):
         yield Finding(
             Cause.OPERATOR_SILENT,
-            f"the job is managed by {manager} (runPolicy.managedBy); the training operator leaves"
-            " it alone",
+            f"the job is managed by {manager} (managedBy); {name} leaves it alone",
             "see what that controller reports about it, or leave managedBy out",
         )
         return
@@ -215,14 +217,14 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
         if status.created and now - status.created > _ANSWER:
             yield Finding(
                 Cause.OPERATOR_SILENT,
-                f"the training operator has not touched the job in {age(status.created, now)}: it"
+                f"{name} has not touched the job in {age(status.created, now)}: it"
                 f" has no status, no events and no pods{_operator_deployment(facts)}",
                 step,
             )
     elif now - last > _SILENCE:
         yield Finding(
             Cause.OPERATOR_SILENT,
-            f"{listed(facts.missing)}: no pod, and the training operator has created none; its"
+            f"{listed(facts.missing)}: no pod, and {name} has created none; its"
             f" last sign of life is {age(last, now)} old{_operator_deployment(facts)}",
             step,
             facts.missing[0],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, grouped
-from k8sjob.observe.status import JobState
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -167,19 +167,20 @@ def _displaced_before(facts: Facts) -> Iterator[ReplicaFinding]:
         if subject.get("kind") != "Pod" or uid in present or not _matters(facts, event):
             continue
         name = subject.get("name", "")
-        if _is_of_an_earlier_job(name, messages):
+        if _is_of_an_earlier_job(facts, name, messages):
             continue
-        one = _of_event(event, name.removeprefix(f"{facts.name}-"))
+        one = _of_event(event, facts.target.replica_named(facts.name, name) or name)
         # That it was killed follows from whatever else made it leave.
         if one and not (uid in found and one.cause is Cause.POD_DELETED):
             found[uid] = replace(one, at=event_time(event))
     yield from found.values()
 
 
-def _is_of_an_earlier_job(pod: str, messages: Sequence[str]) -> bool:
-    """Whether the operator could not create a Pod for one of its name, and never did."""
+def _is_of_an_earlier_job(facts: Facts, pod: str, messages: Sequence[str]) -> bool:
+    """Whether no Pod of the job could be created for one of its name, and none was."""
     refused = any(f'"{pod}" already exists' in message for message in messages)
-    return refused and not any(message == f"Created pod: {pod}" for message in messages)
+    _, _, created = facts.target.creations[0]
+    return refused and f"{created}{pod}" not in messages
 
 
 def _matters(facts: Facts, event: Json) -> bool:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import event_time
-from k8sjob.observe.diagnose.facts import OPERATOR_INIT
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
@@ -20,6 +19,7 @@ from k8sjob.observe.diagnose.finding import (
     listed,
     without_replica,
 )
+from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["creation_refused"]
 
-_SUCCESS: Final = {
-    "FailedCreatePod": ("SuccessfulCreatePod", "Created pod: "),
-    "FailedCreateService": ("SuccessfulCreateService", "Created service: "),
-}
+_INIT: Final = "|".join(re.escape(one.init_container) for one in TARGETS if one.init_container)
 _QUOTA: Final = re.compile(
     r"exceeded quota: [^,]+, requested: (?P<asked>.*), used: (?P<used>.*), limited: (?P<hard>.*)"
 )
@@ -57,10 +54,10 @@ _RULES: Final = (
         " kubectl describe quota {quota} -n {namespace}",
     ),
     Rule(
-        rf'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*{OPERATOR_INIT}.*)',
+        rf'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*\b(?P<init>{_INIT})\b.*)',
         Cause.POD_SECURITY,
         _POD_SECURITY,
-        f"{_RESTRICTED}; the container {OPERATOR_INIT!r} is the operator's own: it needs a template"
+        f"{_RESTRICTED}; the container {{init!r}} is the operator's own: it needs a template"
         " with a securityContext (--pytorch-init-container-template-file), or use a job without a"
         " Master",
     ),
@@ -127,8 +124,9 @@ _RULES: Final = (
 def creation_refused(facts: Facts) -> Iterator[Finding]:
     """What keeps the operator from creating Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
+    refusals = {refused for refused, _, _ in facts.target.creations}
     for event in facts.job_events:
-        if event.get("reason") in _SUCCESS:
+        if event.get("reason") in refusals:
             message = event.get("message", "").removeprefix("Error creating: ")
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
@@ -163,14 +161,15 @@ def _says_less(explanation: Explanation, others: Iterable[Explanation]) -> bool:
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    found = re.search(rf'"{re.escape(facts.name)}-((?:master|worker)-\d+)"', message)
-    return found[1] if found else ""
+    quoted = re.findall(r'"([^"]+)"', message)
+    return next(filter(None, (facts.target.replica_named(facts.name, one) for one in quoted)), "")
 
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     """Whether the operator succeeded after it had been refused."""
-    reason, prefix = _SUCCESS[refusal["reason"]]
-    is_pod = reason == "SuccessfulCreatePod"
+    creations = facts.target.creations
+    reason, prefix = next(rest for refused, *rest in creations if refused == refusal["reason"])
+    is_pod = reason == creations[0][1]
     if not facts.missing if not replica else is_pod and replica not in facts.missing:
         return True
     return any(

@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
-from k8sjob.kube.labels import JOB_NAME
 from k8sjob.kube.objects import moment
 from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding
 from k8sjob.observe.diagnose.volumes import unbound
@@ -185,4 +184,4 @@ def _selector(pod: Pod) -> str:
 
 
 def _describe(facts: Facts) -> str:
-    return f"kubectl describe pods -n {facts.namespace} -l {JOB_NAME}={facts.name}"
+    return f"kubectl describe {facts.pods_argument}"

@@ -6,9 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import pod_requests
-from k8sjob.kube.labels import JOB_NAME
 from k8sjob.kube.objects import event_time, moment
-from k8sjob.observe.diagnose.facts import OPERATOR_INIT
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Finding,
@@ -17,7 +15,7 @@ from k8sjob.observe.diagnose.finding import (
     grouped,
     listed,
 )
-from k8sjob.observe.status import JobState
+from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +36,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.meta.get("deletionTimestamp"):
         return
-    kept = (facts.policy.get("cleanPodPolicy") or "None") == "None"
+    kept = facts.target.keeps_pods(facts.snapshot.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.terminating]
     if not pods or (not kept and facts.now - ended < _CLEAN_UP):
         return
@@ -94,7 +92,8 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
         pod
         for pod in facts.pods
         for container in pod.containers
-        if container.name == OPERATOR_INIT
+        if container.init
+        and container.name == facts.target.init_container
         and pod.phase == "Pending"
         and (
             "running" in container.state
@@ -172,7 +171,6 @@ def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         since = event_time(event)
     else:
         what = "its containers are being created"
-        job = f"-n {facts.namespace} -l {JOB_NAME}={facts.name}"
-        step = f"wait; if it stays so: kubectl describe pods {job}"
+        step = f"wait; if it stays so: kubectl describe {facts.pods_argument}"
         since = moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created
     return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)

@@ -18,14 +18,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["API_VERSION", "KIND", "operator_env", "webhook_problems"]
+__all__ = [
+    "API_VERSION",
+    "JOB_NAME",
+    "JOB_ROLE",
+    "KIND",
+    "MANAGER",
+    "OPERATOR_NAME",
+    "REPLICA_INDEX",
+    "REPLICA_TYPE",
+    "operator_env",
+    "webhook_problems",
+]
 
 API_VERSION: Final = "kubeflow.org/v1"
 KIND: Final = "PyTorchJob"
+MANAGER: Final = "kubeflow.org/training-operator"
+"""What runPolicy.managedBy is where the operator itself works on a job."""
+
+# Labels of the Pods and Services that the operator creates.
+JOB_NAME: Final = "training.kubeflow.org/job-name"
+JOB_ROLE: Final = "training.kubeflow.org/job-role"
+"""On one pod only, with the value "master": the Master, or worker-0 where there is none."""
+OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
+REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
+"""The role in lower case: "master", "worker"."""
+REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
+"""The number within the role, from 0."""
 
 _Json = dict[str, Any]
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_MANAGERS: Final = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
+_MANAGERS: Final = (MANAGER, "kueue.x-k8s.io/multikueue")
 _REPLICAS: Final = "spec.pytorchReplicaSpecs"
 
 

@@ -11,13 +11,21 @@ is checked every time, not only when something else happens.
 from __future__ import annotations
 
 import copy
+import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.kube.labels import JOB_NAME, OPERATOR_NAME, REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.kube.objects import Object, Pod, finished, is_true, stamp
+from k8sjob.kube.objects import Object, Pod, is_true, stamp, true_conditions
+from k8sjob.targets.pytorchjob.operator import (
+    JOB_NAME,
+    JOB_ROLE,
+    KIND,
+    OPERATOR_NAME,
+    REPLICA_INDEX,
+    REPLICA_TYPE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,11 +39,18 @@ __all__ = [
     "DeletePod",
     "Record",
     "fail",
+    "finished",
+    "new_pod",
     "reconcile",
     "set_condition",
 ]
 
 _RIVALS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
+
+
+def finished(status: Json) -> bool:
+    """Whether the status of a PyTorchJob is that of one that has succeeded or failed."""
+    return not true_conditions(status).keys().isdisjoint(("Succeeded", "Failed"))
 
 
 def fail(status: Json, reason: str, message: str, now: datetime) -> Json:
@@ -74,6 +89,48 @@ def set_condition(
         "lastTransitionTime": old["lastTransitionTime"] if same else stamp(now),
     }
     status["conditions"] = [*kept, new]
+
+
+def new_pod(job: Json, role: Role, index: int, now: datetime, node: str) -> Json:
+    """The Pod of a replica as the operator makes it: Pending, from the replica's template.
+
+    Args:
+        job: the PyTorchJob.
+        role: of the replica.
+        index: the replica's index in its role, from 0.
+        now: the present moment.
+        node: the machine that it runs on.
+    """
+    meta, replicas = job["metadata"], job["spec"]["pytorchReplicaSpecs"]
+    template = Object(copy.deepcopy(replicas[role]["template"]))
+    first = role is Role.MASTER or Role.MASTER not in replicas
+    policy = _restart_policy(replicas[role])
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name']}-{role.lower()}-{index}",
+            "namespace": meta.get("namespace", ""),
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": stamp(now),
+            "labels": {
+                **template.labels,
+                OPERATOR_NAME: "pytorchjob-controller",
+                JOB_NAME: meta["name"],
+                REPLICA_TYPE: role.lower(),
+                REPLICA_INDEX: str(index),
+                **({JOB_ROLE: "master"} if first and index == 0 else {}),
+            },
+            "annotations": template.part("metadata", "annotations"),
+            "ownerReferences": [{"kind": KIND, "name": meta["name"], "uid": meta["uid"]}],
+        },
+        "spec": {
+            **template.spec,
+            "nodeName": node,
+            "restartPolicy": "Never" if policy == "ExitCode" else policy,
+        },
+        "status": {"phase": "Pending", "startTime": stamp(now)},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +198,7 @@ class _Reconciliation:
 
     def __init__(self, job: Json, pods: Sequence[Json], now: datetime, trouble: str) -> None:
         self.name, self.namespace = Object(job).name, Object(job).namespace
-        specs = job["spec"]["pytorchReplicaSpecs"]
+        specs = Object(job).part("spec", "pytorchReplicaSpecs")
         self.replicas: dict[Role, Json] = {role: specs[role] for role in Role if role in specs}
         self.policy: Json = job["spec"].get("runPolicy") or {}
         self.elastic = job["spec"].get("elasticPolicy") is not None

@@ -4,7 +4,10 @@ import pytest
 
 from k8sjob.kube.client.errors import ExplainedErrors, explained
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import Target, path
+from k8sjob.kube.resources import ResourcePath, path
+from k8sjob.targets.jobs import CONTROLLERS
+
+JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 
 WEBHOOK = (
     'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: '
@@ -73,14 +76,16 @@ QUOTA = (
 )
 def test_what_the_server_refuses_is_explained_with_the_next_step(code, reason, said, words):
     error = ApiError(said, code=code, reason=reason, said=said)
-    found = explained(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    found = explained(error, "POST", ResourcePath.of(JOBS), "here", CONTROLLERS)
     assert words in str(found)
     assert (found.code, found.reason, found.said) == (code, reason, said)
 
 
 def test_a_right_that_is_missing_everywhere():
     error = ApiError(EVERYWHERE, code=403, reason="Forbidden", said=EVERYWHERE)
-    found = explained(error, "GET", Target.of(path("pytorchjobs")), "here")
+    found = explained(
+        error, "GET", ResourcePath.of("/apis/kubeflow.org/v1/pytorchjobs"), "here", CONTROLLERS
+    )
     assert "ada may not list pytorchjobs in all namespaces; name one with -n" in str(found)
     assert "doctor" not in str(found), "no role of one namespace would be enough"
 
@@ -88,7 +93,7 @@ def test_a_right_that_is_missing_everywhere():
 def test_fields_that_are_wrong_stand_one_a_line():
     causes = [("spec.a", "too long"), ("spec.b", "not a number"), ("<nil>", "not all was checked")]
     error = ApiError("invalid", code=422, reason="Invalid", said="invalid", causes=causes)
-    found = explained(error, "POST", Target.of(path("pytorchjobs", "team")), "here")
+    found = explained(error, "POST", ResourcePath.of(JOBS), "here", CONTROLLERS)
     assert str(found) == (
         "the cluster refuses the job: \n  spec.a: too long\n  spec.b: not a number"
     )
@@ -96,21 +101,24 @@ def test_fields_that_are_wrong_stand_one_a_line():
 
 def test_a_kind_that_the_cluster_does_not_know():
     error = ApiError("404 page not found", code=404, reason="", said="404 page not found")
-    found = explained(error, "GET", Target.of(path("workloads", "team")), "here")
+    found = explained(error, "GET", ResourcePath.of(path("workloads", "team")), "here", CONTROLLERS)
     assert str(found) == "the cluster of context here knows no workloads"
 
 
 @pytest.mark.parametrize("code", [0, 401])
 def test_what_the_transport_says_best_itself_stays(code):
     error = ApiError("log in again", code=code)
-    assert str(explained(error, "GET", Target.of("/api/v1/nodes"), "here")) == "log in again"
+    assert (
+        str(explained(error, "GET", ResourcePath.of("/api/v1/nodes"), "here", CONTROLLERS))
+        == "log in again"
+    )
 
 
 def test_requests_and_streams_are_carried_and_their_errors_explained(script):
     refused = ApiError("busy", code=429, reason="TooManyRequests")
     script.on("GET", "/api/v1/nodes", {"kind": "NodeList"}, refused)
     script.watched("/api/v1/nodes", [{"a": 1}, refused])
-    transport = ExplainedErrors(script)
+    transport = ExplainedErrors(script, CONTROLLERS)
     assert (transport.context, transport.namespace) == ("there", "team")
     assert transport.request("GET", "/api/v1/nodes") == {"kind": "NodeList"}
     with pytest.raises(ApiError, match="context there is busy"):

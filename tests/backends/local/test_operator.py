@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from strategies import examples
 
 from k8sjob.contract import Role
-from k8sjob.kube.objects import finished, is_true
+from k8sjob.kube.objects import is_true
 from k8sjob.targets.pytorchjob.reconcile import (
     CreatePod,
     DeleteJob,
     DeletePod,
     Record,
+    finished,
     reconcile,
 )
 

@@ -2,7 +2,7 @@ from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.gather import minimal_job
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.rendering import webhook_problems
+from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 
 def test_nothing_is_changed(cluster, make_job):

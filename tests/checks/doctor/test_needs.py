@@ -3,9 +3,10 @@ import pytest
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
-from k8sjob.kube.resources import Reference, references
+from k8sjob.kube.resources import Reference
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import references
 from k8sjob.yamldoc import parse
 
 TEAM = "/api/v1/namespaces/team"

@@ -1,0 +1,213 @@
+"""The Protocol of a target: what the rest of k8sjob must know of one kind of job. Pure.
+
+A target is read from its objects alone. Whatever the kind, replica 0 of a job is "master-0" and
+the others are "worker-0" and on, in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from k8sjob.kube.objects import Object
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from k8sjob.contract import Role
+    from k8sjob.errors import Problem
+    from k8sjob.kube.objects import Json
+    from k8sjob.kube.resources import Controller
+    from k8sjob.spec import JobSpec
+
+__all__ = ["JobState", "RecordedEnd", "Replicas", "Target"]
+
+
+class JobState(StrEnum):
+    """The state of a job; see docs/reference/states.md."""
+
+    CREATED = "Created"
+    """Accepted; the Master does not run yet."""
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    """A failed replica is being recreated."""
+    SUSPENDED = "Suspended"
+    """Its replicas are stopped until `resume`."""
+    QUEUED = "Queued"
+    """Kueue keeps it suspended until its queue has room."""
+    DELETING = "Deleting"
+    """Its deletion was requested, and its pods or a finalizer still keep it."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    """Ended on request (Ctrl-C), or because the process that had started it went away."""
+    DELETED = "Deleted"
+    """It no longer exists."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in _FINISHED
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that waited for the job exits with: 0, 100, 101 or 103."""
+        return _EXIT_CODES.get(self, 101)
+
+
+_FINISHED: Final = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
+)
+_EXIT_CODES: Final = {
+    JobState.SUCCEEDED: 0,
+    JobState.FAILED: 100,
+    JobState.STOPPED: 103,
+    JobState.SUSPENDED: 103,
+    JobState.DELETING: 103,
+    JobState.DELETED: 103,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The replicas of one role, as a job asks for them.
+
+    Attributes:
+        role: Master or Worker.
+        count: how many.
+        path: where their Pod template is in the job.
+        template: that template.
+        restart_policy: what happens when one of them fails: Never, OnFailure, Always, ExitCode.
+    """
+
+    role: Role
+    count: int
+    path: tuple[str, ...]
+    template: Json
+    restart_policy: str
+
+    @property
+    def pod(self) -> Json:
+        """The spec of their Pods."""
+        return Object(self.template).spec
+
+
+class RecordedEnd(NamedTuple):
+    """The failure of a replica as an Event keeps it, when its Pod may be gone.
+
+    Attributes:
+        replica: "worker-2".
+        exit_code: of its training container.
+        reason: the kubelet's reason; empty where the Event has the exit code alone.
+        message: the termination message, which may be cut.
+        time: RFC 3339, or empty.
+        whole: whether the Event has more than the exit code.
+    """
+
+    replica: str
+    exit_code: int
+    reason: str
+    message: str
+    time: str
+    whole: bool
+
+
+class Target(Protocol):
+    """A kind of job.
+
+    Attributes:
+        name: as job.yaml has it: "pytorchjob".
+        kind: of the object: "PyTorchJob".
+        api_version: of the object.
+        resource: the plural, in paths.
+        job_label: the label of a job's Pods whose value is the job's name.
+        controller: who works on such jobs.
+        init_container: what the controller puts in front of some Pods; empty: nothing.
+        creations: what Events say of the creation of a Pod, then of other objects: the reason of
+            a refusal, the reason of a success, and how the message of a success begins.
+        template: the file in templates/ that lays a job out.
+    """
+
+    name: str
+    kind: str
+    api_version: str
+    resource: str
+    job_label: str
+    controller: Controller
+    init_container: str
+    creations: tuple[tuple[str, str, str], ...]
+    template: str
+
+    # --- from a spec to an object
+
+    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+        """The fields of a spec that this kind of job cannot have."""
+
+    def values(self, spec: JobSpec) -> dict[str, Any]:
+        """What the template needs beside the values that all kinds have."""
+
+    def problems(self, manifest: Json) -> list[Problem]:
+        """Why a cluster would refuse the manifest, as far as its schema does not say."""
+
+    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+        """The variables that a replica gets beside those of the manifest.
+
+        Raises:
+            ValueError: the job has no such replica.
+        """
+
+    # --- a job
+
+    def replicas(self, job: Json) -> tuple[Replicas, ...]:
+        """The replicas that the job asks for, the Master first."""
+
+    def nproc_per_node(self, job: Json) -> str:
+        """The processes of each replica as the job gives them: "2", "auto"; empty for none."""
+
+    def is_elastic(self, job: Json) -> bool:
+        """Whether the number of replicas may change, so that any of them may have rank 0."""
+
+    def state(self, job: Json) -> tuple[JobState, Json]:
+        """The job's state, and the condition that decides it; empty where there is none."""
+
+    def times(self, job: Json) -> tuple[str | None, str | None]:
+        """When its replicas were first created, or again after a resume, and when it ended."""
+
+    def counts(self, job: Json, state: JobState) -> Mapping[str, int]:
+        """How many Pods are in which phase, by the controller's own counts."""
+
+    def is_suspended(self, job: Json) -> bool:
+        """Whether the job is to be suspended."""
+
+    def suspension(self, *, value: bool) -> Json:
+        """The merge patch that suspends a job or resumes it."""
+
+    def active_deadline(self, job: Json) -> int | None:
+        """After how many seconds the job is to be ended."""
+
+    def keeps_pods(self, job: Json) -> bool:
+        """Whether Pods that still run when the job ends stay."""
+
+    def managed_by(self, job: Json) -> str:
+        """The controller that is to work on the job, where that is another; else empty."""
+
+    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
+        """Whether the controller acts on a change of this field of a job that runs."""
+
+    # --- its Pods and Events
+
+    def replica_of(self, pod: Json) -> str:
+        """The replica that a Pod is, "worker-2"; empty for a Pod of another kind of job."""
+
+    def selector(self, name: str, replicas: Collection[str] = ()) -> str:
+        """The label selector of a job's Pods, or of some replicas' and perhaps more."""
+
+    def replica_named(self, job_name: str, pod: str) -> str:
+        """The replica of a job whose Pod has this name; empty where it is none of its Pods."""
+
+    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
+        """The failures of replicas that Events keep, in the order of the Events."""
+
+    def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
+        """How often a replica's Pod was created anew because it had failed."""

@@ -1,0 +1,155 @@
+"""Questions about a job of any kind, and about its Pods and Events. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import Role
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.kube.resources import Reference, path, references_of
+from k8sjob.targets.pytorchjob.target import PyTorchJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Target
+
+__all__ = [
+    "CONTROLLERS",
+    "DEFAULT",
+    "TARGETS",
+    "created_pods",
+    "has_ended",
+    "is_of_pods",
+    "is_suspended",
+    "job_path",
+    "named",
+    "own_pods",
+    "owned",
+    "pod_specs",
+    "references",
+    "replica_names",
+    "replica_of",
+    "replica_order",
+    "seconds_to_end",
+    "target_of",
+]
+
+DEFAULT: Final[Target] = PyTorchJob()
+TARGETS: Final[tuple[Target, ...]] = (DEFAULT,)
+"""All kinds of job, in the order in which a name is looked for."""
+CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
+"""Of each kind of job, by its resource."""
+_GRACE_SECONDS: Final = 30
+"""terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
+_SPARE_SECONDS: Final = 60
+"""How long pods may outlast their grace period: their kubelet may be away for a moment."""
+
+
+def target_of(job: Json) -> Target:
+    """The kind of a job; the default where it names none or another."""
+    return named(job.get("kind") or "")
+
+
+def named(kind: str) -> Target:
+    """The target whose objects are of this kind; the default for another."""
+    return next((target for target in TARGETS if target.kind == kind), DEFAULT)
+
+
+def job_path(target: Target, namespace: str = "", name: str = "") -> str:
+    """The path of a job, or of all jobs of a kind; see k8sjob.kube.resources.path."""
+    return path(target.resource, namespace, name, api_version=target.api_version)
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+def has_ended(job: Json) -> bool:
+    """Whether a job has succeeded or failed."""
+    return target_of(job).state(job)[0].finished
+
+
+def is_suspended(job: Json) -> bool:
+    """Whether a job is to be suspended."""
+    return target_of(job).is_suspended(job)
+
+
+def pod_specs(job: Json) -> Iterator[tuple[Role, int, Json]]:
+    """Each role of a job, how many replicas it has, and their Pods' spec."""
+    for one in target_of(job).replicas(job):
+        yield one.role, one.count, one.pod
+
+
+def replica_names(job: Json) -> tuple[str, ...]:
+    """The names of all replicas that a job asks for: "master-0", "worker-0", ..."""
+    return tuple(
+        f"{one.role.lower()}-{index}"
+        for one in target_of(job).replicas(job)
+        for index in range(one.count)
+    )
+
+
+def references(job: Json) -> list[Reference]:
+    """Everything that must exist for the job's Pods to start, each once; nothing optional."""
+    found: dict[Reference, None] = {}
+    if queue := Object(job).labels.get(QUEUE):
+        found[Reference("queue", queue)] = None
+    for _, _, pod in pod_specs(job):
+        found |= dict.fromkeys(references_of(pod))
+    return [one for one in found if one.name not in {"", ".", ".."}]
+
+
+def seconds_to_end(job: Json) -> float:
+    """How long the job's pods may take to end and be gone."""
+    asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
+    grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
+    return float(grace) + _SPARE_SECONDS
+
+
+# --- its Pods and Events --------------------------------------------------------------------------
+
+
+def replica_of(pod: Json) -> str:
+    """The replica that a pod is, "worker-2"; empty for one that is no job's."""
+    return next((name for target in TARGETS if (name := target.replica_of(pod))), "")
+
+
+def replica_order(replica: str) -> tuple[bool, int]:
+    """Sorts replicas: the Master first, then by index."""
+    role, _, index = replica.rpartition("-")
+    return role != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
+
+
+def owned(pod: Json, uid: str) -> bool:
+    """Whether no controller but the job of this uid owns a pod that carries the job's name."""
+    owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
+    return all(owner.get("uid") == uid for owner in owners)
+
+
+def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
+    """The job's pods, Master first and by index; not those of an earlier job of its name."""
+    uid = job["metadata"]["uid"]
+    mine = (pod for pod in pods if owned(pod, uid))
+    return tuple(sorted(mine, key=lambda pod: replica_order(replica_of(pod))))
+
+
+def is_of_pods(job: Json, event: Json) -> bool:
+    """Whether an event is about one of the job's pods, also one that no longer exists."""
+    about = str(Object(event).part("involvedObject").get("name", ""))
+    if not target_of(job).replica_named(Object(job).name, about):
+        return False
+    made = moment(Object(job).created)
+    return made is None or event_time(event) >= made
+
+
+def created_pods(job: Json, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
+    """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
+    target, name = target_of(job), Object(job).name
+    _, reason, prefix = target.creations[0]
+    for event in events:
+        if event.get("reason") == reason:
+            pod = event.get("message", "").removeprefix(prefix)
+            if replica := target.replica_named(name, pod):
+                yield replica, event
