@@ -210,4 +210,4 @@ class Target(Protocol):
         """The failures of replicas that Events keep, in the order of the Events."""
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
-        """How often a replica's Pod was created anew because it had failed."""
+        """How often a replica's Pod was created again because it had failed."""

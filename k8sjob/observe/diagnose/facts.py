@@ -358,7 +358,7 @@ class Facts:
                 )
 
     def recreated(self, replica: str) -> int:
-        """How often a replica's Pod was created anew because it had failed."""
+        """How often a replica's Pod was created again because it had failed."""
         return self.target.recreations(self.snapshot.job, replica, self.snapshot.events)
 
 
