@@ -93,7 +93,6 @@ class RankContext:
             ranks=range(first, env.world_size),
             timeout=config.hang_timeout,
             patience=config.collective_timeout,
-            agent_file=settings.heartbeat_file(),
             error_file=settings.error_file(),
             publish=self.calls.publish,
         )

@@ -35,7 +35,7 @@ MEET = """
     def watch(timeout):
         store = dist.TCPStore(env.master_addr, env.master_port, is_master=False)
         dog = Watchdog(dist.PrefixStore("dog", store), env, timeout=timeout,
-                       agent_file=config.heartbeat_file(), error_file=config.error_file())
+                       error_file=config.error_file())
         dog.begin()
         return dog
 

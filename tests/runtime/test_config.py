@@ -86,12 +86,10 @@ def test_any_text_is_read_or_refused(text):
 def test_files_and_paths(tmp_path):
     environ = {
         contract.ERROR_FILE_ENV: "/run/error",
-        config.HEARTBEAT_ENV: "/run/beat",
         contract.TERMINATION_LOG_ENV: str(tmp_path / "words"),
         contract.PATHS_ENV: '{"/data": "/home/me/data"}',
     }
     assert str(config.error_file(environ)) == "/run/error"
-    assert str(config.heartbeat_file(environ)) == "/run/beat"
     assert config.termination_log(environ) == tmp_path / "words"
     assert config.mapped_paths(environ) == {"/data": "/home/me/data"}
 
@@ -104,7 +102,6 @@ def test_tests_may_shorten_timeouts():
 
 def test_no_files_and_paths():
     assert config.error_file({}) is None
-    assert config.heartbeat_file({}) is None
     assert config.take_lifeline({}) is None
     assert config.mapped_paths({}) == {}
 

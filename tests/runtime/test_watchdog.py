@@ -71,7 +71,7 @@ class TestOneRank:
         from k8sjob.runtime.base.env import dist_env
         from k8sjob.runtime.comm.watchdog import Watchdog
         dog = Watchdog(None, dist_env(os.environ), timeout=0.5,
-                       agent_file=config.heartbeat_file(), error_file=config.error_file())
+                       error_file=config.error_file())
         dog.begin()
         for step in range(4):
             dog.beat(step)

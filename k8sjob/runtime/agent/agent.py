@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import contract
 from k8sjob.runtime.agent.attempt import Member, Record, run_attempt, verdict
 from k8sjob.runtime.agent.worker_group import Command
-from k8sjob.runtime.base.config import HEARTBEAT_ENV
 from k8sjob.runtime.base.report import log_line
 from k8sjob.runtime.base.termination import describe
 from k8sjob.runtime.base.timeouts import TIMEOUTS
@@ -127,19 +126,18 @@ def training_program(
     """
 
     def member(local: int, restart: int, folder: Path) -> Member:
-        error, heartbeat = folder / f"error-{local}.json", folder / f"heartbeat-{local}"
+        error = folder / f"error-{local}.json"
         own = node.process(local, restart)
         variables = {
             "PYTHONUNBUFFERED": "1",
             **environ,
             **own,
             contract.ERROR_FILE_ENV: str(error),
-            HEARTBEAT_ENV: str(heartbeat),
             contract.LIFELINE_ENV: str(lifeline),
         }
         extra = [f"{local_rank_arg}={local}"] if local_rank_arg else []
         command = Command([*_RANK_MAIN, *argv, *extra], variables)
-        return Member(int(own["RANK"]), command, error, heartbeat)
+        return Member(int(own["RANK"]), command, error)
 
     return lambda restart, folder: [
         member(local, restart, folder) for local in range(node.processes)
@@ -147,7 +145,7 @@ def training_program(
 
 
 def single_program(argv: Sequence[str], environ: Mapping[str, str], lifeline: int) -> Program:
-    """One command, searched on PATH, its environment untouched: no rank, heartbeat or reason."""
+    """One command, searched on PATH, its environment untouched: no rank and no reason."""
     variables = {**environ, contract.LIFELINE_ENV: str(lifeline)}
     return lambda _restart, _folder: [
         Member(-1, Command([*_RANK_MAIN, "--exec", *argv], variables))

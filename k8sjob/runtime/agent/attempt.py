@@ -47,14 +47,12 @@ class Member:
     Attributes:
         rank: its rank in the whole group.
         command: how to start it.
-        error_file: where it writes its Reason; None: it writes none.
-        heartbeat_file: what it touches with each beat; None: it does not beat.
+        error_file: where it writes its Reason, beside which its observer writes; None: neither.
     """
 
     rank: int
     command: Command
     error_file: Path | None = None
-    heartbeat_file: Path | None = None
 
 
 Program: TypeAlias = "Callable[[int, Path], Sequence[Member]]"
@@ -140,8 +138,8 @@ def run_attempt(
     with _folder() as folder:
         members = program(restart, Path(folder))
         group = WorkerGroup([member.command for member in members])
-        files = [member.heartbeat_file for member in members]
-        monitor = HeartbeatMonitor(files, config.hang_timeout, stopped=group.stopped)
+        files = [seen_file(member.error_file) for member in members]
+        monitor = HeartbeatMonitor(files, config.hang_timeout)
         observed = any(member.error_file for member in members)
         phase = StartPhase(len(members)) if observed else None
         watched = leave is not None or observed or config.hang_timeout > 0
@@ -160,7 +158,12 @@ def run_attempt(
             if phase is not None:
                 phase.update(record.seen)
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
-                silent = tuple(members[index].rank for index in monitor.stale(group.alive))
+                still = monitor.stale(
+                    index
+                    for index in (group.alive if config.hang_timeout > 0 else ())
+                    if record.seen[members[index].rank].watched or group.stopped(index)
+                )
+                silent = tuple(members[index].rank for index in still)
                 record.hang = _silence(silent, record) if silent else hang(record)
                 if record.hang:
                     agree = 0 if silent or not leave else TIMEOUTS.agree

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 __all__ = [
-    "HEARTBEAT_ENV",
     "TIMEOUTS_ENV",
     "error_file",
-    "heartbeat_file",
     "launcher_hosts_store",
     "mapped_paths",
     "restarts_file",
@@ -34,8 +32,6 @@ __all__ = [
     "under_k8sjob",
 ]
 
-HEARTBEAT_ENV: Final = "K8SJOB_HEARTBEAT_FILE"
-"""The file whose modification time a rank renews with each beat, for the agent of its node."""
 TIMEOUTS_ENV: Final = "K8SJOB_TIMEOUTS"
 """JSON with some of timeouts.Timeouts, for tests."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
@@ -65,11 +61,6 @@ def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where a rank writes its Reason; None where there is no agent to read it."""
     return _path(environ, contract.ERROR_FILE_ENV)
-
-
-def heartbeat_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that a rank touches with each beat; None where no agent watches."""
-    return _path(environ, HEARTBEAT_ENV)
 
 
 def launcher_hosts_store() -> bool:

@@ -63,6 +63,7 @@ class Seen:
         waited: whole seconds that it has been blocked in a collective; 0: it is not.
         stuck: whether that is too long.
         steps_on: whether it has done a step within hang_timeout.
+        watched: see Observer.
     """
 
     runs: bool = False
@@ -74,6 +75,7 @@ class Seen:
     waited: int = 0
     stuck: bool = False
     steps_on: bool = False
+    watched: bool = False
 
 
 class Observer:
@@ -82,10 +84,12 @@ class Observer:
     Attributes:
         resumed: steps of the checkpoint that this process resumed.
         in_session: whether a session's watchdog watches this process, so that no other has to.
+        watched: whether that expects progress, so that a process that stands still hangs.
     """
 
     resumed: ClassVar[int] = 0
     in_session: ClassVar[bool] = False
+    watched: ClassVar[bool] = False
 
     def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
         """An observer; start() begins.
@@ -112,12 +116,15 @@ class Observer:
             threading.Thread(target=self._watch, daemon=True, name="k8sjob-observer").start()
 
     def write(self) -> None:
-        """Look, and write the state if it has changed."""
+        """Look, and write the state if it has changed; else only renew the file's time."""
         seen = self.seen
-        if self._file is None or seen == self._written:
+        if self._file is None:
             return
-        draft = self._file.with_suffix(".new")
         with suppress(OSError):
+            if seen == self._written:
+                os.utime(self._file)
+                return
+            draft = self._file.with_suffix(".new")
             draft.write_text(json.dumps(asdict(seen)))
             draft.replace(self._file)
             self._written = seen
@@ -146,6 +153,7 @@ class Observer:
             waited=self._stall.seconds,
             stuck=self._stall.too_long,
             steps_on=self._stall.steps_on,
+            watched=self.watched,
         )
 
     def _ranks(self) -> int:

@@ -9,7 +9,7 @@ raises the alarm at any time.
 
 Three failures need three observers. A rank asleep in Python is noticed by its own thread. One in a
 C call that holds the interpreter's lock, or one that is stopped, is named by its peers and ended by
-the agent of its node, which sees the heartbeat file grow old. And a store that does not answer must
+the agent of its node, which sees its observer stand still. And a store that does not answer must
 not keep a rank from noticing: the thread that watches the clock never uses the store.
 
 A collective that the script calls directly makes no beat: the rank's stack shows it.
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
-from k8sjob.runtime.base.heartbeat import Heartbeat, settle
+from k8sjob.runtime.base.heartbeat import settle
 from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import by_rank, write_reason
 from k8sjob.runtime.base.timeouts import TIMEOUTS
@@ -103,7 +103,6 @@ class Watchdog:
         timeout: float,
         patience: float = math.inf,
         ranks: range | None = None,
-        agent_file: Path | None = None,
         error_file: Path | None = None,
         publish: Callable[[Any], None] = lambda _store: None,
     ) -> None:
@@ -117,8 +116,7 @@ class Watchdog:
                 longest step, checkpoint or evaluation. 0: nothing is watched.
             patience: seconds for which a rank that is not watched waits in one phase SYNC.
             ranks: those that train together; None: all.
-            agent_file: config.heartbeat_file(), for the agent of the node.
-            error_file: config.error_file(), likewise.
+            error_file: config.error_file(), for the agent of the node.
             publish: called with the store whenever this rank's beat is published there.
         """
         self._ranks = range(env.world_size) if ranks is None else ranks
@@ -126,7 +124,6 @@ class Watchdog:
         self._rank, self._timeout, self._error_file = env.rank, timeout, error_file
         self._patience, self._thread = patience, threading.get_ident()
         self._publish_more = publish
-        self._heartbeat = Heartbeat(agent_file if timeout > 0 else None, timeout)
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
         self._waits = (self._last[2], self._last[2])  # the ends of the last two
@@ -152,15 +149,15 @@ class Watchdog:
     def begin(self) -> None:
         """Watch this rank's progress; the first beat is due within the timeout."""
         if not self._watching:
-            self._watching = True
+            self._watching = Observer.watched = True
             self.beat(self._last[1])
 
     def pause(self) -> None:
         """Do not watch this rank's progress until the next begin()."""
         if self._watching:
-            self._watching, self._idle = False, _END
+            self._watching = Observer.watched = False
+            self._idle = _END
             self.beat(self._last[1])
-        self._heartbeat.close()
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Record that this rank makes progress.
@@ -172,9 +169,7 @@ class Watchdog:
         now = time.monotonic()
         if self._last[0] == SYNC:
             self._waits = (self._waits[1], now)
-        if self._watching:
-            self._heartbeat.beat(now)
-        elif phase != SYNC:
+        if not self._watching and phase != SYNC:
             phase = self._idle
         self._last = (phase, step, now)
 
