@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
 from k8sjob.runtime.agent.agent import End, retryable, run_agent, single_program, training_program
+from k8sjob.runtime.agent.attempt import run_attempt, verdict
 from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
 from k8sjob.runtime.agent.roster import Roster
 from k8sjob.runtime.agent.worker_group import adopt_orphans
@@ -145,10 +146,8 @@ def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: 
 
 def _run_single(program: Program, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:
     """Run a command whose own launcher restarts and watches; the agent only keeps it."""
-    settings = replace(settings, max_restarts=0, hang_timeout=0)
-    node = NodeEnv(0, 1, 1, "127.0.0.1", 0)
-    coordinator = Coordinator(node, Roster(node, settings.job), RestartCount(None, 0))
-    return _outcome(run_agent(program, settings, inbox, coordinator).reason)
+    settings = replace(settings, hang_timeout=0)
+    return _outcome(verdict(run_attempt(program, 0, settings, inbox), inbox.stop))
 
 
 def _run_elastic(

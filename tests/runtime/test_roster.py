@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import asdict
 
 import pytest
 
 from k8sjob.contract import Reason
 from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
-from k8sjob.runtime.agent.roster import DONE, Roster, _connect
+from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect
 from k8sjob.runtime.base.env import NodeEnv
 from k8sjob.runtime.base.network import reserve
 
 
 @pytest.fixture(params=["127.0.0.1", "a name"])
 def nodes(request):
-    """Three nodes; by a name they meet at a TCP port, as in a cluster."""
+    """Three nodes; by a name they meet at all of a machine's addresses, as in a cluster."""
     addr = request.param if request.param != "a name" else socket.gethostname()
-    while True:
-        with reserve("127.0.0.1") as reserved, socket.socket() as following:
-            port = reserved.getsockname()[1]
-            try:
-                following.bind(("", port + 1))
-            except OSError:
-                continue
-            following.close()
-            yield [NodeEnv(rank, 3, 2, addr, port) for rank in range(3)]
-            return
+    with reserve("127.0.0.1") as reserved:
+        port = reserved.getsockname()[1]
+        yield [NodeEnv(rank, 3, 2, addr, port) for rank in range(3)]
 
 
 def call(node):
-    state = {"node": node, "state": DONE, "restarts": 99, "met": 1, "torch": 1, "reason": ""}
+    state = asdict(NodeState(node, DONE, restarts=99))
     return json.dumps({"job": "j", "nnodes": 3, "state": state}).encode() + b"\n"
 
 

@@ -141,26 +141,24 @@ def run_attempt(
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.hang_timeout)
         observed = any(member.error_file for member in members)
-        phase = StartPhase(len(members)) if observed else None
-        watched = leave is not None or observed or config.hang_timeout > 0
-        record = Record()
+        phase, record = StartPhase(len(members)), Record()
         while True:
             group.poll()
             _take_exits(group, members, record)
             record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
-            if watched:
+            if observed:
                 record.seen = _look(members)
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
             if group.gone:
                 break
-            if phase is not None:
+            if observed:
                 phase.update(record.seen)
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
                 still = monitor.stale(
                     index
-                    for index in (group.alive if config.hang_timeout > 0 else ())
+                    for index in (group.alive if observed else ())
                     if record.seen[members[index].rank].watched or group.stopped(index)
                 )
                 silent = tuple(members[index].rank for index in still)
@@ -169,8 +167,8 @@ def run_attempt(
                     agree = 0 if silent or not leave else TIMEOUTS.agree
                     record.hang_time = time.monotonic() + agree
             due = _enforce(group, record, members, config.stop_grace)
-            pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if watched else _NEVER
-            inbox.wait(min(due, monitor.interval, pause))
+            pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if observed else _NEVER
+            inbox.wait(min(due, pause))
         kill_children()
         record.reasons, record.seen = _read_reasons(members), _look(members)
         return record

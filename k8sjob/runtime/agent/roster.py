@@ -9,16 +9,12 @@ decides by what it sees itself.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import socketserver
-import sys
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.contract import Reason
@@ -74,15 +70,8 @@ class NodeState:
         Raises:
             ValueError, KeyError, TypeError: it was not written by an agent of this group.
         """
-        found = cls(
-            int(body["node"]),
-            str(body["state"]),
-            int(body["restarts"]),
-            bool(body["met"]),
-            bool(body["torch"]),
-            str(body["reason"]),
-            str(body["ranks"]),
-        )
+        known = asdict(cls(0))
+        found = cls(**{name: type(value)(body[name]) for name, value in known.items()})
         if not 0 <= found.node < nnodes or found.state not in {RUNNING, DONE, FAILED}:
             raise ValueError(f"not a node of this group: {body}")
         return found
@@ -230,55 +219,25 @@ class _Handler(socketserver.StreamRequestHandler):
 
 def _listen(node: NodeEnv, roster: Roster) -> socketserver.BaseServer:
     """The server of node 0; an OSError where the port is taken."""
-    kind: type[socketserver.TCPServer] = socketserver.ThreadingTCPServer
-    address: Any = ("", _port(node))
-    if is_loopback(node.master_addr):
-        kind, address = socketserver.ThreadingUnixStreamServer, _local_name(node)
-        with suppress(OSError):
-            Path(address).unlink() if address[0] != "\0" else None
-    elif socket.has_dualstack_ipv6():
-        kind = _DualStack
-    server = kind(address, _Handler, bind_and_activate=False)
-    server.daemon_threads = True  # type: ignore[attr-defined]  # of ThreadingMixIn
+    address = node.master_addr if is_loopback(node.master_addr) else ""
+    both = not address and socket.has_dualstack_ipv6()
+    listener = socket.create_server(
+        (address, _port(node)),
+        family=socket.AF_INET6 if both or ":" in address else socket.AF_INET,
+        dualstack_ipv6=both,
+    )
+    server = socketserver.ThreadingTCPServer(("", 0), _Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.daemon_threads = True
     server.roster = roster  # type: ignore[attr-defined]
-    server.allow_reuse_address = True
-    try:
-        server.server_bind()
-        server.server_activate()
-    except OSError:
-        server.server_close()
-        raise
     return server
-
-
-class _DualStack(socketserver.ThreadingTCPServer):
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        """IPv4 as well."""
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
 
 
 def _connect(node: NodeEnv) -> socket.socket:
-    if not is_loopback(node.master_addr):
-        return socket.create_connection((node.master_addr, _port(node)), TIMEOUTS.connect)
-    server = socket.socket(socket.AF_UNIX)
-    try:
-        server.settimeout(TIMEOUTS.connect)
-        server.connect(_local_name(node))
-    except OSError:
-        server.close()
-        raise
-    return server
+    return socket.create_connection((node.master_addr, _port(node)), TIMEOUTS.connect)
 
 
 def _port(node: NodeEnv) -> int:
     far = node.master_port + _DISTANCE
     return far if far <= 65535 else node.master_port - _DISTANCE
-
-
-def _local_name(node: NodeEnv) -> str:
-    """The socket's name on one machine, where a second port may belong to another job."""
-    name = f"k8sjob-{os.getuid()}-{node.master_port}"
-    return f"\0{name}" if sys.platform == "linux" else f"{tempfile.gettempdir()}/{name}"

@@ -39,11 +39,6 @@ class HeartbeatMonitor:
         self._limit = timeout + _SETTLES * settle(timeout) if timeout else float("inf")
         self._seen: dict[int, tuple[int, float]] = {}
 
-    @property
-    def interval(self) -> float:
-        """Seconds between two looks; infinite when there is nothing to look at."""
-        return min(1.0, self._limit / 15) if self._limit < float("inf") else float("inf")
-
     def stale(self, watched: Iterable[int]) -> tuple[int, ...]:
         """The indices of those of the watched processes whose file has not changed for too long."""
         now = time.monotonic()

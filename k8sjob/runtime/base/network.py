@@ -33,7 +33,15 @@ def reserve(addr: str) -> socket.socket:
 
     Rank 0 can bind it as well.
     """
-    return _bound(addr, 0)
+    bound = socket.socket(_family(addr))
+    try:
+        # Two processes may bind the port as long as only one of them listens.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((addr, 0))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def listen(addr: str, port: int) -> socket.socket:
@@ -42,25 +50,11 @@ def listen(addr: str, port: int) -> socket.socket:
     Raises:
         OSError: another process listens there.
     """
-    listener = _bound(addr, port)
-    try:
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((addr, port), family=_family(addr), backlog=1024)
 
 
-def _bound(addr: str, port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if ":" in addr else socket.AF_INET)
-    try:
-        # Two processes may bind the port as long as only one of them listens.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((addr, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
+def _family(addr: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in addr else socket.AF_INET
 
 
 def must_wait(node: NodeEnv) -> bool:
@@ -115,14 +109,17 @@ class _Lookup:
     def __init__(self, name: str) -> None:
         self.done = threading.Event()
         self.error = "no answer from the resolver yet"
-        self._name = name
-        threading.Thread(target=self._resolve, daemon=True, name="k8sjob-lookup").start()
+        threading.Thread(
+            target=self._resolve, args=(name,), daemon=True, name="k8sjob-lookup"
+        ).start()
 
-    def _resolve(self) -> None:
-        while not self.done.is_set():
+    def _resolve(self, name: str) -> None:
+        while True:
             try:
-                socket.getaddrinfo(self._name, None)
-                self.done.set()
+                socket.getaddrinfo(name, None)
             except (OSError, UnicodeError) as error:
                 self.error = getattr(error, "strerror", None) or str(error)
                 time.sleep(TIMEOUTS.look)
+            else:
+                self.done.set()
+                return
