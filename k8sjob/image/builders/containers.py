@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import re
 import shutil
-import struct
 import tempfile
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image.builders.pip_settings import write_secrets
-from k8sjob.image.builders.process import run, succeeds
+from k8sjob.image.builders.process import BuilderError, run, succeeds
 from k8sjob.image.layer.archive import Layer
 from k8sjob.image.registry.blobs import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
@@ -43,17 +42,11 @@ __all__ = [
 ]
 
 _ISOLATION: Final = "BUILDAH_ISOLATION"
-"""The variable by which the user decides how commands are isolated; then nothing is probed."""
+"""The variable by which the user decides how commands are isolated."""
+_CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
+"""Files that docker, podman and systemd put into containers."""
+_OCI_RUNTIME: Final = re.compile(r"\b(?:crun|runc)\b")
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
-_EXIT_0: Final = {
-    "x86_64": (62, "31ffb83c0000000f05"),  # xor edi, edi; mov eax, 60; syscall
-    "aarch64": (183, "000080d2a80b80d2010000d4"),  # mov x0, 0; mov x8, 93; svc 0
-}
-"""Number of the machine in ELF, and code that calls exit(0)."""
-_ELF_ADDRESS: Final = 0x400000
-_ELF_HEADERS: Final = 120
-_PROBE_DOCKERFILE: Final = 'FROM scratch\nCOPY probe /probe\nRUN ["/probe"]\n'
-_PROBE_NAME: Final = "localhost/k8sjob-probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,30 +143,36 @@ def build_by(program: str) -> Callable[[BuildRequest], None]:
 
     def build(request: BuildRequest) -> None:
         name = f"localhost/k8sjob-{request.tag}"
-        chroot = _ISOLATION not in os.environ and not runs_containers(program)
+        chroot = _ISOLATION not in os.environ and is_container()
         if chroot:
             request.say(
-                f"{program}: this machine runs no containers; building with --isolation chroot"
+                f"{program}: this is a container, in which others seldom run; building with"
+                f" --isolation chroot, unless {_ISOLATION} says otherwise"
             )
         with written(request) as recipe, ExitStack() as opened:
-            run(buildah_argv(program, request, recipe, name, chroot=chroot), request.say)
+            try:
+                run(buildah_argv(program, request, recipe, name, chroot=chroot), request.say)
+            except BuilderError as failed:
+                if _OCI_RUNTIME.search("\n".join(failed.lines)):
+                    raise ImageError(
+                        f"{failed}\nif this machine runs no containers: {_ISOLATION}=chroot"
+                    ) from None
+                raise
             request.push(exported(program, request, recipe.folder / "images", name, opened))
 
     return build
 
 
+def is_container() -> bool:
+    """Whether this is a container, or a pod of Kubernetes."""
+    marks = map(Path, _CONTAINER_MARKS)
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in marks)
+
+
 def buildah_argv(
     program: str, request: BuildRequest, recipe: Recipe, name: str, *, chroot: bool = False
 ) -> list[str]:
-    """The command that builds an image.
-
-    Args:
-        program: buildah or podman.
-        request: what is wanted.
-        recipe: what it is made of.
-        name: of the image in the program's own storage.
-        chroot: isolate commands by a changed root alone, which works in most containers.
-    """
+    """The command that builds an image under a name in the program's own storage."""
     docker = Path(os.environ.get("DOCKER_CONFIG", "")) / "config.json"
     logins = "DOCKER_CONFIG" in os.environ and "REGISTRY_AUTH_FILE" not in os.environ
     return [
@@ -203,7 +202,7 @@ def exported(
     for number, left_out in enumerate((base.diff_ids, ())):
         layout = _Export(folder / str(number), left_out)
         target = f"oci:{layout.folder}:made"
-        run([program, "push", "--quiet", *flags, name, target], _ignore)
+        run([program, "push", "--quiet", *flags, name, target], lambda _line: None)
         manifest, diff_ids = layout.image(name)
         if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
             raise ImageError(
@@ -219,10 +218,6 @@ def exported(
             manifest.layers[below:], diff_ids[below:], types[below:], strict=True
         )
     ]
-
-
-def _ignore(_line: str) -> None:
-    """Output that is of interest only in an error."""
 
 
 class _Export:
@@ -252,42 +247,3 @@ class _Export:
 
     def _path(self, digest: str) -> Path:
         return self.folder / "blobs" / digest.replace(":", "/")
-
-
-def runs_containers(program: str) -> bool:
-    """Whether buildah or podman can run containers here, as the program is set up.
-
-    Inside most containers they cannot, and need `--isolation chroot`, which separates less. A build
-    step must not be able to bring that about, so its output and its failure do not matter here:
-    what is run is a program of ours, on an empty image, before anything of the user's runs.
-    """
-    probe = exit_program(platform.machine())
-    if probe is None:  # a processor that we have no program for: as it is set up
-        return True
-    with tempfile.TemporaryDirectory(prefix="k8sjob-probe-") as name:
-        folder = Path(name)
-        (folder / "Dockerfile").write_text(_PROBE_DOCKERFILE)
-        (folder / "probe").write_bytes(probe)
-        (folder / "probe").chmod(0o755)
-        build = "bud" if program == "buildah" else "build"
-        try:
-            run([program, build, "--no-cache", "--force-rm", f"--tag={_PROBE_NAME}", name], _ignore)
-        except ImageError:
-            return False
-        with suppress(ImageError):
-            run([program, "rmi", _PROBE_NAME], _ignore)
-    return True
-
-
-def exit_program(machine: str) -> bytes | None:
-    """A static ELF executable that ends at once with exit code 0; None for unknown machines."""
-    if machine not in _EXIT_0:
-        return None
-    number, code = _EXIT_0[machine]
-    content = bytes.fromhex(code)
-    size = _ELF_HEADERS + len(content)
-    entry = _ELF_ADDRESS + _ELF_HEADERS
-    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    header = struct.pack("<HHIQQQIHHHHHH", 2, number, 1, entry, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _ELF_ADDRESS, _ELF_ADDRESS, size, size, 0x1000)
-    return ident + header + segment + content
