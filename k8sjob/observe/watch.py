@@ -203,9 +203,7 @@ class _Watcher:
         """Why the job failed, or what it did not do though it succeeded."""
         if state not in (JobState.FAILED, JobState.SUCCEEDED):
             return []
-        found = diagnose(snapshot, self._tails)
-        late = Cause.LEFTOVER if state is JobState.SUCCEEDED else ""  # they may still be ending
-        return [one for one in found if one.cause != late]
+        return diagnose(snapshot, self._tails)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         news = (status.state, status.reason, status.message)

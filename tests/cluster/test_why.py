@@ -6,12 +6,11 @@ The jobs are plain PyTorchJobs, as others make them, too.
 import copy
 import functools
 import json
-import subprocess
-import sys
 import time
 import uuid
 
 import pytest
+from cluster import commands
 
 from k8sjob.backends.connect import connect
 from k8sjob.observe.diagnose import Cause, diagnose
@@ -20,8 +19,8 @@ from k8sjob.observe.status import JobState, job_status
 
 pytestmark = pytest.mark.cluster
 
-SECONDS = 600  # until a cause must have shown itself: all of them share one node
-FOR_EVER = "while :; do sleep 1; done"
+SECONDS = 900  # until a cause must have shown itself: all of them share one node
+FOR_EVER = "sleep 3000"
 GHOST = "k8sjob-tests/ghost"  # taint of nodes without a machine: only these jobs tolerate it
 HERE, THERE = "{base}", "127.0.0.1:1/train:1"  # an image that is there, one behind no registry
 
@@ -402,6 +401,11 @@ class Ward:
         snapshot = backend.snapshot(ref)
         return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
+    def delete(self, name, kind=""):
+        """Take a job away, so that it needs nothing while others are looked at."""
+        backend = self.backend(kind)
+        backend.delete(backend.find(name))
+
     def first(self, name, cause, says, kind=""):
         """The first finding, as soon as it is of that cause and says that."""
         for key, value in self.words.items():
@@ -489,13 +493,17 @@ def test_the_first_cause_is_named(ward, name):
     if trouble:
         trouble(ward, name)
     found = ward.first(name, *WORDS[name])
-    assert [finding.cause for finding in found[1:]] in ALSO.get(name, [[]])
+    # Whether a pod outlives its job for long enough is a matter of the machine.
+    also = [finding.cause for finding in found[1:] if finding.cause != Cause.LEFTOVER]
+    assert also == ALSO.get(name, [])
+    ward.delete(name)
 
 
 @pytest.mark.parametrize(("kind", "cause", "says"), [(k, c, s) for k, _, c, s in REFUSALS])
 def test_what_keeps_pods_from_being_made(ward, kind, cause, says):
     finding = ward.first("job", cause, says, kind)[0]
     assert finding.replica in {"master-0", "worker-0"}
+    ward.delete("job", kind)
 
 
 # --- what has to be done to a job that runs
@@ -521,12 +529,13 @@ def preempt(ward, name):
 
 def wait_for_pod(ward, name):
     """Until its pod has a node, and its container runs where there is a machine."""
-    runs = "jsonpath={.status.containerStatuses[0].state.running.startedAt}"
-    path = "jsonpath={.spec.nodeName}" if name == "preempted" else runs
-    pod = f"{name}-master-0"
-    while not ward.cluster.kubectl(
-        "get", "pod", pod, "-n", ward.namespace(), "-o", path, check=False
-    ).stdout:
+
+    def there():
+        pod = ward.cluster.read("pods", f"{name}-master-0", ward.namespace()) or {}
+        phase = pod.get("status", {}).get("phase")
+        return pod.get("spec", {}).get("nodeName") if name == "preempted" else phase == "Running"
+
+    while not there():
         assert time.monotonic() < ward.until
         time.sleep(0.5)
 
@@ -542,15 +551,11 @@ def submit_again(ward, name):
 
 def delete(ward, name):
     wait_for_pod(ward, name)
-    ward.cluster.kubectl("delete", "pod", f"{name}-master-0", "-n", ward.namespace())
+    ward.cluster.delete("pods", f"{name}-master-0", ward.namespace())
 
 
 PROVOKED = {"again": submit_again, "deleted": delete, "drained": drain, "preempted": preempt}
-ALSO = {
-    "breaks": [[], [Cause.LEFTOVER]],  # its worker sleeps on
-    "limit": [[Cause.RESTART_LIMIT, Cause.LEFTOVER]],
-    "overdue": [[], [Cause.LEFTOVER]],  # any event near it lets the operator notice
-}
+ALSO = {"limit": [Cause.RESTART_LIMIT]}
 
 
 # --- what needs an operator that is stopped, or the command itself
@@ -602,8 +607,9 @@ def test_the_command_and_hostile_words(cluster, namespace, eventually):
     eventually(lambda: failed() == JobState.FAILED, "its end")
 
     def k8sjob(*args):
-        argv = [sys.executable, "-m", "k8sjob", *args]
-        return subprocess.run(argv, capture_output=True, text=True, env=cluster.env, check=True)
+        done = commands.run(*args, env=cluster.env)
+        done.check_returncode()
+        return done
 
     said = "why: master-0: exit code 3: ValueError: <b>no</b>\n"
     for client in ("python", "kubectl"):

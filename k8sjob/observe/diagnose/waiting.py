@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["kept_by_sidecar", "left_over", "master_awaited", "no_pods_yet", "slow"]
 
 _CLEAN_UP: Final = timedelta(seconds=15)
-"""The operator needs so long at most to remove the Pods of a job that has ended."""
+"""The Pods of a job that has ended need so long at most to end, or the operator to remove them."""
 _RESOLVED: Final = timedelta(seconds=10)
 """The name of a Master that has been ready for so long can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
@@ -38,7 +38,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
         return
     kept = facts.target.keeps_pods(facts.snapshot.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.terminating]
-    if not pods or (not kept and facts.now - ended < _CLEAN_UP):
+    if not pods or facts.now - ended < _CLEAN_UP:
         return
     gpus = sum(
         int(amount)
