@@ -135,7 +135,7 @@ class Bed(Cluster):
 
     def start(self, name, *, wait=True):
         """Start a component; returns when it serves."""
-        env = components.ENVIRONMENT.get(name, {})
+        env = components.EVERY_ENVIRONMENT | components.ENVIRONMENT.get(name, {})
         self._ask(op="start", name=name, argv=self.commands[name], env=env)
         if wait:
             self.wait_ready(name)
@@ -150,8 +150,17 @@ class Bed(Cluster):
         self._ask(op="signal", name=name, number=signal.SIGKILL)
 
     def running(self):
-        """The components that run now."""
-        return set(self._ask(op="status")["running"])
+        """The components that run now, and their process ids in the bed."""
+        return self._ask(op="status")["running"]
+
+    def restore(self, before):
+        """Be as at a moment before: every component serves, and knows an apiserver made anew."""
+        again = self.running().get("apiserver") != before["apiserver"]
+        for name in self.parts:
+            if again and name in components.WATCHING:
+                self.kill(name)
+            if name not in self.running():
+                self.start(name)
 
     def wait_ready(self, name):
         """Returns when the component does its work."""
@@ -183,7 +192,7 @@ class Bed(Cluster):
                 raise ClusterError(f"{name} ended; see {self.logs / name}.log")
             if time.monotonic() > end:
                 raise ClusterError(f"waited {deadline:.0f} s in vain for {what}")
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     # --- what a test may want to be there ------------------------------------------------------
 
