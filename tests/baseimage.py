@@ -15,15 +15,6 @@ PACKAGES = ("python-is-python3", "python3", "python3-pip", "python3-torch")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # The operator's init container waits for the master's name with nslookup; libc has its like.
 NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
-# What fsdp needs on CPUs, torch 2.7, is in the release after that one alone; of a release in the
-# making mirrors may be old.
-NEWER = (
-    f"sed s/{SUITE}/forky/ /etc/apt/sources.list > /etc/apt/sources.list.d/next.list"
-    " && apt-get -o Acquire::Check-Valid-Until=false update -qq"
-    " && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -t forky"
-    " python3-torch python3-pip python-is-python3"
-    " && rm -rf /var/lib/apt/lists/* /etc/apt/sources.list.d/next.list"
-)
 ENV = "USE_LIBUV=0"  # Debian's torch is built without libuv, which its store would use by default
 
 
@@ -111,19 +102,6 @@ class Buildah:
             if not self("images", "--format", "{{.ID}}", "--filter", f"reference={image}"):
                 self._make_base(f"k8sjob-test-{key}", image)
         return image
-
-    def newer_image(self):
-        """The same with the Python and torch of Debian's next release; None where it has none."""
-        context = cache_home() / "newer"
-        context.mkdir(exist_ok=True)
-        (context / "Dockerfile").write_text(f"FROM {self.base_image()}\nRUN {NEWER}\n")
-        with once("newer-image"):
-            try:
-                return self.build(context, "localhost/k8sjob-test-newer")
-            except AssertionError as error:  # a release in the making may be broken for a day
-                if "E: " not in str(error):  # apt's own word
-                    raise
-                return None
 
     def _make_base(self, name, image):
         if name in self("containers", "--format", "{{.ContainerName}}").split():

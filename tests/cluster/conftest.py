@@ -5,6 +5,7 @@ Tests that stop parts of a cluster have a bed of their own, in one process of py
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import sys
@@ -97,10 +98,9 @@ def shared_cluster(folder):
 @pytest.fixture
 def bed(cluster):
     """The cluster as a `Bed`, whose components can be stopped; a test starts them again."""
+    before = cluster.running()
     yield cluster
-    for name in cluster.parts:
-        if name not in cluster.running():
-            cluster.start(name)
+    cluster.restore(before)
 
 
 @pytest.fixture
@@ -125,12 +125,11 @@ def with_template(bed):
 def namespace(cluster):
     """A namespace for one test; it and all in it is gone soon after."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
-    account = ("get", "serviceaccount", "default", "-n", name)
-    eventually(lambda: cluster.kubectl(*account, check=False).returncode == 0, "its account")
+    cluster.create({"kind": "Namespace", "metadata": {"name": name}})
+    eventually(lambda: cluster.read("serviceaccounts", "default", name), "its account")
     yield name
-    cluster.kubectl("delete", "pytorchjobs", "--all", "-n", name, "--wait=false")
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.delete("pytorchjobs", namespace=name)
+    cluster.delete("namespaces", name)
 
 
 @pytest.fixture(scope="session")
@@ -141,12 +140,9 @@ def image_of(cluster, tmp_path_factory):
     buildah = Buildah()
     built = {}
 
-    def make(spec, home, *, newer=False):
+    def make(spec, home):
         """The reference for the spec whose job.yaml lies in `home`."""
-        base = buildah.newer_image() if newer else buildah.base_image()
-        if base is None:
-            pytest.skip("Debian's next release, which has a newer torch, cannot be installed now")
-        image = spec.image.model_copy(update={"base": base})
+        image = spec.image.model_copy(update={"base": buildah.base_image()})
         key = (image.model_dump_json(), str(home))
         if key not in built:
             context = tmp_path_factory.mktemp("image") / "context"
@@ -175,17 +171,8 @@ def eventually_fixture():
 
 @pytest.fixture
 def get(cluster, namespace):
-    """`get(kind, name)`: an object of the test's namespace, or a list of them, or None."""
-
-    def read(*args):
-        argv = ("get", *args, "-n", namespace, "-o", "json", "--ignore-not-found")
-        text = cluster.kubectl(*argv).stdout
-        if not text.strip():
-            return None if len(args) > 1 else []
-        found = json.loads(text)
-        return found["items"] if found["kind"] == "List" else found
-
-    return read
+    """`get(resource, name)`: an object of the test's namespace, or a list of them, or None."""
+    return functools.partial(cluster.read, namespace=namespace)
 
 
 @pytest.fixture
@@ -194,9 +181,9 @@ def desk(cluster, namespace, tmp_path):
     made = Desk(cluster, namespace, tmp_path)
     yield made
     for child in made.started:
-        if child.poll() is None:
+        if child.returncode is None:
             child.kill()
-        child.communicate()
+            child.communicate()
 
 
 @pytest.fixture(params=["python", "kubectl"])
@@ -207,57 +194,48 @@ def either(desk, request):
 
 
 @pytest.fixture
-def checkpoints(cluster, namespace, eventually, request):
+def checkpoints(cluster, namespace, request):
     """Makes volumes that pods which are not root can write, by the names of their claims."""
-    return lambda name: make_claim(cluster, namespace, eventually, request, name)
+
+    def make(name):
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+        folder = cluster.node_folder
+        if folder or not cluster.read("storageclasses"):
+            volume = f"{namespace}-{name}"
+            claim["spec"] = {**spec, "storageClassName": "", "volumeName": volume}
+            where = {"path": f"/tmp/{volume}", "type": "DirectoryOrCreate"}
+            held = {
+                "accessModes": spec["accessModes"],
+                "capacity": spec["resources"]["requests"],
+                "hostPath": where,
+            }
+            made = {"kind": "PersistentVolume", "metadata": {"name": volume}, "spec": held}
+            cluster.create(made)
+            request.addfinalizer(lambda: cluster.delete("persistentvolumes", volume))
+        cluster.create(claim, namespace)
+        if folder:  # a pod of a second may wait minutes for a busy node
+            (folder / volume).mkdir()
+            (folder / volume).chmod(0o777)
+        else:
+            open_volume(cluster, namespace, name)
+
+    return make
 
 
-def make_claim(cluster, namespace, eventually, request, name):
-    """A claim for a folder of the node, or of the cluster's own kind where it has one."""
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
+def open_volume(cluster, namespace, claim):
+    """Let everybody write into the volume of a claim; by a pod, wherever it is."""
+    container = {
+        "name": "chmod",
+        "image": cluster.base_image,
+        "command": ["chmod", "0777", "/volume"],
+        "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
     }
-    classes = cluster.kubectl("get", "storageclass", "-o", "name").stdout
-    if not classes:
-        volume = f"{namespace}-{name}"
-        claim["spec"] |= {"storageClassName": "", "volumeName": volume}
-        folder = {"path": f"/tmp/k8sjob-tests/{volume}", "type": "DirectoryOrCreate"}
-        persistent = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteMany"],
-                "hostPath": folder,
-            },
-        }
-        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(persistent))
-        request.addfinalizer(lambda: cluster.kubectl("delete", "pv", volume, "--wait=false"))
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(claim))
-    opening = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"open-{name}", "namespace": namespace},
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "chmod",
-                    "image": cluster.base_image,
-                    "command": ["chmod", "0777", "/volume"],
-                    "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
-                }
-            ],
-            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": name}}],
-        },
-    }
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(opening))
-    phase = ("get", "pod", f"open-{name}", "-n", namespace, "-o", "jsonpath={.status.phase}")
-    eventually(lambda: cluster.kubectl(*phase).stdout == "Succeeded", "the volume")
+    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": claim}}
+    spec = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
+    name = f"open-{claim}"
+    cluster.create({"kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
+    eventually(
+        lambda: cluster.read("pods", name, namespace)["status"]["phase"] == "Succeeded",
+        "the volume",
+    )

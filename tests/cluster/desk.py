@@ -1,10 +1,13 @@
 """A user at a terminal, before a real cluster."""
 
-import json
-import subprocess
-import sys
+import functools
 
 import yaml
+
+from k8sjob.backends.connect import connect
+from k8sjob.observe.status import job_status
+
+from .commands import Command
 
 SLEEP = "echo hello; sleep 600 & wait"
 
@@ -23,14 +26,7 @@ class Desk:
     def start(self, *args, kubeconfig=None):
         """Start `k8sjob ...`; the running process."""
         env = self.cluster.env | {"K8SJOB_STATE": str(self.folder / "state")}
-        child = subprocess.Popen(
-            [sys.executable, "-m", "k8sjob", *map(str, args)],
-            env=env | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        child = Command(args, env | ({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {}))
         self.started.append(child)
         return child
 
@@ -59,9 +55,17 @@ class Desk:
 
     def objects(self, kind):
         """The objects of the namespace by name."""
-        argv = ("get", kind, "-n", self.namespace, "-o", "json")
-        items = json.loads(self.cluster.kubectl(*argv).stdout)["items"]
+        items = self.cluster.read(kind, namespace=self.namespace)
         return {item["metadata"]["name"]: item for item in items}
+
+    def status(self, name="tiny"):
+        """What `k8sjob status` would print of the job: to wait for it costs no processes."""
+        return job_status(self.backend.snapshot(self.backend.find(name)))
+
+    @functools.cached_property
+    def backend(self):
+        """The cluster's back end for the namespace."""
+        return connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace)
 
     def uid(self, name="tiny"):
         """The uid of a job."""

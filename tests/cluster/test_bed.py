@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys, time
 from cluster.bed import Bed
-with Bed() as bed:
+with Bed(parts=("registry", "containerd")) as bed:
     print(bed.folder, flush=True)
     time.sleep(600)
 """
@@ -79,19 +79,11 @@ def interfaces():
 
 def run_a_pod(bed, eventually):
     """A pod that ended well: the kubelet, the node's network and the scheduler have worked."""
-    command = [
-        "--restart=Never",
-        f"--image={bed.base_image}",
-        "--",
-        "getent",
-        "hosts",
-        "kubernetes",
-    ]
-    account = ("get", "serviceaccount", "default")
-    eventually(lambda: bed.kubectl(*account, check=False).returncode == 0, "the account")
-    bed.kubectl("run", "lookup", *command)
-    phase = ("get", "pod", "lookup", "-o", "jsonpath={.status.phase}")
-    eventually(lambda: bed.kubectl(*phase).stdout == "Succeeded", "the pod's end")
+    eventually(lambda: bed.read("serviceaccounts", "default", "default"), "the account")
+    command = ["--restart=Never", f"--image={bed.base_image}", "--"]
+    bed.kubectl("run", "lookup", *command, "getent", "hosts", "kubernetes")
+    ended = lambda: bed.read("pods", "lookup", "default")["status"]["phase"] == "Succeeded"  # noqa: E731
+    eventually(ended, "the pod's end")
     assert "10.96.0.1" in bed.kubectl("logs", "lookup").stdout
 
 
@@ -180,7 +172,7 @@ def test_fake_gpus_and_nodes_are_there_for_the_scheduler(bed, eventually):
     bed.fake_gpus(4)
     bed.fake_nodes(3)
     try:
-        nodes = json.loads(bed.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+        nodes = bed.read("nodes")
         gpus = {node["metadata"]["name"]: node["status"]["allocatable"] for node in nodes}
         found = {name: int(has.get("nvidia.com/gpu", 0)) for name, has in gpus.items()}
         assert found == {"node": 4, "fake-0": 8, "fake-1": 8, "fake-2": 8}
@@ -196,8 +188,9 @@ def test_fake_gpus_and_nodes_are_there_for_the_scheduler(bed, eventually):
             },
         }
         bed.apply([pod])
-        phase = ("get", "pod", "on-a-fake-node", "-o", "jsonpath={.status.phase}")
-        eventually(lambda: bed.kubectl(*phase).stdout == "Running", "a pod on a fake node")
+        where = ("pods", "on-a-fake-node", "default")
+        running = lambda: bed.read(*where)["status"]["phase"] == "Running"  # noqa: E731
+        eventually(running, "a pod on a fake node")
     finally:
         bed.no_fakes()
     nodes = bed.kubectl("get", "nodes", "-o", "name").stdout

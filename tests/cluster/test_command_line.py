@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from k8sjob.observe.status import JobState
+
 
 def state(desk, name="tiny"):
     return json.loads(desk.call("status", f"{desk.namespace}/{name}", "-o", "json")[0])
@@ -17,10 +19,11 @@ def running(desk, eventually, name="tiny"):
     """Waits until all replicas of a job run; its status."""
 
     def all_run():
-        seen = state(desk, name)
-        return seen["counts"] == {"Running": 2} and seen["state"] == "Running" and seen
+        seen = desk.status(name)
+        return seen.counts == {"Running": 2} and seen.state is JobState.RUNNING
 
-    return eventually(all_run, "its replicas")
+    eventually(all_run, "its replicas")
+    return state(desk, name)
 
 
 def test_a_job_through_its_life(either, eventually):
@@ -41,7 +44,7 @@ def test_a_job_through_its_life(either, eventually):
 
     out, _ = either.call("suspend", "tiny", *here)
     assert out == f"{either.namespace}/tiny is being suspended\n"
-    eventually(lambda: state(either)["state"] == "Suspended", "the suspension")
+    eventually(lambda: either.status().state is JobState.SUSPENDED, "the suspension")
     eventually(lambda: not either.objects("pods"), "the end of its pods")
     either.call("status", "tiny", *here, "--exit-code", code=103)
     assert "spec.runPolicy.suspend" in either.call("diff", either.file(), code=1)[1]
@@ -58,7 +61,7 @@ def test_a_job_through_its_life(either, eventually):
 def test_a_job_that_has_ended(either, eventually):
     here = ("-n", either.namespace)
     either.call("submit", either.file("echo done"))
-    eventually(lambda: state(either)["state"] == "Succeeded", "its end")
+    eventually(lambda: either.status().state is JobState.SUCCEEDED, "its end")
     assert either.call("status", "tiny", *here, "--exit-code")[0].startswith("NAME")
     _, err = either.call("suspend", "tiny", *here, code=1)
     assert "has ended and cannot be suspended" in err

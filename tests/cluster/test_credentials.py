@@ -3,9 +3,9 @@
 import base64
 import json
 import subprocess
-import sys
 
 import pytest
+from cluster import commands
 
 CLIENTS = ("python", "kubectl")
 COMMANDS = (
@@ -45,15 +45,8 @@ def run(cluster, namespace, tmp_path):
         file.write_text(json.dumps(config))
         if args[0] != "render":
             args = (*args, "--client", client)
-        return subprocess.run(
-            [sys.executable, "-m", "k8sjob", "--traceback", *args],
-            env=cluster.env | {"KUBECONFIG": str(file)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        env = cluster.env | {"KUBECONFIG": str(file)}
+        return commands.run("--traceback", *args, env=env, cwd=tmp_path)
 
     return call
 

@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cluster import commands
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/set-up-a-cluster.md"
 VALIDATOR = "validator.pytorchjob.training-operator.kubeflow.org"
@@ -25,15 +24,8 @@ def doctor(cluster, namespace):
     """The checks by topic, as `k8sjob doctor -o json` gives them, and its exit code."""
 
     def examine(*args, env=None):
-        argv = [sys.executable, "-m", "k8sjob", "doctor", "-n", namespace, "-o", "json"]
-        done = subprocess.run(
-            [*argv, *map(str, args)],
-            env=cluster.env | (env or {}),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        where = ("-n", namespace, "-o", "json")
+        done = commands.run("doctor", *where, *args, env=cluster.env | (env or {}))
         assert done.stdout, done.stderr
         checks = {}
         for check in json.loads(done.stdout)["checks"]:
@@ -75,7 +67,7 @@ def without(bed, component):
 
 def apply(cluster, namespace, kind, name, api="v1", **content):
     made = {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": namespace}}
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(made | content))
+    cluster.create(made | content, namespace)
 
 
 @pytest.mark.parametrize("client", ["python", "kubectl"])
@@ -138,7 +130,8 @@ def test_a_quota_that_the_job_would_exceed(cluster, namespace, doctor, job_file,
     hard = {"pods": "3", "requests.cpu": "1", "limits.memory": "1Gi"}
     apply(cluster, namespace, "ResourceQuota", "small", spec={"hard": hard})
     resources = "resources: {cpu: 100m, memory: 64Mi}"
-    eventually(lambda: doctor()[0]["quota"][0]["details"], "the quota to be counted")
+    small = ("resourcequotas", "small", namespace)
+    eventually(lambda: cluster.read(*small)["status"].get("used"), "the quota to be counted")
     fits, code = doctor(job_file(resources, "replicas: {workers: 2}"))
     assert (fits["quota"][0]["verdict"], code) == ("ok", 0)
     large, code = doctor(job_file(resources, "replicas: {workers: 3}"))
@@ -162,12 +155,12 @@ def test_free_gpus_are_what_running_pods_leave(gpus, namespace, doctor, job_file
     }
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     apply(gpus, namespace, "Pod", "other", spec=spec)
-    argv = ("get", "pod", "other", "-n", namespace, "-o", "jsonpath={.spec.nodeName}")
-    eventually(lambda: gpus.kubectl(*argv).stdout, "the pod to be scheduled")
+    other = ("pods", "other", namespace)
+    eventually(lambda: gpus.read(*other)["spec"].get("nodeName"), "the pod to be scheduled")
     checks, _ = doctor(file)
     assert checks["devices"][0]["seen"] == "nvidia.com/gpu: 3 of 8 free"
     assert checks["devices"][0]["details"] == ["node: 3 of 8 free"]
-    gpus.kubectl("delete", "pod", "other", "-n", namespace)
+    gpus.delete(*other)
 
 
 def test_an_operator_that_does_not_answer(bed, doctor):

@@ -25,18 +25,15 @@ def test_the_first_worker_is_lost_and_the_others_go_on(desk, checkpoints, eventu
     )
     desk.call("submit", file)
 
-    def kubectl(*args, **options):
-        return desk.cluster.kubectl(*args, "-n", desk.namespace, **options).stdout
-
     def events(kind, *names):
-        told = [kubectl("logs", f"elastic-{name}", check=False) for name in names]
-        found = [Event.decode(line) for text in told for line in text.splitlines()]
+        told = [desk.cluster.logs(f"elastic-{name}", desk.namespace) for name in names]
+        found = [Event.decode(line) for lines in told for line in lines]
         return [event.data for event in found if event and event.kind == kind]
 
     both = ("worker-0", "worker-1")
     eventually(lambda: events("metrics", *both), "an epoch", deadline=300)
     before = desk.objects("pods")["elastic-worker-0"]["metadata"]["uid"]
-    kubectl("delete", "pod", "elastic-worker-0")
+    desk.cluster.delete("pods", "elastic-worker-0", desk.namespace)
     eventually(lambda: events("resumed", *both), "the next round", deadline=300)
     pods = desk.objects("pods")
     assert pods["elastic-worker-0"]["metadata"]["uid"] != before

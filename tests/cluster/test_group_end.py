@@ -34,17 +34,12 @@ def end(desk, eventually):
         )
         desk.call("submit", file)
 
-        def status():
-            told = desk.call("status", name, "-n", desk.namespace, "-o", "json")[0]
-            return json.loads(told)
-
-        eventually(lambda: status()["state"] in {"Succeeded", "Failed"}, "its end", deadline=420)
-        pods = desk.objects("pods")
+        eventually(lambda: desk.status(name).state.finished, "its end", deadline=420)
         logs = {
-            pod: desk.cluster.kubectl("logs", pod, "-n", desk.namespace, check=False).stdout
-            for pod in pods
+            pod: "".join(desk.cluster.logs(pod, desk.namespace)) for pod in desk.objects("pods")
         }
-        return status(), logs
+        told = desk.call("status", name, "-n", desk.namespace, "-o", "json")[0]
+        return json.loads(told), logs
 
     return run
 

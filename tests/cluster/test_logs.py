@@ -5,17 +5,17 @@ import itertools
 import json
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from cluster import commands
 from cluster.proxy import Proxy
 
 from k8sjob.backends.connect import connect
+from k8sjob.observe.status import JobState, job_status
 
 pytestmark = pytest.mark.cluster
 
@@ -69,11 +69,8 @@ def command(cluster, namespace, tmp_path):
     """Runs `k8sjob ...` in the test's namespace, as a process; stdout and stderr."""
 
     def run(*args, code=0):
-        argv = [sys.executable, "-m", "k8sjob", *map(str, args), "-n", namespace]
         env = cluster.env | {"K8SJOB_STATE": str(tmp_path / "state")}
-        done = subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = commands.run(*args, "-n", namespace, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
 
@@ -260,7 +257,7 @@ def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_p
     worker = ("logs", "kept", "-r", "worker")
     before = eventually(lambda: command(*worker)[0], "the first pod's line")
     assert command(*worker, "--save", tmp_path)[0] == f"{tmp_path}/kept-worker-0.0.log\n"
-    cluster.kubectl("delete", "pod", "kept-worker-0", "-n", ref.namespace)
+    cluster.delete("pods", "kept-worker-0", ref.namespace)
 
     def anew():
         now = command(*worker)[0]
@@ -273,14 +270,14 @@ def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_p
 
 
 def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
-    make("gone", shell("echo m; sleep 2"), shell("sleep 600"), clean="Running")
+    backend, ref = make("gone", shell("echo m; sleep 2"), shell("sleep 600"), clean="Running")
     make("held", shell("true"), resources={"requests": {"cpu": "5000"}})
     waits = "master-0: there is no output (Unschedulable); -f waits for it\n"
     eventually(lambda: command("logs", "held") == ("", waits), "the word about what waits")
 
     def ended():
-        done = json.loads(command("status", "gone", "-o", "json")[0])["state"] == "Succeeded"
-        return done and not get("pod", "gone-worker-0")
+        state = job_status(backend.snapshot(ref)).state
+        return state is JobState.SUCCEEDED and not get("pods", "gone-worker-0")
 
     eventually(ended, "the end of the worker's pod")
     gone = "k8sjob: worker-0: its pod is gone, and its output with it\n"
@@ -290,11 +287,8 @@ def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
 
 
 def test_saved_bytes_are_those_that_were_written(make, command, eventually, tmp_path):
-    make("bytes", shell(r"printf 'a\rb\n\377\376\n\303\274 no newline'"))
-    eventually(
-        lambda: json.loads(command("status", "bytes", "-o", "json")[0])["state"] == "Succeeded",
-        "the end",
-    )
+    backend, ref = make("bytes", shell(r"printf 'a\rb\n\377\376\n\303\274 no newline'"))
+    eventually(lambda: job_status(backend.snapshot(ref)).state is JobState.SUCCEEDED, "the end")
     (path,) = command("logs", "bytes", "--save", tmp_path)[0].splitlines()
     assert Path(path).read_bytes() == b"a\rb\n\xff\xfe\n\xc3\xbc no newline"
     last = json.loads(command("logs", "bytes", "--tail", "1", "-o", "json")[0])
@@ -312,10 +306,9 @@ def test_hostile_text_shows_as_text(make, command, cluster, eventually, get):
     sleep 3; exit 1
     """
     _, ref = make("hostile", shell(script))
-    pod = eventually(lambda: get("pod", "hostile-master-0"), "the pod")
+    pod = eventually(lambda: get("pods", "hostile-master-0"), "the pod")
     said = "\x1b[2J\x1b]0;title\x07[red]wiped[/red]"
     event = {
-        "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": "hostile", "namespace": ref.namespace},
         "involvedObject": {
@@ -328,7 +321,7 @@ def test_hostile_text_shows_as_text(make, command, cluster, eventually, get):
         "reason": "Odd",
         "message": said,
     }
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(event))
+    cluster.create(event, ref.namespace)
     watched, _ = command("watch", "hostile", "-o", "plain", code=100)
     assert "warning: [red]wiped[/red]" in watched
     assert "master-0 | back [bold]x[/] " in watched

@@ -39,7 +39,7 @@ def jobs(cluster, namespace, eventually, get):
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"pytorchReplicaSpecs": {"Master": replica, "Worker": replica}},
         }
-        cluster.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+        cluster.create(job, namespace)
     eventually(
         lambda: [pod["status"]["phase"] for pod in get("pods")] == ["Running"] * 4, "four pods"
     )
@@ -50,7 +50,7 @@ def reaches(cluster, namespace, get):
     """Whether one pod can connect to another one."""
 
     def connect(here, there):
-        address = get("pod", there)["status"]["podIP"]
+        address = get("pods", there)["status"]["podIP"]
         code = f"import socket; socket.create_connection(('{address}', {PORT}), 3)"
         argv = ("exec", here, "-c", "pytorch", "-n", namespace, "--", "python3", "-c", code)
         return cluster.kubectl(*argv, check=False).returncode == 0

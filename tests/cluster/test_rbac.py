@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from cluster import commands
 
 from k8sjob.checks.doctor.permissions import Grant, binding
 
@@ -32,7 +32,7 @@ class User:
 
     def k8sjob(self, *args, code=0):
         """Run a command that must end with the code; what it printed, stdout before stderr."""
-        done = self._run([sys.executable, "-m", "k8sjob", *map(str, args)])
+        done = commands.run(*args, env=self.cluster.env | {"KUBECONFIG": str(self.kubeconfig)})
         text = done.stdout + done.stderr
         assert done.returncode == code, f"k8sjob {args} ended with {done.returncode}:\n{text}"
         assert self.token not in text
@@ -95,8 +95,7 @@ def job_file(cluster, tmp_path):
 @pytest.fixture
 def running(cluster, namespace, job_file, eventually, get):
     """A job of somebody else's in the namespace, whose two pods run."""
-    argv = [sys.executable, "-m", "k8sjob", "submit", str(job_file("theirs")), "-n", namespace]
-    subprocess.run(argv, env=cluster.env, check=True, capture_output=True, timeout=120)
+    commands.run("submit", job_file("theirs"), "-n", namespace, env=cluster.env).check_returncode()
     eventually(
         lambda: [pod["status"]["phase"] for pod in get("pods")] == ["Running"] * 2, "two pods"
     )
@@ -164,7 +163,7 @@ def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get
     assert "Running" in eve.k8sjob("status", job, *by)
     assert "I am 0" in eve.k8sjob("logs", job, *by)
     eve.k8sjob("why", job, *by)
-    before = get("pytorchjob", running)["metadata"]["generation"]
+    before = get("pytorchjobs", running)["metadata"]["generation"]
     for words in (
         ("submit", job_file()),
         ("submit", "--replace", job_file(running, 1)),
@@ -172,8 +171,8 @@ def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get
         ("delete", job),
     ):
         assert "may not" in eve.k8sjob(*words, *by, code=1)
-    assert get("pytorchjob", running)["metadata"]["generation"] == before
-    assert get("pytorchjob", "digits") is None
+    assert get("pytorchjobs", running)["metadata"]["generation"] == before
+    assert get("pytorchjobs", "digits") is None
 
 
 def test_nobody_is_told_what_to_ask_for_and_that_is_enough(user, cluster, job_file):

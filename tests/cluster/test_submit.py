@@ -52,8 +52,8 @@ def test_code_gets_into_the_cluster_by_the_same_line(desk):
 
 def test_ctrl_c_leaves_the_job_alone(desk):
     watching = desk.start("submit", desk.file(), "--watch")
-    while "hello" not in watching.stdout.readline():
-        assert watching.poll() is None
+    while "hello" not in (line := watching.stdout.readline()):
+        assert line
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=60)
     assert watching.returncode == 130
@@ -133,7 +133,7 @@ def test_a_job_of_others_is_not_touched(desk):
     manifest = yaml.safe_load(desk.call("render", desk.file("sleep 1"))[0])
     for key in ("annotations", "labels"):
         manifest["metadata"].pop(key)
-    desk.cluster.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
+    desk.cluster.create(manifest, desk.namespace)
     uid = desk.uid()
     file = desk.file()
     _, err = desk.call("submit", file, code=1)

@@ -1,8 +1,14 @@
 """A cluster that tests may use: one that is there already, or a `Bed`."""
 
+import functools
 import os
 import subprocess
 from pathlib import Path
+
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.python_client import PythonTransport
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.resources import path
 
 REPOSITORY = "k8sjob-tests"  # one for all images: what a repository has is not pushed again
 
@@ -25,6 +31,12 @@ class Cluster:
         self.kubectl_path = "kubectl"
 
     @property
+    def node_folder(self):
+        """Where the /tmp of the node of a bed lies on this machine; None for other clusters."""
+        bed = Path(self.kubeconfig).parents[1]
+        return bed / "tmp" if (bed / "bed.json").exists() else None
+
+    @property
     def base_image(self):
         """An image with Python and torch, in the registry."""
         return f"{self.registry}/{REPOSITORY}:base"
@@ -32,10 +44,44 @@ class Cluster:
     @property
     def env(self):
         """The environment of a program that is to work with this cluster."""
-        path = os.environ["PATH"]
+        search = os.environ["PATH"]
         if (folder := Path(self.kubectl_path).parent) != Path():
-            path = f"{folder}{os.pathsep}{path}"
-        return os.environ | {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
+            search = f"{folder}{os.pathsep}{search}"
+        return os.environ | {"KUBECONFIG": str(self.kubeconfig), "PATH": search}
+
+    @functools.cached_property
+    def api(self):
+        """Requests from this process: what is polled by kubectl keeps a core busy."""
+        return PythonTransport(access(None, self.kubeconfig, None))
+
+    def read(self, resource, name="", namespace=""):
+        """The objects of a resource; or the one of that name, None where there is none."""
+        try:
+            found = self.api.request("GET", path(resource, namespace, name))
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+        return found if name else found["items"]
+
+    def create(self, document, namespace="", **query):
+        """An object as the apiserver has made it from a document."""
+        where = path(f"{document['kind'].lower()}s", namespace)
+        return self.api.request("POST", where, body=document, query=query)
+
+    def delete(self, resource, name="", namespace=""):
+        """Delete an object, or all of a resource; it may be there for a while."""
+        self.api.request("DELETE", path(resource, namespace, name))
+
+    def logs(self, pod, namespace, *, stop=None, **query):
+        """The lines that a pod's container has written; none where it has none, or none yet."""
+        where = path("pods", namespace, pod, "log")
+        try:
+            for line in self.api.stream(where, query=query, idle=900, stop=stop):
+                yield line.decode()
+        except ApiError as error:
+            if error.code not in (400, 404):  # it has not started, or it is gone
+                raise
 
     def kubectl(self, *args, stdin=None, check=True, timeout=120):
         """Run kubectl; the completed process, with text."""
