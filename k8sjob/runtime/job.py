@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from k8sjob.runtime.context import mapped_path
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.run import prepare
+from k8sjob.runtime.run import Run
 
 if TYPE_CHECKING:
     import os
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Reduction
     from k8sjob.runtime.context import RankContext
-    from k8sjob.runtime.run import Run
 
 __all__ = ["Job"]
 
@@ -74,7 +73,7 @@ class Job:
         Raises:
             ValueError: the model has nothing to train.
         """
-        return prepare(
+        return Run(
             self._context,
             build,
             loss=loss,

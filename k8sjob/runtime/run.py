@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
-    from torch.optim import Optimizer
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.data import BatchShard, Tail
-    from k8sjob.runtime.strategies import Strategy
 
-__all__ = ["Run", "prepare"]
+__all__ = ["Run"]
 
 _KIND: Final = "k8sjob/run/1"
 """Tells a run's checkpoint, of this form, from others."""
@@ -50,16 +48,47 @@ class Run:
     def __init__(
         self,
         context: RankContext,
-        strategy: Strategy,
-        loss: Callable[..., Tensor],
+        build: Callable[[], nn.Module] | nn.Module,
         *,
-        optimizer: Optimizer,
+        loss: Callable[..., Tensor],
+        optimizer: Any,
         scheduler: Any,
         schedule_by: Literal["epoch", "step"],
-        options: Mapping[str, Any],
     ) -> None:
-        self._context, self._strategy, self._loss = context, strategy, loss
-        self.model, self.optimizer, self.scheduler = strategy.model, optimizer, scheduler
+        """See Job.prepare."""
+        config = context.config
+        if config.strategy == "keras_mesh":
+            raise ValueError(
+                "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
+                " job.fit, or take kind: keras, which divides the data alone"
+            )
+        model = build if isinstance(build, torch.nn.Module) else build()
+        _check_model(model)
+        count = sum(1 for _ in model.parameters())
+        context.calls.check("job.prepare", f"{type(model).__name__} of {count} parameters")
+        kind = _kind_for(model, config)
+        row = strategies.STRATEGIES[kind]
+        options = row.settings(config.options)
+        if row.warning:
+            context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
+        prepared = strategy(kind, model, loss, context.group, options)
+        made = keras_model.adopt(optimizer, model) or _made(optimizer, prepared.model.parameters())
+        if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
+            raise ValueError(
+                "scheduler: an optimizer of Keras has its own; give it learning_rate="
+                "keras.optimizers.schedules...., or use one of torch.optim"
+            )
+        if prepared.parts is None and config.checkpoint_format == "sharded":
+            raise ValueError(
+                f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
+                " the state; leave checkpoint.format at auto"
+            )
+        prepared.ready(made)
+        self.scheduler = None if scheduler is None else _made(scheduler, made)
+        # From here on ranks differ: each part of the data has its own dropout masks.
+        rng.seed_all(context.seed, prepared.rng_stream)
+        self._context, self._strategy, self._loss = context, prepared, loss
+        self.model, self.optimizer = prepared.model, made
         self._schedule_by = schedule_by
         self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
@@ -361,58 +390,6 @@ class Run:
             EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
         )
         checkpointer.restore_random(saved, self._strategy.rng_stream)
-
-
-def prepare(
-    context: RankContext,
-    build: Callable[[], nn.Module] | nn.Module,
-    *,
-    loss: Callable[..., Tensor],
-    optimizer: Any,
-    scheduler: Any,
-    schedule_by: Literal["epoch", "step"],
-) -> Run:
-    """See Job.prepare."""
-    config, group = context.config, context.group
-    if config.strategy == "keras_mesh":
-        raise ValueError(
-            "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
-            " job.fit, or take kind: keras, which divides the data alone"
-        )
-    model = build if isinstance(build, torch.nn.Module) else build()
-    _check_model(model)
-    count = sum(1 for _ in model.parameters())
-    context.calls.check("job.prepare", f"{type(model).__name__} of {count} parameters")
-    kind = _kind_for(model, config)
-    row = strategies.STRATEGIES[kind]
-    options = row.settings(config.options)
-    if row.warning:
-        context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
-    prepared = strategy(kind, model, loss, group, options)
-    made = keras_model.adopt(optimizer, model) or _made(optimizer, prepared.model.parameters())
-    if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
-        raise ValueError(
-            "scheduler: an optimizer of Keras has its own; give it learning_rate="
-            "keras.optimizers.schedules...., or use one of torch.optim"
-        )
-    if prepared.parts is None and config.checkpoint_format == "sharded":
-        raise ValueError(
-            f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
-            " the state; leave checkpoint.format at auto"
-        )
-    prepared.ready(made)
-    schedule = None if scheduler is None else _made(scheduler, made)
-    # From here on ranks differ: each part of the data has its own dropout masks.
-    rng.seed_all(context.seed, prepared.rng_stream)
-    return Run(
-        context,
-        prepared,
-        loss,
-        optimizer=made,
-        scheduler=schedule,
-        schedule_by=schedule_by,
-        options=options,
-    )
 
 
 def _check_model(model: Any) -> None:

@@ -142,9 +142,9 @@ class TestRanksOfOtherNodes:
 def test_a_process_without_a_group_does_not_wait():
     clock = StallClock(0.01)
     for _ in range(3):
-        clock.look(0)
+        assert clock.look(0) == (0, False)
         time.sleep(0.01)
-    assert (clock.where, clock.seconds, clock.too_long) == ("", 0, False)
+    assert clock.where == ""
 
 
 def test_a_session_watches_itself_while_it_lasts(monkeypatch):
@@ -168,8 +168,8 @@ def test_steps_count_on_from_the_checkpoint_that_was_resumed(monkeypatch):
     seer = Observer(None, 1, 0)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight])
-    assert seer.seen.step == -1
+    assert seer.look().step == -1
     monkeypatch.setattr(Observer, "resumed", 40)
-    assert seer.seen.step == -1
+    assert seer.look().step == -1
     optimizer.step()
-    assert seer.seen.step == 40
+    assert seer.look().step == 40

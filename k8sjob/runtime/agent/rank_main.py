@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
         code = exit_code(error)
         if code:
-            reason = replace(reason_of(error, code), step=observer.seen.step)
+            reason = replace(reason_of(error, code), step=observer.look().step)
             write_reason(reason, config.error_file())
         _show(error)
     observer.write()  # what follows destroys the process group

@@ -101,14 +101,8 @@ class Observer:
         """
         self._stall = StallClock(hang_timeout)
         self._file, self._world_size = file, world_size
-        self._seen, self._written = Seen(), Seen()
-        self._steps, self._counting = 0, False
-
-    @property
-    def seen(self) -> Seen:
-        """The state now."""
-        self._look()
-        return self._seen
+        self._written = Seen()
+        self._largest, self._steps, self._counting = 0, 0, False
 
     def start(self) -> None:
         """Look until the process ends."""
@@ -117,7 +111,7 @@ class Observer:
 
     def write(self) -> None:
         """Look, and write the state if it has changed; else only renew the file's time."""
-        seen = self.seen
+        seen = self.look()
         if self._file is None:
             return
         with suppress(OSError):
@@ -135,23 +129,25 @@ class Observer:
             self.write()
             tick.wait(TIMEOUTS.observe)
 
-    def _look(self) -> None:
+    def look(self) -> Seen:
+        """The state now."""
         torch = sys.modules.get("torch")
         # importlib's own mark of a module that is not complete yet; it has no public form.
         importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
         if torch and not self._counting:
             self._count_steps()
         step = self.resumed + self._steps - 1 if self._steps else -1
-        self._stall.look(self._steps)
-        self._seen = Seen(
+        waited, stuck = self._stall.look(self._steps)
+        self._largest = max(self._largest, self._ranks())
+        return Seen(
             runs=True,
             torch=torch is not None,
             importing=importing,
-            ranks=max(self._seen.ranks, self._ranks()),
+            ranks=self._largest,
             step=step,
             where=self._stall.where,
-            waited=self._stall.seconds,
-            stuck=self._stall.too_long,
+            waited=waited,
+            stuck=stuck,
             steps_on=self._stall.steps_on,
             watched=self.watched,
         )
@@ -195,22 +191,17 @@ class StallClock:
         self.where = ""
 
     @property
-    def seconds(self) -> int:
-        """The length of the wait, rounded up; 0: the main thread is not blocked."""
-        return math.ceil(self._waited)
-
-    @property
-    def too_long(self) -> bool:
-        """Whether the wait exceeds both hang_timeout and the script's longest timeout."""
-        return bool(self._limit) and self._waited >= self._limit and self._waited >= _own_timeout()
-
-    @property
     def steps_on(self) -> bool:
         """Whether this rank has done an optimizer step within hang_timeout: the group works."""
         return self._steps > 0 and self._idle < self._limit
 
-    def look(self, steps: int) -> None:
-        """See where the main thread is after `steps` steps, and whether it has run meanwhile."""
+    def look(self, steps: int) -> tuple[int, bool]:
+        """See where the main thread is after `steps` steps, and whether it has run meanwhile.
+
+        Returns:
+            Seconds of the wait, rounded up; 0: it is not blocked. And whether they exceed both
+            hang_timeout and the script's longest timeout.
+        """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, TIMEOUTS.observe_max), now
         self._idle = self._idle + passed if steps == self._steps else 0.0
@@ -222,6 +213,8 @@ class StallClock:
             self.where = place.where
             blocked = self._ran == before and place.waits and _needs_others(self._thread)
         self._waited = self._waited + passed if blocked else 0.0
+        over = bool(self._limit) and self._waited >= self._limit
+        return math.ceil(self._waited), over and self._waited >= _own_timeout()
 
 
 def read_seen(file: Path | None) -> Seen:

@@ -146,14 +146,13 @@ class Group:
         Args:
             numbers: equally many on all ranks.
         """
-        if self.world_size == 1:
-            return [[float(number) for number in numbers]]
         mine = torch.tensor(numbers, dtype=torch.float64, device=self._transport)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        if self.world_size == 1:
+            return [mine.tolist()]
         with self.waiting():
             dist.all_gather(rows, mine)
-            found: list[list[float]] = torch.stack(rows).tolist()
-        return found
+            return [row.tolist() for row in rows]
 
     def gather(self, tensor: Tensor, to: int | None = None) -> list[Tensor]:
         """The tensors of all ranks, by rank.
