@@ -22,17 +22,11 @@ class TestExitCodes:
         ("script", "code"),
         [
             ("", 0),
-            ("raise SystemExit", 0),
             ("import sys; sys.exit(3)", 3),
-            ("import sys; sys.exit(256 + 5)", 5),
-            ("import sys; sys.exit('no data')", 1),
             ("1 / 0", 1),
-            ("def", 1),
-            ("raise KeyboardInterrupt", 130),
             ("import os; os._exit(7)", 7),
             ("import os; os.abort()", 134),
             ("import os; os.kill(os.getpid(), 9)", 137),
-            ("import os; os.kill(os.getpid(), 11)", 139),
             ("import os; os.kill(os.getpid(), 15)", 143),
             (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
             (
@@ -100,22 +94,6 @@ class TestEnvironment:
         assert seen["MASTER_ADDR"] == "127.0.0.1"
         assert 0 < int(seen["MASTER_PORT"]) < 65536
 
-    def test_the_reserved_port_can_be_bound_by_rank_0(self, run):
-        script = """
-            import os, socket
-            server = socket.socket()
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-            server.listen()
-        """
-        assert run(script).code == 0
-
-    def test_a_number_of_threads_that_is_set_is_kept(self, start, tmp_path):
-        environ = {"OMP_NUM_THREADS": "5"}
-        result = start(self.SAVE, nproc=2, environ=environ).finish()
-        assert json.loads((tmp_path / "rank-1").read_text())["OMP_NUM_THREADS"] == "5"
-        assert "OMP_NUM_THREADS" not in result.err
-
     def test_local_rank_is_appended_for_scripts_that_parse_it(self, run, tmp_path):
         script = "import sys; open('args-' + sys.argv[-1][-1], 'w').write(repr(sys.argv[1:]))"
         assert run(script, "--lr", "1", nproc=2, local_rank_arg="--local-rank").code == 0
@@ -165,11 +143,6 @@ class TestFirstFailure:
         """
         result = run(script, nproc=2)
         assert (result.code, result.reason.message) == (1, "the cause")
-
-    def test_all_fail_alike(self, run):
-        result = run("raise ValueError('same')", nproc=2, max_restarts=3)
-        assert (result.code, result.reason.message) == (1, "same")
-        assert result.seconds < 40
 
 
 class TestRestart:

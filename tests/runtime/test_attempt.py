@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +17,8 @@ from k8sjob.runtime.agent.attempt import (
     verdict,
 )
 from k8sjob.runtime.agent.worker_group import Exit
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 NEVER = math.inf
-PEER_GRACE, KILL_GRACE = TIMEOUTS.peer_grace, TIMEOUTS.kill_grace
-DUMP_GRACE = TIMEOUTS.dump_grace
 
 
 def ended(code, moment, number=0):
@@ -32,32 +30,25 @@ def killed(number, moment):
 
 
 class TestDeadlines:
-    def test_nothing_is_due_while_all_is_well(self):
-        assert deadlines(Record(exits={0: ended(0, 1.0)}), 45) == (NEVER, NEVER)
-
-    def test_a_stop_has_the_pods_grace(self):
-        assert deadlines(Record(stop_time=10), 45) == (10, 55)
-
-    def test_a_failure_gives_the_others_time_for_their_reasons(self):
-        assert deadlines(Record(exits={0: ended(1, 10)}), 45) == (
-            10 + PEER_GRACE,
-            10 + PEER_GRACE + KILL_GRACE,
-        )
-
-    def test_a_group_that_starts_again_has_a_different_grace(self):
-        assert deadlines(Record(leave_time=10, leave_grace=600), 45) == (10, 610)
-        assert deadlines(Record(leave_time=10, leave_grace=600, stop_time=20), 45) == (10, 65)
-
-    def test_an_orphan_does_not_wait_for_the_stop_it_was_in(self):
-        assert deadlines(Record(stop_time=10, orphan_time=12), 45) == (10, 12 + KILL_GRACE)
-
-    def test_a_process_that_hangs_has_time_to_write_its_stacks(self):
-        assert deadlines(Record(hang_time=10), 45) == (NEVER, 10 + DUMP_GRACE)
+    @pytest.mark.parametrize(
+        ("record", "term", "kill"),
+        [
+            (Record(exits={0: ended(0, 1.0)}), NEVER, NEVER),
+            (Record(stop_time=10), 10, 55),
+            (Record(exits={0: ended(1, 10)}), 13, 16),  # the others write their reasons
+            (Record(leave_time=10, leave_grace=600), 10, 610),
+            (Record(leave_time=10, leave_grace=600, stop_time=20), 10, 65),
+            (Record(stop_time=10, orphan_time=12), 10, 15),
+            (Record(hang_time=10), NEVER, 12),  # it writes its stacks
+        ],
+    )
+    def test_signals(self, record, term, kill):
+        assert deadlines(record, 45) == (term, kill)
 
     def test_a_process_that_does_not_end_writes_its_stacks_before_it_is_killed(self):
-        assert stacks_due(Record(stop_time=10), 45) == 55 - DUMP_GRACE
+        assert stacks_due(Record(stop_time=10), 45) == 53
         assert stacks_due(Record(stop_time=10), 1) == 10.5
-        assert stacks_due(Record(exits={0: ended(1, 10)}), 45) == 10 + PEER_GRACE + KILL_GRACE / 2
+        assert stacks_due(Record(exits={0: ended(1, 10)}), 45) == 14.5
 
     def test_stacks_are_written_once_and_not_by_orphans(self):
         assert stacks_due(Record(), 45) == NEVER
@@ -95,11 +86,6 @@ class TestVerdict:
         """The main thread may meet the broken connection while the watchdog takes its leave."""
         record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
         assert verdict(record, None).exit_code == ExitCode.HUNG
-
-    def test_a_signal_of_another_system_has_a_number(self):
-        assert "signal 64" in verdict(Record(exits={0: killed(64, 1)}), None).message or (
-            "SIGRTMAX" in verdict(Record(exits={0: killed(64, 1)}), None).message
-        )
 
     def test_a_stop_before_the_first_start(self):
         reason = verdict(Record(stop_time=3), signal.SIGTERM)

@@ -29,31 +29,28 @@ IMPORTS = Seen(runs=True, torch=True, importing=True)
 TRAINS = Seen(runs=True, torch=True)
 
 
-def phases(out):
-    return [Event.decode(line).data["phase"] for line in out.splitlines()]
-
-
-def test_the_phase_is_that_of_the_process_furthest_behind(capsys):
-    phase = StartPhase(2)
-    for seen in (
-        (NOT_YET, NOT_YET),
-        (NOT_YET, IMPORTS),
-        (IMPORTS, IMPORTS),
-        (IMPORTS, TRAINS),
-        (TRAINS, TRAINS),
-        (TRAINS, TRAINS),
-    ):
+@pytest.mark.parametrize(
+    ("ranks", "phases"),
+    [
+        (
+            [
+                (NOT_YET, NOT_YET),
+                (NOT_YET, IMPORTS),
+                (IMPORTS, TRAINS),
+                (TRAINS, TRAINS),
+                (TRAINS, TRAINS),
+            ],
+            ["python", "importing", "running"],
+        ),
+        ([(NOT_YET,), (RUNS,)], ["python", "running"]),  # without torch
+    ],
+)
+def test_the_phase_is_that_of_the_process_furthest_behind(capsys, ranks, phases):
+    phase = StartPhase(len(ranks[0]))
+    for seen in ranks:
         phase.update(dict(enumerate(seen)))
-    out = capsys.readouterr().out
-    assert phases(out) == ["python", "importing", "running"]
-    assert Event.decode(out.splitlines()[0]).data == {"phase": "python", "processes": 2}
-
-
-def test_no_import_is_claimed_of_a_script_without_torch(capsys):
-    phase = StartPhase(1)
-    for seen in (NOT_YET, RUNS, RUNS):
-        phase.update({0: seen})
-    assert phases(capsys.readouterr().out) == ["python", "running"]
+    events = [Event.decode(line).data for line in capsys.readouterr().out.splitlines()]
+    assert events == [{"phase": name, "processes": len(ranks[0])} for name in phases]
 
 
 @pytest.fixture

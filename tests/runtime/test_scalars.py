@@ -21,9 +21,29 @@ def test_the_checksum_is_castagnolis(content, value):
     assert crc32c(content) == value
 
 
-def records(path):
-    """The contents of a file's records, both checksums of each compared."""
-    content = path.read_bytes()
+def varint(message, at):
+    """(the number that begins there, where it ends)."""
+    end = next(i for i in range(at, len(message)) if message[i] < 0x80) + 1
+    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(message[at:end])), end
+
+
+def fields(message):
+    """(number, value) of each field of a message of protocol buffers."""
+    at = 0
+    while at < len(message):
+        key, at = varint(message, at)
+        if key & 7 == 0:
+            value, at = varint(message, at)
+        else:
+            size, at = varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
+            value, at = message[at : at + size], at + size
+        yield key >> 3, value
+
+
+def events(folder):
+    """(step, {name: number}) of each event of the one file of a folder, the head left out."""
+    (path,) = folder.iterdir()
+    content, found = path.read_bytes(), []
     while content:
         (length,) = struct.unpack("<Q", content[:8])
         body = content[12 : 12 + length]
@@ -31,42 +51,10 @@ def records(path):
             (told,) = struct.unpack("<I", content[at : at + 4])
             value = crc32c(part)
             assert told == ((value >> 15 | value << 17) + 0xA282EAD8) % 2**32
-        yield body
+        found.append(dict(fields(body)))
         content = content[16 + length :]
-
-
-def fields(message):
-    """(number, value) of each field of a message of protocol buffers."""
-    at = 0
-
-    def varint():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        key = varint()
-        size = {0: 0, 1: 8, 5: 4}.get(key & 7)
-        if key & 7 == 0:
-            yield key >> 3, varint()
-            continue
-        size = varint() if size is None else size
-        yield key >> 3, message[at : at + size]
-        at += size
-
-
-def events(folder):
-    """(step, {name: number}) of each event of the one file of a folder, the head left out."""
-    (path,) = folder.iterdir()
-    head, *rest = map(dict, map(fields, records(path)))
-    assert head[3] == b"brain.Event:2"
-    for event in rest:
+    assert found[0][3] == b"brain.Event:2"
+    for event in found[1:]:
         pairs = [dict(fields(value)) for _, value in fields(event[5])]
         yield event[2], {pair[1].decode(): struct.unpack("<f", pair[2])[0] for pair in pairs}
 
