@@ -203,7 +203,7 @@ for i in range({count}):
     print(f"{{i:06}}", "x" * 1000, flush=True)
     if i % 500 == 0: time.sleep({apart})
 """
-    count = 60_000  # six rotations
+    count = 30_000  # three rotations
     backend, ref = make("rotated", python(code, count=count, apart=0.4))
     lines = texts(backend.logs(ref, "master-0", follow=True))
     numbers = [int(text[:6]) for text in lines if re.fullmatch(r"\d{6} x{1000}", text)]
@@ -211,7 +211,7 @@ for i in range({count}):
     places = [(a, b) for a, b in itertools.pairwise([*numbers, count]) if b != a + 1]
     assert numbers[0] == 0
     assert all(0 < b - a < 100 for a, b in places), places
-    assert len(places) <= 6, places
+    assert len(places) <= 3, places
 
 
 @pytest.fixture

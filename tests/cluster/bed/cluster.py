@@ -8,9 +8,18 @@ from pathlib import Path
 from k8sjob.kube.client.kubeconfig import access
 from k8sjob.kube.client.python_client import PythonTransport
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import path
 
 REPOSITORY = "k8sjob-tests"  # one for all images: what a repository has is not pushed again
+
+
+GROUPS = {"pytorchjobs": "apis/kubeflow.org/v1", "storageclasses": "apis/storage.k8s.io/v1"}
+
+
+def path(resource, *, namespace="", name="", part=""):
+    """Where the apiserver has a resource, one of its objects, or a part of that."""
+    place = f"namespaces/{namespace}" if namespace else ""
+    parts = (GROUPS.get(resource, "api/v1"), place, resource, name, part)
+    return "/" + "/".join(filter(None, parts))
 
 
 class ClusterError(Exception):
@@ -57,7 +66,7 @@ class Cluster:
     def read(self, resource, name="", namespace=""):
         """The objects of a resource; or the one of that name, None where there is none."""
         try:
-            found = self.api.request("GET", path(resource, namespace, name))
+            found = self.api.request("GET", path(resource, namespace=namespace, name=name))
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -66,16 +75,16 @@ class Cluster:
 
     def create(self, document, namespace="", **query):
         """An object as the apiserver has made it from a document."""
-        where = path(f"{document['kind'].lower()}s", namespace)
+        where = path(f"{document['kind'].lower()}s", namespace=namespace)
         return self.api.request("POST", where, body=document, query=query)
 
     def delete(self, resource, name="", namespace=""):
         """Delete an object, or all of a resource; it may be there for a while."""
-        self.api.request("DELETE", path(resource, namespace, name))
+        self.api.request("DELETE", path(resource, namespace=namespace, name=name))
 
     def logs(self, pod, namespace, *, stop=None, **query):
         """The lines that a pod's container has written; none where it has none, or none yet."""
-        where = path("pods", namespace, pod, "log")
+        where = path("pods", namespace=namespace, name=pod, part="log")
         try:
             for line in self.api.stream(where, query=query, idle=900, stop=stop):
                 yield line.decode()
