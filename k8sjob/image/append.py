@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Base
     from k8sjob.spec import JobSpec
 
-__all__ = [
-    "BASE_DIGEST",
-    "BASE_NAME",
-    "Appended",
-    "append_code",
-    "append_packages",
-]
+__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "append_code", "append_packages"]
 
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 """Label, and in OCI manifests annotation, with the base as the spec names it."""
@@ -62,34 +56,22 @@ def append_code(base: Base, layer: Layer, spec: JobSpec) -> Appended:
     """Put the code on a base; a container of the image runs the job.
 
     A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
-    that torch looks up is in a variable.
-
-    Raises:
-        ImageError: the base's config does not fit its manifest.
+    that torch looks up is in a variable. ImageError: the base's config does not fit its manifest.
     """
     command, args = container_argv(spec)
     variables = environment(base.config)
     paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
     variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
     variables |= {"HOME": HOME, "USER": _USER_NAME}
-    run = {
-        "WorkingDir": WORKDIR,
-        "User": f"{IMAGE_UID}:{IMAGE_UID}",
-        "Cmd": [*command, *args],
-    }
+    user = f"{IMAGE_UID}:{IMAGE_UID}"
+    run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command, *args]}
     return _append(base, [layer], variables, run, "k8sjob push")
 
 
 def append_packages(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
-    """Put on a base what the code needs; nothing else about the base changes.
+    """Put on a base what the code needs, the lowest layer first; nothing else about it changes.
 
-    Args:
-        base: the image below.
-        layers: what is installed, the lowest first.
-        variables: replace those of the base with the same names.
-
-    Raises:
-        ImageError: the base's config does not fit its manifest.
+    The variables replace those of the base. ImageError: its config does not fit its manifest.
     """
     return _append(base, layers, environment(base.config) | dict(variables), {}, "k8sjob build")
 

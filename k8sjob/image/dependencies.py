@@ -196,15 +196,7 @@ class BuildRequest:
         return self.target.reference.version
 
     def push(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
-        """Push the base with layers on it; the tag is written last.
-
-        Args:
-            layers: what is installed, the lowest first.
-            variables: of the environment, that differ from the base's.
-
-        Raises:
-            ImageError: a registry refuses, or cannot be reached.
-        """
+        """Push the base with layers on it, the lowest first, and variables that differ from its."""
         made = append_packages(self.base, layers, variables or {})
         transfer = Transfer(self.target, self.below, self.progress, dry_run=False)
         transfer.run(self.base, [layer.content for layer in layers], made.config)
@@ -212,11 +204,7 @@ class BuildRequest:
 
 
 def image_on_base(spec: JobSpec, verb: str) -> Image:
-    """The image part of a spec that has a base; the verb is for the message.
-
-    Raises:
-        ImageError: the image is used as it is.
-    """
+    """The image part of a spec; ImageError, with this verb, where it has no base."""
     image = spec.image
     if isinstance(image, str) or image.base is None:
         raise ImageError(

@@ -54,12 +54,7 @@ BUILDERS: Final = {
 
 
 def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
-    """The builder for what is wanted.
-
-    Args:
-        name: of a builder, or AUTO: the first that can.
-        wanted: what is to be installed.
-        zstd: it is to be compressed by zstd.
+    """The builder of this name for what is wanted; AUTO: the first that can.
 
     Raises:
         ImageError: it cannot be used here, or none of them.
@@ -71,10 +66,10 @@ def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
         if why := BUILDERS[name].unable(wanted, zstd=zstd):
             raise ImageError(f"--builder {name}: {why}")
         return BUILDERS[name]
-    reasons = []
+    reasons = ""
     for builder in BUILDERS.values():
         why = builder.unable(wanted, zstd=zstd)
         if why is None:
             return builder
-        reasons.append(f"  {builder.name}: {why}")
-    raise ImageError("\n".join(["nothing on this machine can build an image:", *reasons]))
+        reasons += f"\n  {builder.name}: {why}"
+    raise ImageError(f"nothing on this machine can build an image:{reasons}")

@@ -22,43 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["as_uv_settings", "write_secrets"]
 
 _KEYS: Final = (
-    "index-url",
-    "extra-index-url",
-    "no-index",
-    "find-links",
-    "trusted-host",
-    "proxy",
-    "timeout",
-    "default-timeout",
-    "retries",
-    "pre",
-    "prefer-binary",
-    "only-binary",
-    "no-binary",
+    *("index-url", "extra-index-url", "no-index", "find-links", "trusted-host", "proxy"),
+    *("timeout", "default-timeout", "retries"),
+    *("pre", "prefer-binary", "only-binary", "no-binary"),
 )
 """Settings that mean the same elsewhere; pip's folders and checks are this machine's own."""
 _BUNDLES: Final = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 """Variables that name a bundle of certificates, the one for pip first."""
 _UV_VARIABLES: Final = (
-    "UV_CONFIG_FILE",
-    "UV_DEFAULT_INDEX",
-    "UV_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS",
-    "UV_INDEX",
-    "UV_INDEX_URL",
+    *("UV_CONFIG_FILE", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL"),
+    *("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL"),
 )
 _TRUE: Final = frozenset({"1", "y", "yes", "true", "on", "t"})
 
 
 def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Find the machine's certificates and pip's settings.
+    """The machine's certificates and pip's settings, by their names in the Dockerfile: ca, pip.
 
     Args:
         folder: where to write a pip.conf that only this user can read.
         environ: variables instead of the process's own.
-
-    Returns:
-        The secrets that there are, by their names in the Dockerfile: `ca` and `pip`.
 
     Raises:
         ImageError: a pip.conf, or a bundle that is named, cannot be read.
@@ -66,27 +49,19 @@ def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dic
     environ = os.environ if environ is None else environ
     settings = _pip_settings(environ)
     # A folder of this machine is not there where pip runs.
-    links = [link for link in settings.pop("find-links", "").split() if _is_remote(link)]
-    if links:
-        settings["find-links"] = "\n".join(links)
+    links = settings.pop("find-links", "").split()
+    if remote := [link for link in links if "://" in link and not link.startswith("file:")]:
+        settings["find-links"] = "\n".join(remote)
     secrets = {}
     if bundle := _bundle(environ, settings.pop("cert", None)):
         secrets["ca"] = bundle
     if settings:
+        separator = "\n    "  # as lists are written there; other values are one word
         secrets["pip"] = folder / "pip.conf"
-        lines = (f"{key} = {_indented(value)}\n" for key, value in settings.items())
+        lines = [f"{key} = {separator.join(value.split())}\n" for key, value in settings.items()]
         with open(os.open(secrets["pip"], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
             file.write("[global]\n" + "".join(lines))
     return secrets
-
-
-def _is_remote(link: str) -> bool:
-    return "://" in link and not link.startswith("file:")
-
-
-def _indented(value: str) -> str:
-    """A value of several lines, as such a file has it."""
-    return "\n    ".join(line.strip() for line in value.splitlines() if line.strip())
 
 
 def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:

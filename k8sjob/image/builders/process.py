@@ -48,14 +48,9 @@ def run(
     *,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a program to its end.
+    """Run a program to its end; `say` is called with each line that it writes.
 
     Ctrl-C, SIGTERM and SIGHUP end it, and it is waited for: it removes its containers.
-
-    Args:
-        argv: the program and its arguments.
-        say: is called with each line that it writes.
-        variables: added to this process's own.
 
     Raises:
         BuilderError: its exit code is not 0.
@@ -76,14 +71,13 @@ def run(
 def succeeds(argv: Sequence[str]) -> bool:
     """Whether a program is there and ends with exit code 0."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
+        return not subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_CHECK_SECONDS,
             check=False,
-        )
-        return done.returncode == 0
+        ).returncode
     return False
 
 
@@ -128,9 +122,8 @@ def _signals_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
-    numbers = [
-        each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL
-    ]  # not by nohup
+    # Not those that nohup has them ignore.
+    numbers = [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, stop)
     try:

@@ -79,11 +79,7 @@ def find_uv() -> str | None:
 
 
 def build(request: BuildRequest) -> None:
-    """Install what is wanted, and push the image.
-
-    Raises:
-        ImageError: there is no wheel of something, or it does not fit; a registry refuses.
-    """
+    """Install what is wanted, and push the image; see `unpack`."""
     request.say(f"reading the packages of {request.base.reference}")
     inventory = read_inventory(request.base, request.below, _progress(request.say))
     with tempfile.TemporaryDirectory(prefix="k8sjob-") as folder:
@@ -126,7 +122,7 @@ def unpack(
     Args:
         inventory: of the base.
         wanted: no Debian packages.
-        folder: where to; must be empty or not exist.
+        folder: must be empty or not exist.
         say: is called with a line on each step.
         cached: what an index answered before is used as long as the index allows.
 

@@ -10,6 +10,7 @@ import base64
 import json
 import re
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -64,12 +65,7 @@ class RegistryClient:
         return urlsplit(self.url("")).scheme == "http"
 
     def add_scope(self, reference: Reference, actions: str) -> None:
-        """Declare what will be done, so that one token is enough for all of it.
-
-        Args:
-            reference: names the repository.
-            actions: "pull" or "pull,push".
-        """
+        """Declare what will be done ("pull" or "pull,push"), so that one token is enough for it."""
         self._authorizer.scopes.add(f"repository:{reference.repository}:{actions}")
 
     def request(
@@ -118,20 +114,14 @@ class RegistryClient:
         Raises:
             TransportError: the connection broke.
         """
-        used, is_own = self._authorizer.header, self._is_own(url)
-        shown = {**headers, "Authorization": used} if used and is_own else headers
+        used, shown = self._shown(url, headers)
         answer = self._http.send(method, url, headers=shown, body=body)
-        if answer.status == 401 and is_own and not self._authorizer.renew(answer, used):
+        if answer.status == 401 and self._is_own(url) and not self._authorizer.renew(answer, used):
             raise self.refusal(answer, "uploading")
         return answer
 
     def url(self, location: str, answer: Response | None = None) -> str:
-        """A location that the registry gave, as a complete URL.
-
-        Args:
-            location: path or URL.
-            answer: in which it stood; None: the registry's root.
-        """
+        """A path or URL that the registry gave in an answer (None: its root), complete."""
         if not self._base:
             self._base = self._http.base_url(self._endpoint)
         try:
@@ -166,19 +156,26 @@ class RegistryClient:
         *,
         stream: bool,
     ) -> Response:
-        is_own = self._is_own(url)
         for _ in range(2):
-            used = self._authorizer.header
-            shown = {**(headers or {}), **({"Authorization": used} if used and is_own else {})}
+            used, shown = self._shown(url, headers)
             answer = self._http.request(method, url, headers=shown, body=body, stream=stream)
-            if answer.status != 401 or not is_own or not self._authorizer.renew(answer, used):
+            is_refused = answer.status == 401 and self._is_own(url)
+            if not is_refused or not self._authorizer.renew(answer, used):
                 break
         return answer
+
+    def _shown(
+        self, url: str, headers: Mapping[str, str] | None
+    ) -> tuple[str | None, dict[str, str]]:
+        """The login's header, and all headers; no other host sees the login."""
+        used = self._authorizer.header
+        own = {"Authorization": used} if used and self._is_own(url) else {}
+        return used, {**(headers or {}), **own}
 
     def _redirected(
         self, method: str, answer: Response, headers: Mapping[str, str] | None, *, stream: bool
     ) -> Response:
-        """The content from where the registry says; another host does not see the login."""
+        """The content from where the registry says."""
         for _ in range(_MAX_REDIRECTS):
             location = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not location:
@@ -215,19 +212,10 @@ class Authorizer:
         self._http = http
         self._host = host
         self._find_login = find_login
-        self._login: Login | None = None
-        self._has_login = False
         self._lock = threading.Lock()
 
     def renew(self, answer: Response, used: str | None) -> bool:
-        """Get what the registry wants.
-
-        Args:
-            answer: with status 401 and a challenge.
-            used: the header that was not enough.
-
-        Returns:
-            Whether there is a new header.
+        """Get what a challenge wants where a header was not enough; whether there is a new one.
 
         Raises:
             ImageError: the registry wants credentials and there are none, or they are refused.
@@ -239,18 +227,14 @@ class Authorizer:
             self.header = self._authorization(answer.headers.get("WWW-Authenticate", ""))
             return self.header != before
 
-    @property
+    @cached_property
     def login(self) -> Login | None:
         """The user's credentials for this registry; looked for when they are first needed."""
-        if not self._has_login:
-            self._login, self._has_login = self._find_login(), True
-        return self._login
+        return self._find_login()
 
     def _authorization(self, challenge: str) -> str:
         wanted = parse_challenges(challenge)
         login = self.login
-        if login is not None and login.access_token:
-            return f"Bearer {login.access_token}"
         if "bearer" in wanted:
             return f"Bearer {self._token(wanted['bearer'])}"
         if "basic" not in wanted:
@@ -265,7 +249,7 @@ class Authorizer:
 
     def _token(self, parameters: dict[str, str]) -> str:
         realm = parameters.get("realm", "")
-        if not _is_url(realm):
+        if not host_of(realm):
             raise ImageError(f"{self._host}: its tokens come from {realm!r}, which is no URL")
         wanted = set(parameters.get("scope", "").split())
         service = parameters.get("service", "")
@@ -276,7 +260,7 @@ class Authorizer:
         if answer.status != 200:
             who = "the login is refused" if self.login else "a login is wanted"
             raise ImageError(
-                f"{self._host}: no token from {urlsplit(realm).netloc} (status {answer.status}):"
+                f"{self._host}: no token from {host_of(realm)} (status {answer.status}):"
                 f" {who}; run: docker login {self._host}"
             )
         try:
@@ -285,7 +269,7 @@ class Authorizer:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             token = None
         if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
-            raise ImageError(f"{self._host}: {urlsplit(realm).netloc} answers without a token")
+            raise ImageError(f"{self._host}: {host_of(realm)} answers without a token")
         return token
 
     def _request_token(self, realm: str, service: str, scopes: set[str]) -> Response:
@@ -308,14 +292,6 @@ class Authorizer:
         separator = "&" if "?" in realm else "?"
         headers = {} if basic is None else {"Authorization": basic}
         return self._http.request("GET", f"{realm}{separator}{urlencode(query)}", headers=headers)
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _basic(login: Login | None) -> str | None:

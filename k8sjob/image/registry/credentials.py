@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError, redacted
+from k8sjob.image.registry.manifest import table
 from k8sjob.image.registry.reference import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host
 
 if TYPE_CHECKING:
@@ -41,13 +42,11 @@ class Login:
         username: with password; empty with a token.
         password: never in a repr.
         identity_token: to be exchanged for access tokens (OAuth2 refresh token).
-        access_token: to be shown as it is.
     """
 
     username: str = ""
     password: str = field(default="", repr=False)
     identity_token: str = field(default="", repr=False)
-    access_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +87,7 @@ class Entry:
                     f"{self.file}: auths[{self.key!r}].auth is not base64 of USER:PASSWORD; log in"
                     f" again: docker login {self.key}"
                 )
-        shown = text.get("registrytoken", "")
-        if not (shown.isascii() and shown.isprintable()):
-            raise ImageError(
-                f"{self.file}: auths[{self.key!r}].registrytoken has a character that no HTTP"
-                f" header can hold, as a line break; log in again: docker login {self.key}"
-            )
-        token = text.get("identitytoken", "")
-        login = Login(username, password.rstrip("\0"), token, shown)
+        login = Login(username, password.rstrip("\0"), text.get("identitytoken", ""))
         return None if login == Login() else login
 
     def _asked(self, helper: str) -> Login | None:
@@ -127,11 +119,8 @@ class Entry:
                 f"{program} get {self.key}: exit code {done.returncode}: {_first_line(said)}; try"
                 " it by hand, or log in again"
             )
-        return self._answer(program, done.stdout)
-
-    def _answer(self, program: str, text: str) -> Login:
         try:
-            answer = json.loads(text)
+            answer = json.loads(done.stdout)
             username, secret = str(answer["Username"]), str(answer["Secret"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ImageError(
@@ -151,10 +140,7 @@ class Keyring:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Keyring:
-        """Read the files that are there.
-
-        Args:
-            environ: variables instead of the process's own.
+        """Read the files that are there; environ: variables instead of the process's own.
 
         Raises:
             ImageError: one of them cannot be read.
@@ -169,24 +155,19 @@ class Keyring:
 
     def _entries(self, registry: str, repository: str) -> Iterator[Entry]:
         server = DEFAULT_LOGIN if registry == DEFAULT_REGISTRY else registry
+        # An entry may be for a part of a registry: the longest, so the closest, comes first.
+        parts = [registry, *repository.split("/")]
+        places = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
         for file, content in self._files.items():
-            auths = {_place(key): (key, value) for key, value in _table(content, "auths")}
-            helpers = {_place(key): value for key, value in _table(content, "credHelpers")}
-            for place in _places(registry, repository):
+            auths = {_place(key): (key, value) for key, value in table(content, "auths").items()}
+            helpers = {_place(key): value for key, value in table(content, "credHelpers").items()}
+            for place in places:
                 key, fields = auths.get(place, (server, {}))
-                helper = helpers.get(place) or (
-                    content.get("credsStore") if place == registry else None
-                )
+                store = content.get("credsStore") if place == registry else None
+                helper = helpers.get(place) or store
                 if helper or fields:
                     given = fields if isinstance(fields, dict) else {}
                     yield Entry(file, key, str(helper) if helper else None, given)
-
-
-def _places(registry: str, repository: str) -> Iterator[str]:
-    """What credentials for a repository may stand under: the longest, so the closest, first."""
-    parts = [registry, *repository.split("/")]
-    for end in range(len(parts), 0, -1):
-        yield "/".join(parts[:end])
 
 
 def _place(key: str) -> str:
@@ -198,26 +179,17 @@ def _place(key: str) -> str:
     return plain_host(host) + (f"/{below}" if below else "")
 
 
-def _table(content: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    table = content.get(name)
-    return list(table.items()) if isinstance(table, dict) else []
-
-
 def _paths(environ: Mapping[str, str]) -> Iterator[Path]:
-    home = _home(environ)
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # users of containers may have none
+        home = Path("/")
     yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
     if named := environ.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers/auth.json"
     yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    try:
-        return Path(environ.get("HOME") or Path.home())
-    except RuntimeError:  # users of containers may have none
-        return Path("/")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -124,12 +124,7 @@ class HttpClient:
     """Requests to any host over connections that are kept open; threads may share it."""
 
     def __init__(self, plain_http: Collection[str] = (), retry: RetryPolicy | None = None) -> None:
-        """Prepare the connections; none is made.
-
-        Args:
-            plain_http: registries (host[:port]) besides loopback that need no TLS.
-            retry: for each request; None: the default.
-        """
+        """Prepare; `plain_http` names registries (host[:port]) besides loopback without TLS."""
         self.retry = retry or RetryPolicy()
         self._plain_http = plain_http
         self._pools: dict[tuple[str, str], urllib3.PoolManager] = {}
@@ -167,17 +162,17 @@ class HttpClient:
         body: bytes | None = None,
         stream: bool = False,
     ) -> Response:
-        """Make a request, with retries.
+        """Make a request that is safe to repeat, with retries; redirects are not followed.
 
         Args:
-            method: of HTTP; it must be safe to repeat.
+            method: of HTTP.
             url: complete.
             headers: of the request.
             body: whole, so that it can be sent again.
             stream: leave the body of a good answer to be read.
 
         Returns:
-            The last answer, whatever its status. Redirects are not followed.
+            The last answer, whatever its status.
 
         Raises:
             TransportError: there was no answer.
@@ -282,17 +277,16 @@ class _HeadersDeadline:
         timer = threading.Timer(HEADERS_TIMEOUT, self._cut, [late])
         timer.daemon = True
         timer.start()
-        answer: urllib3.HTTPResponse | None = None
         try:
-            answer = super().getresponse()  # type: ignore[misc]  # of the connection
+            answer: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # of the connection
         except (OSError, http.client.HTTPException):
-            if not late.is_set():
-                raise
+            if late.is_set():
+                raise TimeoutError from None
+            raise
         finally:
             timer.cancel()
-        if answer is None or late.is_set():  # http.client takes headers that were cut for whole
-            if answer is not None:
-                answer.close()
+        if late.is_set():  # http.client takes headers that were cut for whole
+            answer.close()
             raise TimeoutError
         return answer
 

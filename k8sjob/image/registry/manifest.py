@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.errors import ImageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from k8sjob.image.registry.reference import Reference
 
 __all__ = [
@@ -53,12 +55,7 @@ _OCI_LAYERS: Final = {
 """OCI's names of Docker's layers."""
 _OCI_ZSTD: Final = "application/vnd.oci.image.layer.v1.tar+zstd"
 _OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
-_CONFIGS: Final = frozenset(
-    {
-        _OCI_CONFIG,
-        "application/vnd.docker.container.image.v1+json",
-    }
-)
+_CONFIGS: Final = frozenset({_OCI_CONFIG, "application/vnd.docker.container.image.v1+json"})
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
@@ -78,11 +75,7 @@ class Descriptor:
 
     @classmethod
     def of(cls, value: Any, where: str) -> Descriptor:
-        """Read a descriptor.
-
-        Raises:
-            ImageError: it is none.
-        """
+        """Read a descriptor; ImageError where it is none."""
         entry = value if isinstance(value, dict) else {}
         digest, size = entry.get("digest"), entry.get("size")
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -180,11 +173,7 @@ def encode(content: dict[str, Any]) -> bytes:
 
 
 def read_object(raw: bytes, where: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ImageError: it is none.
-    """
+    """A JSON object; ImageError where it is none."""
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError):
@@ -298,7 +287,7 @@ def labels(config: dict[str, Any]) -> dict[str, Any]:
     return table(table(config, "config"), "Labels")
 
 
-def table(content: dict[str, Any], key: str) -> dict[str, Any]:
+def table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The object under this key; empty for anything else."""
     found = content.get(key)
     return found if isinstance(found, dict) else {}

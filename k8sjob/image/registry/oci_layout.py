@@ -41,15 +41,7 @@ class Layout:
     client: Final = None  # nothing can be mounted here
 
     def __init__(self, folder: Path, reference: Reference) -> None:
-        """Check the folder, which is made when something is written.
-
-        Args:
-            folder: where to.
-            reference: the image's name.
-
-        Raises:
-            ImageError: it is something other than a layout.
-        """
+        """Check the folder, which may not exist; ImageError where it is something else."""
         self.folder = folder
         self.reference = reference
         self._unfinished: tempfile.TemporaryDirectory[str] | None = None
@@ -80,11 +72,7 @@ class Layout:
         return _Copy(self, content, sent)
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
-        """Write a manifest and name it; all that it names must be there.
-
-        Raises:
-            ImageError: the folder cannot be written to.
-        """
+        """Write a manifest and name it; all that it names must be there."""
         digest = digest_of(raw)
         self.upload(in_memory(raw), lambda _size: None).run()
         config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
@@ -144,11 +132,7 @@ class _Copy:
         return path.is_file() and path.stat().st_size == self.content.size
 
     def run(self, _mount: Reference | None = None) -> Sent:
-        """Write it.
-
-        Raises:
-            ImageError: it cannot be read, does not match its digest, or there is no space.
-        """
+        """Write it; ImageError where it cannot be read, or there is no space."""
         with _errors_explained(self.layout.folder):
             self.layout.write(self.layout.path(self.content.digest), self._blocks())
         return Sent.UPLOADED

@@ -107,24 +107,19 @@ class Repository:
             headers={"Accept": manifest.ACCEPTED},
         )
         algorithm, is_digest, _ = version.partition(":")
-        if (
-            is_digest
-            and version != f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
-        ):
-            raise ImageError(
-                f"{self.reference}: what came as {version} has the digest {digest_of(answer.body)}:"
-                " the registry, or a proxy on the way, is broken; try again"
-            )
+        if is_digest:
+            found = f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
+            if found != version:
+                raise ImageError(
+                    f"{self.reference}: what came as {version} has the digest {found}: the"
+                    " registry, or a proxy on the way, is broken; try again"
+                )
         return manifest.read(
             answer.body, answer.headers.get("Content-Type", ""), str(self.reference)
         )
 
     def blob(self, descriptor: Descriptor) -> bytes:
-        """A small blob, whole.
-
-        Raises:
-            ImageError: it is too large, cannot be read, or does not match its digest.
-        """
+        """A small blob, whole; ImageError where it cannot be read, or is not what it should be."""
         if descriptor.size > MAX_BODY:
             raise ImageError(
                 f"{self.reference}: its config has {descriptor.size} bytes; the image is broken"
@@ -141,23 +136,13 @@ class Repository:
         Raises:
             ImageError: the registry does not take it, or stores something else.
         """
-        digest = digest_of(raw)
-        answer = self._write(raw, media_type, tag)
-        stored = answer.headers.get("Docker-Content-Digest", digest)
-        if stored != digest or not self.has(raw, media_type):
-            raise ImageError(
-                f"{self.reference.name}:{tag}: the registry has it as {stored} and not as {digest};"
-                " it is broken, or changes what it is given"
-            )
-
-    def _write(self, raw: bytes, media_type: str, tag: str) -> Response:
-        retry, doing = self.client.retry, f"writing {self.reference.name}:{tag}"
+        retry, digest, name = self.client.retry, digest_of(raw), f"{self.reference.name}:{tag}"
         for failures in count(1):
             answer = self.client.request(
                 "PUT",
                 f"{self._manifests}/{tag}",
                 ok={201, 400, 404},
-                doing=doing,
+                doing=f"writing {name}",
                 headers={"Content-Type": media_type},
                 body=raw,
             )
@@ -165,17 +150,18 @@ class Repository:
                 break
             # While another client pushes the same blob, a registry may not know it for a moment.
             if failures == retry.tries or b"BLOB_UNKNOWN" not in answer.body:
-                raise self.client.refusal(answer, doing)
+                raise self.client.refusal(answer, f"writing {name}")
             retry.wait(failures)
-        return answer
+        stored = answer.headers.get("Docker-Content-Digest", digest)
+        if stored != digest or not self.has(raw, media_type):
+            raise ImageError(
+                f"{name}: the registry has it as {stored} and not as {digest}; it is broken, or"
+                " changes what it is given"
+            )
 
 
 def read_base(repository: Repository, platform: str | None) -> Base:
-    """The image of a repository that layers are put on.
-
-    Args:
-        repository: with the image's tag or digest.
-        platform: os/architecture[/variant]; None: see Index.choose.
+    """The image of a repository that layers are put on, for a platform; see Repository.image.
 
     Raises:
         ImageError: there is none, or none for the platform.

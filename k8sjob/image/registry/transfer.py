@@ -47,14 +47,7 @@ def _run(future: Future[Any], function: Callable[[], Any]) -> None:
 
 
 def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any]:
-    """Call functions in several threads.
-
-    Args:
-        functions: the first ones are started first.
-        width: how many may run at the same time.
-
-    Returns:
-        Their results, in order.
+    """Call functions in at most `width` threads, the first ones first; their results, in order.
 
     Raises:
         The first failure; functions that have not started by then never do.
@@ -111,12 +104,7 @@ class Transfer:
         self._lock = threading.Lock()
 
     def run(self, base: Base, layers: Sequence[Content], config: bytes) -> tuple[Blob, ...]:
-        """Bring what is missing.
-
-        Args:
-            base: the image below.
-            layers: what is put on it.
-            config: of both together.
+        """Bring what is missing of a base, the layers on it, and the config of both together.
 
         Returns:
             The parts in the manifest's order, the config last.
