@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
-from k8sjob.runtime.agent.agent import End, retryable, run_agent, single_program, training_program
+from k8sjob.runtime.agent.agent import retryable, run_agent, single_program, training_program
 from k8sjob.runtime.agent.attempt import run_attempt, verdict
 from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
 from k8sjob.runtime.agent.roster import Roster
@@ -131,17 +131,15 @@ def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: 
         return count.refused, ExitCode.RESTARTS_SPENT
     with Roster(node, settings.job) as roster:
         coordinator = Coordinator(node, roster, count)
-        end = run_agent(program, settings, inbox, coordinator)
-        reason = end.reason
+        reason, final = run_agent(program, settings, inbox, coordinator)
         if reason is None:
-            reason = coordinator.finish(inbox)
-            end = End(reason, final=True)
-        elif end.final or settings.restart_policy != "OnFailure":
+            reason, final = coordinator.finish(inbox), True
+        elif final or settings.restart_policy != "OnFailure":
             coordinator.give_up(reason)
-    count.end(reason, final=end.final)
+    count.end(reason, final=final)
     if reason is None or inbox.stopping() or not reason.exit_code:
         return _outcome(reason)
-    return _given_up(reason, settings, final=end.final)
+    return _given_up(reason, settings, final=final)
 
 
 def _run_single(program: Program, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -83,7 +84,8 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             if serving:
                 calls = _open_calls(context, env, serving)
                 calls.begin(context.stop_coordinator.alert)
-                _leave_if_served(context, env, serving)
+                if env.rank < serving:  # it has served; the session's block is for the trainers
+                    sys.exit(int(ExitCode.STOPPED) if context.stop_coordinator.reason else 0)
             yield Job(context)
         except BaseException as error:
             if _is_orderly(error, context):
@@ -183,12 +185,6 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
         raise EnvError("one process alone has no servers; start it by `k8sjob run` or in pods")
     context.training = env.rank < serving or context.training  # a server stops with the others
     return Calls(env, met, serving=serving, timeout=context.config.collective_timeout)
-
-
-def _leave_if_served(context: RankContext, env: DistEnv, serving: int) -> None:
-    """End a process that has served: the block of `with session()` is for the trainers."""
-    if env.rank < serving:
-        raise SystemExit(int(ExitCode.STOPPED) if context.stop_coordinator.reason else 0)
 
 
 def _leave(context: RankContext, calls: Calls | None, jax: JaxProcesses | None) -> None:

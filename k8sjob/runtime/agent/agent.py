@@ -8,7 +8,6 @@ Any other failure ends the node at once: restarting would not help.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import contract
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.signals import Inbox
 
 __all__ = [
-    "End",
     "backoff",
     "retryable",
     "run_agent",
@@ -41,22 +39,9 @@ __all__ = [
 _RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a node has ended.
-
-    Attributes:
-        reason: why its last start ended; None when all processes ended with 0.
-        final: whether another start would end the same way.
-    """
-
-    reason: Reason | None
-    final: bool = False
-
-
 def run_agent(
     program: Program, config: RuntimeConfig, inbox: Inbox, coordinator: Coordinator
-) -> End:
+) -> tuple[Reason | None, bool]:
     """Run a program to its end, over as many starts as it takes and max_restarts allows.
 
     Args:
@@ -64,6 +49,10 @@ def run_agent(
         config: max_restarts, stop_grace and hang_timeout are used.
         inbox: entered already, so that no stop is lost before the first start.
         coordinator: this node among the nodes of its group.
+
+    Returns:
+        Why the last start ended, None when all processes ended with 0; and whether another start
+        would end the same way.
 
     Raises:
         EnvError: there is no folder to write in.
@@ -78,19 +67,19 @@ def run_agent(
         reason = verdict(record, inbox.stop)
         coordinator.note(record)
         if inbox.stopping():
-            return End(reason)
+            return reason, False
         last = coordinator.last(record, reason)
         if last is not None:
-            return End(last, final=True)
+            return last, True
         if reason is None or not retryable(reason.exit_code):
-            return End(reason)
+            return reason, False
         restart = coordinator.next_restart(restart)
         if restart > config.max_restarts:
-            return End(reason)
+            return reason, False
         delay = backoff(restart, TIMEOUTS.restart_max)
         log_line(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         inbox.sleep(delay)
-    return End(stopped(inbox))
+    return stopped(inbox), False
 
 
 def stopped(inbox: Inbox) -> Reason | None:

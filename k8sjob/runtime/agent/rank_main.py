@@ -218,7 +218,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     end = config.take_lifeline()
     if end is not None:
-        threading.Thread(target=_watch_parent, args=(end,), daemon=True).start()
+        threading.Thread(
+            target=_watch_parent, args=(end,), daemon=True, name="k8sjob-parent"
+        ).start()
 
 
 def _watch_parent(end: int) -> None:

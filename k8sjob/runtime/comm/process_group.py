@@ -301,21 +301,17 @@ def open_group(
     if serves:
         return Group(replace(env, rank=0, world_size=1), met.backend, device, met)
     trainer = env.among_trainers(serving)
-    _init(trainer, met, device, timeout)
-    return Group(trainer, met.backend, device, met)
-
-
-def _init(env: DistEnv, met: Rendezvous, device: torch.device, timeout: timedelta) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         met.backend,
         store=PrefixStore("group", met.again()),
-        rank=env.rank,
-        world_size=env.world_size,
+        rank=trainer.rank,
+        world_size=trainer.world_size,
         timeout=timeout,
         device_id=device if met.backend == "nccl" else None,
     )
+    return Group(trainer, met.backend, device, met)
 
 
 def _rank_info(env: DistEnv, backend: str, device: torch.device) -> RankInfo:

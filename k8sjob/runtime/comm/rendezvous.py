@@ -54,10 +54,6 @@ class RankInfo:
     backend: str
     gpu: str = ""
 
-    def encode(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
@@ -139,7 +135,7 @@ def _roll_call(
     if store.check([_GO]):
         store.set(NOTE, f"rank {env.rank} was started again")
         raise _TryAgainError("an earlier group is still running there, without this rank")
-    store.set(f"here/{env.rank}", info.encode())
+    store.set(f"here/{env.rank}", json.dumps(asdict(info)))
     if env.rank == 0:
         lead(store)
     while not store.check([_GO]):
@@ -174,7 +170,7 @@ def _publish_result(
             "those replicas, or raise the rendezvous timeout if they are still being scheduled"
         )
     else:
-        infos = [RankInfo(**json.loads(store.get(key))) for key in _keys(world_size)]
+        infos = [RankInfo(**json.loads(store.get(f"here/{rank}"))) for rank in here]
         result["error"] = _disagreement(infos)
         result["backend"], result["remark"] = choose(infos)
     store.set(_GO, json.dumps(result))
@@ -190,7 +186,7 @@ def _await_all(
     store: Store, world_size: int, deadline: float, on_wait: Callable[[Sequence[int]], object]
 ) -> None:
     """Rank 0: wait until all are here or the deadline has come."""
-    keys, reported = _keys(world_size), list[int]()
+    keys, reported = [f"here/{rank}" for rank in range(world_size)], list[int]()
     report = time.monotonic() + TIMEOUTS.exchange
     while not (all_here := store.check(keys)) and time.monotonic() < deadline:
         if time.monotonic() >= report:
@@ -203,12 +199,8 @@ def _await_all(
         on_wait(())
 
 
-def _keys(world_size: int) -> list[str]:
-    return [f"here/{rank}" for rank in range(world_size)]
-
-
 def _missing(store: Store, world_size: int) -> list[int]:
-    return [rank for rank, key in enumerate(_keys(world_size)) if not store.check([key])]
+    return [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
 
 
 def _disagreement(infos: Sequence[RankInfo]) -> str:
