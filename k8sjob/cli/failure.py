@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +15,9 @@ from k8sjob.errors import K8sJobError, redacted
 from k8sjob.view.sanitize import safe_line, safe_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-__all__ = ["INTERRUPTED", "TRACEBACK_ENV", "Failures", "fail", "say", "warn"]
+__all__ = ["INTERRUPTED", "TRACEBACK_ENV", "fail", "reported", "say", "warn"]
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
@@ -26,34 +25,28 @@ TRACEBACK_ENV: Final = "K8SJOB_TRACEBACK"
 """Set to 1 to see the traceback of an error."""
 
 
-@dataclass(slots=True)
-class Failures:
-    """How errors are reported.
+@contextmanager
+def reported(options: Collection[str] = ()) -> Iterator[None]:
+    """Run a command: any exception ends in a line on stderr and SystemExit with its code.
 
-    Attributes:
-        traceback: also show where in k8sjob an error came from.
+    Args:
+        options: with "traceback" in it, it is shown where in k8sjob an error came from.
     """
-
-    traceback: bool = False
-
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """Run a command: any exception ends in a line on stderr and SystemExit with its code."""
-        try:
-            yield
-            sys.stdout.flush()
-        except click.exceptions.Exit as end:
-            raise SystemExit(end.exit_code) from None
-        except (click.Abort, KeyboardInterrupt):
-            raise SystemExit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader has closed the pipe, as head does; Python would complain once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(1) from None
-        except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
-            if self.traceback or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
-                click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
-            raise SystemExit(_report(error)) from None
+    try:
+        yield
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        raise SystemExit(end.exit_code) from None
+    except (click.Abort, KeyboardInterrupt):
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader has closed the pipe, as head does; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
+        if "traceback" in options or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
+            click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
+        raise SystemExit(_report(error)) from None
 
 
 def say(text: str) -> None:
@@ -80,16 +73,10 @@ def _labelled(label: str, colour: str, line: str) -> None:
 def _report(error: Exception) -> int:
     """Print the error on stderr; its exit code."""
     match error:
-        case click.UsageError():
-            fail(
-                " ".join(error.format_message().split())
-            )  # click puts choices on lines of their own
-            context = error.ctx
-            if context is not None:
-                click.echo(f"try '{context.command_path} --help'", err=True)
-            return error.exit_code
         case click.ClickException():
-            fail(error.format_message())
+            fail(" ".join(error.format_message().split()))  # click puts choices on own lines
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                click.echo(f"try '{error.ctx.command_path} --help'", err=True)
             return error.exit_code
         case K8sJobError():
             fail(str(error) or type(error).__name__)
@@ -97,10 +84,9 @@ def _report(error: Exception) -> int:
         case OSError():
             place = f": {error.filename}" if error.filename else ""
             fail(f"{error.strerror or error}{place}")
-            return 1
         case _:
             fail(_bug(error))
-            return 1
+    return 1
 
 
 def _bug(error: Exception) -> str:

@@ -60,24 +60,13 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
 
 
 def _write(files: Mapping[str, str], folder: Path) -> None:
-    """All of the files, or none."""
+    """Write new files; an existing one stops all of them."""
     existing = [str(folder / file) for file in files if (folder / file).exists()]
     if existing:
         raise K8sJobError(f"{', '.join(existing)}: already exists; use another folder")
-    made_folder = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
-    try:
-        for file, text_of_file in files.items():
-            with (folder / file).open("x", encoding="utf-8") as out:
-                made.append(folder / file)
-                out.write(text_of_file)
-    except BaseException:
-        for path in made:
-            path.unlink(missing_ok=True)
-        if made_folder:
-            folder.rmdir()
-        raise
+    for file, text_of_file in files.items():
+        (folder / file).write_text(text_of_file, encoding="utf-8")
 
 
 @click.command("adopt")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections import defaultdict
 from itertools import chain, count
@@ -28,7 +27,7 @@ from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
     from k8sjob.backends.api import LogLine
@@ -92,37 +91,28 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
         say(_choice(chosen, follow=follow))
     silent = dict.fromkeys(chosen)
-    lines = _spoken(
+    lines = _noted(
         logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
     )
-    words = ["k8sjob", "logs", "-f", str(ref)]
-    words += [word for name in replicas for word in ("-r", name)]
-    words += [word for rank in ranks for word in ("--rank", str(rank))]
-    words += ["--timestamps"] * timestamps
-    words += ["--save", str(folder)] if folder else []
-    words += ["-o", "json"] if output == "json" else []
-    again = shlex.join(words) + place.options if follow else ""
-    if folder is None:
-        printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
-        code = _show(lines, printer.show, again)
-    else:
-        code = _save(lines, Saver(folder, ref.name, times=timestamps), again)
-    if not (follow or since or code) and tail != 0:
+    shown: _Printer | Saver = (
+        Saver(folder, ref.name, times=timestamps)
+        if folder
+        else _Printer(output, names=len(chosen) > 1, times=timestamps)
+    )
+    with shown, Interrupts() as interrupts:
+        for batch in Feed(lines):
+            shown.show(batch)
+            if interrupts.count:
+                break
+    if interrupts.count and follow:
+        say("\nDetached; the same command reattaches")
+    elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
             say(message)
-    return code
+    return interrupts.exit_code
 
 
-def _save(lines: Iterable[LogLine], saver: Saver, again: str) -> int:
-    try:
-        with saver:
-            return _show(lines, saver.show, again)
-    finally:
-        for path in sorted(saver.saved):
-            line(path)
-
-
-def _spoken(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
+def _noted(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
     """The same lines; a replica that has one is taken out of the silent ones."""
     for one in lines:
         silent.pop(one.replica, None)
@@ -158,18 +148,6 @@ def _choice(replicas: Sequence[str], *, follow: bool) -> str:
     return f"the lines of {len(replicas)} replicas are printed one replica after the other"
 
 
-def _show(lines: Iterable[LogLine], show: Callable[[Sequence[LogLine]], None], again: str) -> int:
-    """Show lines until they end or an interrupt comes; the exit code."""
-    with Interrupts() as interrupts:
-        for batch in Feed(lines):
-            show(batch)
-            if interrupts.count:
-                if again:
-                    say(f"\nDetached; reattach with {again}")
-                return interrupts.exit_code
-    return 0
-
-
 class _Printer:
     """Writes log lines: for people as they read them, as JSON for programs.
 
@@ -183,6 +161,12 @@ class _Printer:
         self._json, self._names, self._times = output == "json", names, times
         self._printer = LinePrinter()
         self._console = console_for(sys.stdout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left open."""
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Write the lines."""
@@ -217,6 +201,8 @@ def _event_text(event: Event) -> Text:
 class Saver:
     """Writes lines of output into files of a folder, one a replica and attempt, inside a `with`.
 
+    At the end the names of the files are printed.
+
     Nodes do not keep output, so a file may be all that is left of an attempt. Lines are written as
     the job wrote them, byte for byte. An existing file grows by what was written since; one with
     other lines (of an earlier pod, of a job of the same name) stays, and "-2" is added to the new
@@ -245,6 +231,8 @@ class Saver:
         for replica, parts in self._parts.items():
             for attempt in sorted(parts):
                 self._complete(replica, attempt)
+        for path in sorted(self.saved):
+            line(path)
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Take some lines; an attempt is complete when a line of the next one comes."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import queue
 import re
 import shlex
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -242,22 +243,19 @@ def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
     Raises:
         BackendError: it took too long, or what it raises.
     """
-    done: queue.SimpleQueue[_Seen | BackendError] = queue.SimpleQueue()
+    done = Future[_Seen]()
 
     def run() -> None:
         try:
-            done.put(look())
+            done.set_result(look())
         except BackendError as error:
-            done.put(error)
+            done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        seen = done.get(timeout=seconds)
-    except queue.Empty:
+        return done.result(timeout=seconds)
+    except TimeoutError:
         raise BackendError(f"the cluster did not answer within {seconds:g} s") from None
-    if isinstance(seen, BackendError):
-        raise seen
-    return seen
 
 
 def _or_none(backend: Backend, name: str) -> JobRef | None:
@@ -292,23 +290,13 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     except click.UsageError:
         return []
     namespace, slash, _ = incomplete.rpartition("/")
-    here = [] if place.is_cluster or namespace not in {"", LOCAL} else _names_here()
-    there = [] if place.is_local or namespace == LOCAL else _names_there(place, namespace)
-    names = [f"{LOCAL}/{name}" if slash or name in dict(there) else name for name in here]
-    names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there]
+    here, there = [], dict[str, str]()
+    if not place.is_cluster and namespace in {"", LOCAL}:
+        here = list(dict.fromkeys(s.job["metadata"]["name"] for s in local_backend().jobs()))
+    if not place.is_local and namespace != LOCAL and (place.is_cluster or configured()):
+        with suppress(BackendError):
+            jobs = _within(GLANCE_SECONDS, lambda: place.connect(namespace or None).jobs())
+            there = {s.job["metadata"]["name"]: s.job["metadata"]["namespace"] for s in jobs}
+    names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
+    names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]
     return [name for name in names if name.startswith(incomplete)]
-
-
-def _names_here() -> list[str]:
-    return list(dict.fromkeys(s.job["metadata"]["name"] for s in local_backend().jobs()))
-
-
-def _names_there(place: Place, namespace: str) -> list[tuple[str, str]]:
-    """Names and their namespaces, of the cluster's jobs."""
-    if not (place.is_cluster or configured()):
-        return []
-    try:
-        jobs = _within(GLANCE_SECONDS, lambda: place.connect(namespace or None).jobs())
-    except BackendError:
-        return []
-    return [(s.job["metadata"]["name"], s.job["metadata"]["namespace"]) for s in jobs]

@@ -6,22 +6,18 @@ import atexit
 import gc
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import click
 
-from k8sjob.cli.failure import Failures
+from k8sjob.cli.failure import reported
 from k8sjob.contract import __version__, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["COMMANDS", "MEANT", "main", "program"]
 
-_PLUGINS_OFF: Final = "PYDANTIC_DISABLE_PLUGINS"
 _GARBAGE: Final = 100_000
 """New objects before the collector looks at them; Python's own number is 700."""
 
@@ -43,7 +39,7 @@ COMMANDS: Final = {
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
         Command("Check", "render", "render", "Print the PyTorchJob manifest, or the Dockerfile"),
-        Command("Check", "lint", "lint", "Find what will hang, be rejected or go wrong"),
+        Command("Check", "lint", "validate", "Find what will hang, be rejected or go wrong"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
         Command("Run", "run", "run", "Run a job on this machine and follow it"),
         Command("Run", "build", "build", "Build the image with what a job installs"),
@@ -52,7 +48,7 @@ COMMANDS: Final = {
         Command("Run", "diff", "diff", "Show what submitting again would change"),
         Command("Look", "list", "list", "List jobs"),
         Command("Look", "status", "status", "Show one job and its replicas"),
-        Command("Look", "watch", "watch", "Follow a job to its end"),
+        Command("Look", "watch", "run", "Follow a job to its end"),
         Command("Look", "logs", "logs", "Print what the replicas wrote"),
         Command("Look", "why", "why", "Explain why a job failed or makes no progress"),
         Command("Look", "export", "export", "Write a checkpoint's weights as one file"),
@@ -102,8 +98,12 @@ class Program(click.Group):
         """The command of that name; its function is called as the command, `_` for `-`."""
         if name not in COMMANDS:
             return None
-        with _without_plugins():
-            module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
+        with suppress(ImportError):  # it is an internal module
+            from pydantic.plugin import _loader  # noqa: PLC0415 - not needed for help
+
+            # pydantic would search all installed packages for plugins, which takes time.
+            _loader._plugins = {}  # noqa: SLF001 - a variable for it would be inherited by the job
+        module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
         command = getattr(module, f"{name}_command")
         assert isinstance(command, click.Command)  # noqa: S101 - tells mypy what the modules hold
         return command
@@ -133,26 +133,9 @@ class Program(click.Group):
                 )
 
 
-@contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Keep pydantic from searching all installed packages for plugins, which takes time.
-
-    Processes that a command starts must not see it: a job's own pydantic may have plugins.
-    """
-    before = os.environ.get(_PLUGINS_OFF)
-    os.environ[_PLUGINS_OFF] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PLUGINS_OFF]
-        else:
-            os.environ[_PLUGINS_OFF] = before
-
-
 def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value and isinstance(ctx.obj, Failures):
-        ctx.obj.traceback = True
+    if value and isinstance(ctx.obj, set):
+        ctx.obj.add("traceback")
 
 
 @click.command(
@@ -194,10 +177,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Nor at the end: it would take half a second with the Python client.
         atexit.register(gc.freeze)
         args = sys.argv[1:]
-    failures = Failures()
-    with failures.reported():
+    options = set[str]()
+    with reported(options):
         code = program.main(
-            args or ["--help"], prog_name=_called(), standalone_mode=False, obj=failures
+            args or ["--help"], prog_name=_called(), standalone_mode=False, obj=options
         )
     sys.exit(code or 0)
 

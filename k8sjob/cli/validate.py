@@ -1,14 +1,15 @@
-"""`k8sjob validate` and `k8sjob schema`: what a job.yaml may say, and whether one does."""
+"""`k8sjob validate`, `k8sjob schema` and `k8sjob lint`: problems of files, found before a run."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from k8sjob.cli.failure import fail, warn
+from k8sjob.checks.lint import Severity, lint
+from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.options import folder_of, format_option, source_name
 from k8sjob.cli.output import count, document, line
 from k8sjob.errors import SpecError
@@ -17,11 +18,13 @@ from k8sjob.spec import load, schema
 from k8sjob.spec.load import located
 from k8sjob.yamldoc import JOB_FILE, job_file
 
-__all__ = ["schema_command", "validate_command"]
+__all__ = ["lint_command", "schema_command", "show_lint_errors", "validate_command"]
+
+_FILES: Final = click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
+@_FILES
 @format_option("table", "json", "yaml")
 def validate_command(files: tuple[Path, ...], output: str) -> int:
     """Check each of FILES (default: job.yaml; - is standard input) and print every problem found.
@@ -63,3 +66,41 @@ def schema_command() -> None:
     k8sjob init writes it beside the job.yaml and names it in its first line.
     """
     document(schema(), "json")
+
+
+@click.command("lint")
+@_FILES
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@format_option("table", "json", "yaml")
+def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
+    """Find what will hang, be rejected by the operator or go wrong silently in FILES.
+
+    A file is a PyTorchJob manifest, a training script, or a job.yaml (the default), whose script
+    is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
+    there is an error among the findings.
+    """
+    found = [finding for file in files or (job_file(Path(JOB_FILE)),) for finding in lint(file)]
+    if output != "table":
+        document([asdict(finding) for finding in found], output)
+    else:
+        for finding in found:
+            line(str(finding))
+        if not found:
+            say("nothing found")
+    return int(any(strict or finding.severity is Severity.ERROR for finding in found))
+
+
+def show_lint_errors(file: Path) -> None:
+    """Warn of what is known to hang or crash in a job.yaml or its script, before the job starts.
+
+    The job starts all the same: lint reads the script and cannot see every way through it.
+    """
+    if str(file) == "-":
+        return  # standard input was read by the command itself
+    try:
+        found = lint(file)
+    except SpecError:
+        return  # a script in another encoding: Python may read what lint does not
+    for finding in found:
+        if finding.severity is Severity.ERROR:
+            warn(f"lint: {finding}")

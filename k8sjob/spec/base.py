@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    get_args,
+)
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
@@ -124,6 +134,9 @@ class Part(BaseModel):
         defer_build=True,  # one schema for the whole spec, at the first validation, not one a part
     )
 
+    shorthand: ClassVar[str] = ""
+    """The field that a text in place of this part probably means, for hints."""
+
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """What differs from the defaults, for a repr that fits a notebook's line."""
         for name, field in type(self).model_fields.items():
@@ -133,11 +146,6 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
-
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG003 - for subclasses
-        """What may have been meant by a plain value in place of this part, for hints."""
-        yield from ()
 
     def rules(self) -> Iterator[Broken]:
         """What the fields must hold together; each broken rule with the field to change."""

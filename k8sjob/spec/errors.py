@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from types import MappingProxyType
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -12,11 +11,11 @@ from pydantic import ValidationError
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import Problem, RenderError, field_path
 from k8sjob.spec.base import UNEXPLAINED, Part, part_types, seen
-from k8sjob.spec.run import shell_words
+from k8sjob.spec.run import Run, shell_words, started_by
 from k8sjob.yamldoc import flow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
@@ -24,13 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.spec.base import Loc, Part
     from k8sjob.yamldoc import Document
 
-__all__ = [
-    "MAX_PROBLEMS",
-    "fits",
-    "likely",
-    "plain",
-    "problems",
-]
+__all__ = ["MAX_PROBLEMS", "problems"]
 
 MAX_PROBLEMS: Final = 100
 """Most problems in one error: nobody reads more, and each takes half a millisecond to explain."""
@@ -50,7 +43,7 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     found = []
     for detail in error.errors(include_url=False):
         at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
-        loc = plain(detail["loc"])
+        loc = _plain(detail["loc"])
         rules = detail["ctx"]["broken"] if detail["type"] == "rules" else [((), None)]
         for path, message in rules:
             at = (*loc, *path)
@@ -79,17 +72,18 @@ def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
             meant = detail["ctx"]["meant"]
             step = "" if meant is None else _step(root, loc, detail["input"], meant)
             return str(detail["ctx"]["message"]) + step
+        case "literal_error":
+            return _one_of(seen(detail["input"]), detail["ctx"]["expected"])
         case kind:
-            say = _PLAIN.get(kind)
-            shown = seen(detail["input"])
-            message = say(shown, detail.get("ctx", {})) if say else f"{shown}: {detail['msg']}"
+            form = _PLAIN.get(kind, "{}: {msg}")
+            message = form.format(seen(detail["input"]), **detail.get("ctx", {}), msg=detail["msg"])
             if _KEY in detail["loc"]:
                 return f"{message}; quote the key"
             return message + (_step(root, loc, detail["input"]) if kind.endswith("_type") else "")
 
 
-def _one_of(shown: str, ctx: Mapping[str, Any]) -> str:
-    choices = re.findall(r"'([^']*)'", ctx["expected"])
+def _one_of(shown: str, expected: str) -> str:
+    choices = re.findall(r"'([^']*)'", expected)
     text = f"{shown} is not one of {', '.join(choices)}"
     if shown == "null" and "None" in choices:
         return f"{text}; did you mean the text None?"
@@ -97,22 +91,20 @@ def _one_of(shown: str, ctx: Mapping[str, Any]) -> str:
     return f"{text}; {step}"
 
 
-_PLAIN: Final[Mapping[str, Callable[[str, Mapping[str, Any]], str]]] = MappingProxyType(
-    {
-        "string_type": lambda shown, _: f"{shown} is not text",
-        "float_type": lambda shown, _: f"{shown} is not a number",
-        "finite_number": lambda shown, _: f"{shown} is not a finite number; write one",
-        "int_type": lambda shown, _: f"{shown} is not a whole number",
-        "bool_type": lambda shown, _: f"{shown} is neither true nor false",
-        "tuple_type": lambda shown, _: f"{shown} is not a list",
-        "dict_type": lambda shown, _: f"{shown} is not a mapping",
-        "model_type": lambda shown, _: f"{shown} is not a mapping",
-        "literal_error": _one_of,
-        "greater_than_equal": lambda shown, ctx: f"{shown} is too small; at least {ctx['ge']}",
-        "greater_than": lambda shown, ctx: f"{shown} is too small; more than {ctx['gt']:g}",
-        "less_than_equal": lambda shown, ctx: f"{shown} is too large; at most {ctx['le']}",
-    }
-)
+_PLAIN: Final = {
+    "string_type": "{} is not text",
+    "float_type": "{} is not a number",
+    "finite_number": "{} is not a finite number; write one",
+    "int_type": "{} is not a whole number",
+    "bool_type": "{} is neither true nor false",
+    "tuple_type": "{} is not a list",
+    "dict_type": "{} is not a mapping",
+    "model_type": "{} is not a mapping",
+    "greater_than_equal": "{} is too small; at least {ge}",
+    "greater_than": "{} is too small; more than {gt:g}",
+    "less_than_equal": "{} is too large; at most {le}",
+}
+"""Messages for pydantic's types of errors: of the value, and of the error's context."""
 
 
 def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> str:
@@ -121,10 +113,10 @@ def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> 
     if info is None:
         return ""
     field = str(loc[len(loc) - len(below) - 1])
-    parts = () if below else part_types(info.annotation)
+    parts = () if below else tuple(part_types(info.annotation))
     key = "" if below else f"{field}: "
-    for value in (*meant, *likely(wrong, field, parts)):
-        if value in (None, [], {}) or not fits(root, loc, value):
+    for value in (*meant, *_likely(wrong, field, parts)):
+        if value in (None, [], {}) or not _fits(root, loc, value):
             continue
         text = _written(value)
         if text and len(text) <= _LONGEST:
@@ -193,22 +185,12 @@ def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, 
             yield from _paths(nested, (*base, name))
 
 
-_WHOLE: Final = re.compile(r"[-+]?[0-9][0-9_]{0,30}(?:\.0*)?", re.ASCII)
-_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_FLAGS: Final = {
-    **dict.fromkeys(("true", "yes", "on", "y", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "n", "0"), False),
-}
-_SHELL: Final = ("args", "command")  # fields whose text is a command line, in quotes and all
-_WHOLE_ITEM: Final = set(";{")  # a requirement's marker, a regular expression: never split
-
-
-def plain(loc: Loc) -> Loc:
+def _plain(loc: Loc) -> Loc:
     """Pydantic's location without the tags of unions and its mark for keys."""
     return tuple(part for part in loc if not str(part).startswith("<") and part != "[key]")
 
 
-def fits(root: type[Part], loc: Loc, value: Any) -> bool:
+def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
     """Whether a field takes the value, by everything that holds for the field alone.
 
     The value is validated at its place in a document that has nothing else.
@@ -227,56 +209,39 @@ def fits(root: type[Part], loc: Loc, value: Any) -> bool:
 def _places(error: ValidationError) -> Iterator[Loc]:
     """Every field that an error is about."""
     for found in error.errors():
-        loc = plain(found["loc"])
+        loc = _plain(found["loc"])
         broken = found["ctx"]["broken"] if found["type"] == "rules" else [((), "")]
         yield from ((*loc, *path) for path, _ in broken)
 
 
-def likely(seen: Any, field: str, parts: Iterable[type[Part]]) -> Iterator[Any]:
+def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:
     """Values that may have been meant, the likeliest first; not all of them fit the field.
 
     Args:
-        seen: the wrong value.
+        wrong: the value that was refused.
         field: the name of the field.
         parts: the classes that the field can hold.
     """
-    for part in parts:
-        yield from part.likely(seen)
-    if isinstance(seen, str):
-        yield from _of_text(seen.strip(), field)
-    elif isinstance(seen, list | tuple):
-        yield _pairs(seen)
-        yield from seen if len(seen) == 1 else ()
-    elif isinstance(seen, dict):
-        yield [seen]
-    elif isinstance(seen, int | float) and not isinstance(seen, bool):
-        yield from _of_number(seen)
-
-
-def _of_number(seen: float) -> Iterator[Any]:
-    if math.isfinite(seen) and seen == int(seen):
-        yield int(seen)
-    yield getattr(seen, "text", None) or str(seen)
-    yield [seen]
-    if seen in (0, 1):
-        yield bool(seen)
-
-
-def _of_text(text: str, field: str) -> Iterator[Any]:
-    if _WHOLE.fullmatch(text):
-        yield int(text.partition(".")[0])
-    if _NUMBER.fullmatch(text):
-        yield float(text)
-    if text.lower() in _FLAGS:
-        yield _FLAGS[text.lower()]
-    yield text
-    yield _pairs(re.split(r"[,\s]+", text))
-    if field in _SHELL:
-        yield shell_words(text)
-    elif not _WHOLE_ITEM & set(text):
-        yield [piece for piece in re.split(r"[,\s]+", text) if piece]
-    if field not in _SHELL:
-        yield [text]
+    if isinstance(wrong, str):
+        yield started_by(wrong) if Run in parts else None
+        yield from ({part.shorthand: wrong} for part in parts if part.shorthand)
+        yield from ({part.shorthand: wrong.lower()} for part in parts if part.shorthand)
+        for number in (int, float):
+            with suppress(ValueError):
+                yield number(wrong)
+        yield {"true": True, "yes": True, "on": True, "false": False, "no": False}.get(wrong)
+        yield _pairs([wrong])
+        if field in {"args", "command"}:
+            yield shell_words(wrong)
+        elif not re.search(r"[\s,]", wrong):
+            yield [wrong]
+    elif isinstance(wrong, list | tuple):
+        yield _pairs(wrong)
+        yield from wrong if len(wrong) == 1 else ()
+    elif isinstance(wrong, float) and wrong.is_integer():
+        yield int(wrong)
+    else:
+        yield [wrong]
 
 
 def _pairs(items: Iterable[Any]) -> dict[Any, Any] | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from k8sjob.kube.quantity import BINARY, DECIMAL, MAX, canonical, parse
+from k8sjob.kube.quantity import MAX, canonical, parse
 from k8sjob.spec.base import refuse, seen
 
 __all__ = [
@@ -23,13 +23,6 @@ __all__ = [
     "parse_duration",
 ]
 
-_UNITS: Final = {name.lower(): name for name in (*DECIMAL, *BINARY) if name not in ("n", "u")}
-"""Suffixes by what people write: `gb` and `G` are both 10^9, `gib` and `Gi` 2^30."""
-_WORDS: Final = re.compile(
-    rf"\s*(\d+(?:\.\d+)?)\s*((?:{'|'.join(_UNITS)})b?)\s*(?:bytes?|cores?|cpus?)?\s*",
-    re.IGNORECASE | re.ASCII,
-)
-
 
 def _quantity(value: Any) -> str:
     text = value
@@ -40,21 +33,12 @@ def _quantity(value: Any) -> str:
     except ValueError:
         number = None
     if number is None:
-        refuse(f"{seen(value)} is not a quantity", _in_words(value))
+        refuse(f"{seen(value)} is not a quantity", [])
     if number < 0:
         refuse(f"{seen(value)} is negative", [text.lstrip("-")])
     if number >= MAX:
         refuse(f"{seen(value)} is more than any node has", [])
     return canonical(text)
-
-
-def _in_words(value: Any) -> list[str]:
-    """The quantity that `32GB`, `32 gib` or `4 cores` mean; none where it is not plain."""
-    match = _WORDS.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return []
-    number, unit = match.groups()
-    return [number + (unit if unit in DECIMAL else _UNITS[unit.lower().removesuffix("b")])]
 
 
 def _cpu(value: Any) -> str:
@@ -104,11 +88,6 @@ Memory = Annotated[str, BeforeValidator(_memory), _SCHEMA]
 
 _SECONDS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION: Final = "(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?"
-_DURATION_WORDS: Final = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?|)"
-    r"(?![a-z\d.])[\s,]*",
-    re.ASCII,
-)
 _MAX_SECONDS: Final = 2**31 - 1  # Kubernetes keeps seconds in 32 or 64 bits, depending on the field
 
 
@@ -132,20 +111,8 @@ def parse_duration(value: Any) -> int:
             seconds = sum(int(number[:20]) * unit for number, unit in parts if number)
     if not 0 <= seconds <= _MAX_SECONDS:
         message = f"{seen(value)} is not a duration, such as 90s, 10m, 1h30m or 2d"
-        refuse(
-            message, [_duration_in_words(value)] if seconds < 0 else [format_duration(_MAX_SECONDS)]
-        )
+        refuse(f"{message}; at most {_MAX_SECONDS}s" if seconds > 0 else message, [])
     return seconds
-
-
-def _duration_in_words(value: Any) -> str | None:
-    """The duration that `10 minutes`, `1.5h` or 0.5 mean; None where it is not plain."""
-    text = str(value).strip().lower()
-    parts = _DURATION_WORDS.findall(text)
-    if isinstance(value, bool | list | dict) or not parts or _DURATION_WORDS.sub("", text).strip():
-        return None
-    seconds = sum(float(number) * _SECONDS[unit[:1] or "s"] for number, unit in parts)
-    return format_duration(round(seconds)) if 1 <= seconds <= _MAX_SECONDS else None
 
 
 def format_duration(seconds: int) -> str:

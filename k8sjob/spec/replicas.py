@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from k8sjob.spec.base import Broken, Count, Flag, Part, Whole, doc
 from k8sjob.spec.names import ObjectName
@@ -66,14 +66,6 @@ class Replicas(Part):
         ),
     ] = None
 
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
-        """A number of pods, one of which is the Master."""
-        if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
-            value = int(value[:9])
-        if isinstance(value, int) and not isinstance(value, bool):
-            yield {"workers": value - 1}
-
     @property
     def nnodes(self) -> int:
         """Pods of the job: the Master and its Workers, or the Workers of an elastic job."""
@@ -93,6 +85,8 @@ class Replicas(Part):
 class Gang(Part):
     """All pods are scheduled together or none, by a gang scheduler that the operator knows."""
 
+    shorthand = "scheduler"
+
     scheduler: Annotated[
         ObjectName | None,
         doc("Name of the scheduler; null: the cluster's default.", "volcano"),
@@ -105,12 +99,6 @@ class Gang(Part):
         ObjectName | None,
         doc("The scheduler's queue; it cannot be changed later.", "research"),
     ] = None
-
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
-        """The scheduler."""
-        if isinstance(value, str):
-            yield {"scheduler": value}
 
 
 class Policy(Part):

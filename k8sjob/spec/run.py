@@ -16,7 +16,7 @@ from k8sjob.spec.quantity import Duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EnvFrom", "Run", "shell_words"]
+__all__ = ["EnvFrom", "Run", "shell_words", "started_by"]
 
 _OPERATOR: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
@@ -27,15 +27,15 @@ _AGENT: Final = frozenset({"GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
 _LAUNCHERS: Final = ("accelerate", "deepspeed", "mpirun", "torchrun")
 
 
-def shell_words(text: str) -> list[str] | None:
-    """A command line as a shell splits it; None where a quote is never closed."""
+def shell_words(text: str) -> list[str]:
+    """A command line as a shell splits it; none where a quote is never closed."""
     try:
         return shlex.split(text)
     except ValueError:
-        return None
+        return []
 
 
-def _started_by(line: str) -> dict[str, Any]:
+def started_by(line: str) -> dict[str, Any]:
     """The fields of `run` that start what a command line starts."""
     command = shell_words(line) or [line]
     python = re.fullmatch(r"python[0-9.]*", command[0]) is not None
@@ -52,7 +52,7 @@ def _started_by(line: str) -> dict[str, Any]:
 def _script(value: str) -> str:
     if not value or value.startswith("-") or not value.isprintable():
         refuse(f"{value!r} is not a script; write its path inside the image, as main.py")
-    started = _started_by(value)
+    started = started_by(value)
     is_line = started.keys() != {"command"} or started["command"][0] in _LAUNCHERS
     if is_line and started != {"script": value}:
         from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
@@ -146,12 +146,6 @@ class Run(Part):
             unit="time",
         ),
     ] = 600
-
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
-        """A command line."""
-        if isinstance(value, str):
-            yield _started_by(value)
 
     def rules(self) -> Iterator[Broken]:
         """Exactly one thing to start, no variable that would be overridden."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from k8sjob.contract import closest
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
 from k8sjob.spec.names import AbsolutePath, Text
 from k8sjob.strategies import GONE, pattern_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Checkpoint", "Strategy"]
 
@@ -67,6 +63,8 @@ Kind = Literal[
 
 class Strategy(Part):
     """The strategy, its settings, and the backend of the process group."""
+
+    shorthand = "kind"
 
     kind: Annotated[
         Kind,
@@ -212,13 +210,6 @@ class Strategy(Part):
         doc("Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo"),
     ] = None
 
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
-        """The kind, or the backend."""
-        if isinstance(value, str):
-            yield {"backend": value.lower()}
-            yield {"kind": closest(value, get_args(Kind))}
-
     @property
     def settings(self) -> dict[str, Any]:
         """The strategy's settings that differ from its defaults, as JSON has them."""
@@ -227,6 +218,8 @@ class Strategy(Part):
 
 class Checkpoint(Part):
     """Checkpoints, from which a restarted job resumes."""
+
+    shorthand = "dir"
 
     dir: Annotated[
         AbsolutePath,
@@ -250,11 +243,3 @@ class Checkpoint(Part):
             "sharded",
         ),
     ] = "auto"
-
-    @classmethod
-    def likely(cls, value: Any) -> Iterator[dict[str, Any]]:
-        """The folder, or true for the default one."""
-        if isinstance(value, str):
-            yield {"dir": value}
-        elif value is True:
-            yield {"dir": cls.model_fields["dir"].default}

@@ -167,6 +167,8 @@ class _Loader(yaml.SafeLoader):
             raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
         self._add(1, mark)
         node = super().compose_node(parent, index)
+        if node is not None and node.end_mark is None:  # it is still being composed
+            raise _Refused("an alias inside its own anchor", mark)
         self.depth -= 1
         return node
 
@@ -205,13 +207,11 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
-    """The mappings that `<<` names; one that is not composed to its end contains the `<<`."""
+    """The mappings that `<<` names."""
     sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
     for source in sources:
         if not isinstance(source, yaml.MappingNode):
             raise _Refused("'<<' takes a mapping, or a list of mappings", source.start_mark)
-        if source.end_mark is None:
-            raise _Refused("an alias inside its own anchor", source.start_mark)
     return list(sources)
 
 
@@ -227,9 +227,7 @@ class _Builder:
         """The node's data; `path` is its path."""
         self.count += 1
         if len(path) > MAX_DEPTH:
-            raise _Refused(
-                "nested too deep by an alias, which may be inside its own anchor", node.start_mark
-            )
+            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
         if self.count > MAX_NODES:
             raise _Refused(_TOO_MANY, node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":

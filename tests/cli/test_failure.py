@@ -4,12 +4,12 @@ import sys
 import click
 import pytest
 
-from k8sjob.cli.failure import Failures
+from k8sjob.cli.failure import reported
 from k8sjob.errors import JobFailed, JobNotFound, K8sJobError, Problem, SpecError
 
 
-def told(error, capsys, **options):
-    with pytest.raises(SystemExit) as end, Failures(**options).reported():
+def told(error, capsys, *options):
+    with pytest.raises(SystemExit) as end, reported(options):
         raise error
     out, err = capsys.readouterr()
     assert out == ""
@@ -51,7 +51,7 @@ def test_a_bug_says_so_without_a_traceback(capsys):
 
 
 def test_the_traceback_is_there_for_who_asks(capsys, monkeypatch):
-    assert "Traceback" in told(K8sJobError("no"), capsys, traceback=True)[1]
+    assert "Traceback" in told(K8sJobError("no"), capsys, "traceback")[1]
     monkeypatch.setenv("K8SJOB_TRACEBACK", "1")
     assert "Traceback" in told(K8sJobError("no"), capsys)[1]
     monkeypatch.setenv("K8SJOB_TRACEBACK", "0")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import k8sjob.cli
-from k8sjob.cli.failure import Failures
+from k8sjob.cli.failure import reported
 from k8sjob.cli.output import line, table
 from k8sjob.errors import BackendError
 
@@ -23,9 +23,7 @@ def test_a_line_is_harmless(capsys):
 
 
 def test_a_traceback_is_harmless(capsys):
-    failures = Failures()
-    failures.traceback = True
-    with pytest.raises(SystemExit), failures.reported():
+    with pytest.raises(SystemExit), reported({"traceback"}):
         raise BackendError(HOSTILE)
     shown = capsys.readouterr().err
     assert "BackendError" in shown

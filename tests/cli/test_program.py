@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -161,18 +160,16 @@ def test_usage_speaks_of_what_was_typed(argv0, name, k8sjob, monkeypatch):
 
 def test_pydantic_looks_for_no_plugins_and_no_child_knows():
     code = """
-import os, sys
+import os
 from importlib import metadata
 found, metadata.entry_points = [], lambda **asked: found.append(asked) or []
 before = dict(os.environ)
 from k8sjob.cli.program import program
-command = program.get_command(None, "render")
-assert "pydantic" in sys.modules
+program.get_command(None, "render")
+from k8sjob.spec import JobSpec
+JobSpec(name="x", image="x", run={"script": "main.py"})
 assert dict(os.environ) == before
 print(found)
 """
-    for off in ({}, {"PYDANTIC_DISABLE_PLUGINS": "logfire-plugin"}):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | off, capture_output=True, check=False
-        )
-        assert done.stdout == b"[]\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.stdout == b"[]\n", done.stderr

@@ -127,7 +127,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read():
         ("a: !!set {x}", 1, 4, "the tag"),
         ("a: !!binary eA==", 1, 4, "the tag 'binary'"),
         ("a: !!bool maybe", 1, 4, "is not what its tag 'bool' says"),
-        ("a: &x [*x]", 1, 4, "inside its own anchor"),
+        ("a: &x [*x]", 1, 8, "inside its own anchor"),
         ("&x a: *y", 1, 7, "without its anchor"),
         ("%YAML 3.0\n---\na", 1, 1, "not YAML"),
         ("{" * 5000, 1, 65, "nested more than 64 deep"),
