@@ -36,8 +36,14 @@ BOTH = ("in-process", "docker")
 
 
 def with_docker(test):
-    """Runs a test with Debian's registry, too, in a module where others do not."""
+    """Runs a test with Debian's registry, too."""
     test.registries = BOTH
+    return test
+
+
+def docker_alone(test):
+    """Runs a test with Debian's registry, to which other tools push."""
+    test.registries = ("docker",)
     return test
 
 

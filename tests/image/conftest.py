@@ -4,20 +4,22 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty import FaultyRegistry
-from registries import BOTH, CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
+from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
+from k8sjob.cli import main
 from k8sjob.image.push import push
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
 
 
 def pytest_generate_tests(metafunc):
-    """Tests run with each kind of registry, or with those that they or their module name."""
+    """Tests run with the registry of this process, or with those that they or their module name."""
     if "start_registry" in metafunc.fixturenames:
-        kinds = getattr(metafunc.module, "REGISTRIES", BOTH)
+        kinds = getattr(metafunc.module, "REGISTRIES", ["in-process"])
         kinds = getattr(metafunc.function, "registries", kinds)
         marks = {"docker": pytest.mark.system}
         params = [pytest.param(kind, marks=marks.get(kind, ())) for kind in kinds]
@@ -94,6 +96,23 @@ def code(tmp_path):
     (folder / "main.py").write_text("print('hello')\n")
     (folder / "pkg/__init__.py").write_text("")
     return folder
+
+
+@pytest.fixture
+def k8sjob(capfd):
+    """Runs a command line in this process, with these variables in its environment."""
+
+    def call(*args, **env):
+        capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as end:
+                main([str(arg) for arg in args])
+        out, err = capfd.readouterr()
+        return SimpleNamespace(returncode=end.value.code or 0, stdout=out, stderr=err)
+
+    return call
 
 
 @pytest.fixture

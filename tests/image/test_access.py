@@ -10,13 +10,15 @@ import threading
 import time
 
 import pytest
-from registries import HTPASSWD, PASSWORD, QUICK
+from registries import BOTH, HTPASSWD, PASSWORD, QUICK
 from tokens import TokenServer
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
+
+REGISTRIES = BOTH
 
 
 def keys(folder, logins):

@@ -1,10 +1,7 @@
 """`k8sjob push` as a user calls it, and what a user gets wrong."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -20,18 +17,12 @@ def write_job(code):
     return write
 
 
-def push(*args, env=None):
-    return subprocess.run(
-        [sys.executable, "-m", "k8sjob", "push", *map(str, args)],
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def push(k8sjob):
+    return lambda *args, **env: k8sjob("push", *args, **env)
 
 
-def test_the_reference_alone_is_on_stdout(registry, base_image, write_job, code):
+def test_the_reference_alone_is_on_stdout(push, registry, base_image, write_job, code):
     base = base_image(registry, "command/base:1")
     job = write_job(f"{registry.host}/command/app", base)
     (code / ".env").write_text("x")
@@ -54,7 +45,7 @@ def test_the_reference_alone_is_on_stdout(registry, base_image, write_job, code)
     assert "error: conf.txt:1: a private key" in strict.stderr
 
 
-def test_code_is_put_onto_what_was_built(registry, base_image, write_job):
+def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
     below, base = (base_image(registry, f"command/{name}:1") for name in ("below", "deps"))
     job = write_job(f"{registry.host}/command/onto", below, ", apt: [git]")
     refused = push(job)
@@ -81,7 +72,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("base", MISTAKES)
-def test_a_base_that_cannot_be_had(registry, base_image, write_job, base):
+def test_a_base_that_cannot_be_had(push, registry, base_image, write_job, base):
     base_image(registry, "command/base:1")
     job = write_job(f"{registry.host}/command/none", base.format(host=registry.host))
     done = push(job)
@@ -90,23 +81,23 @@ def test_a_base_that_cannot_be_had(registry, base_image, write_job, base):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_registry_that_takes_nothing(registry, readonly, base_image, write_job):
+def test_a_registry_that_takes_nothing(push, registry, readonly, base_image, write_job):
     base = base_image(registry, "command/base:1")
     done = push(write_job(f"{readonly.host}/command/app", base))
     assert done.returncode == 1
     assert f"{readonly.host} answers 405; it takes no uploads" in done.stderr
 
 
-def test_a_login_file_that_is_broken(registry, base_image, write_job, home):
+def test_a_login_file_that_is_broken(push, registry, base_image, write_job, home):
     base = base_image(registry, "command/base:1")
     (home / "config.json").write_text("{")
     job = write_job(f"{registry.host}/command/app", base)
-    done = push(job, env={"DOCKER_CONFIG": str(home)})
+    done = push(job, DOCKER_CONFIG=str(home))
     assert done.returncode == 1
     assert f"error: {home}/config.json:1:2: not JSON" in done.stderr
 
 
-def test_a_registry_is_named_for_plain_http(registry, base_image, write_job):
+def test_a_registry_is_named_for_plain_http(push, registry, base_image, write_job):
     """The registry itself is the proxy by which a host that does not exist is reached."""
     base_image(registry, "command/base:1")
     job = write_job("reg.invalid/command/plain", "reg.invalid/command/base:1")
@@ -115,7 +106,7 @@ def test_a_registry_is_named_for_plain_http(registry, base_image, write_job):
         (["--plain-http", "reg.invalid"], {}),
         ([], {"K8SJOB_PLAIN_HTTP": "other.example reg.invalid"}),
     ):
-        done = push(job, *args, env=proxy | env)
+        done = push(job, *args, **proxy, **env)
         assert done.returncode == 0, done.stderr
-    refused = push(job, env=proxy)
+    refused = push(job, **proxy)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)

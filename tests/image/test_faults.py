@@ -17,7 +17,6 @@ from k8sjob.errors import ImageError
 from k8sjob.image.registry.http_client import HttpClient, RetryPolicy
 
 pytestmark = pytest.mark.slow
-REGISTRIES = ("in-process",)
 
 IN_THE_REGISTRY = ("cut_request", "lost_answer", "cut_answer", "corrupts")
 """What leaves something behind there, so that the real one is tried, too."""

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from registries import read_image, skopeo
+from registries import docker_alone, read_image, skopeo
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.blobs import Sent
@@ -58,7 +58,7 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.system
+@docker_alone
 def test_the_image_is_the_one_that_the_registry_gets(skopeo_is_there, registry, base, written, out):
     dry = written(base, dry_run=True)
     assert {blob.sent for blob in dry.blobs} == {Sent.MISSING}
@@ -96,7 +96,7 @@ def test_several_images_lie_beside_each_other(registry, base, written, code, out
         assert manifest_of(out, image.tag)["layers"]
 
 
-@pytest.mark.system
+@docker_alone
 def test_a_base_with_docker_media_types_becomes_one_of_oci(
     registry, base_image, written, out, buildah
 ):
@@ -158,23 +158,12 @@ def write_job(registry, base, code):
     return code / "job.yaml"
 
 
-def push(*args, limit="unlimited"):
-    argv = f'ulimit -f {limit}; exec {sys.executable} -m k8sjob push "$@"'
-    return subprocess.run(
-        ["bash", "-c", argv, "push", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-@pytest.mark.system
-def test_the_command_says_how_to_bring_it_on(skopeo_is_there, write_job, registry, out):
-    would = push(write_job, "--dry-run", "-o", f"oci:{out}")
+@docker_alone
+def test_the_command_says_how_to_bring_it_on(skopeo_is_there, k8sjob, write_job, registry, out):
+    would = k8sjob("push", write_job, "--dry-run", "-o", f"oci:{out}")
     sizes = r"would send [\d.]+ kB, and [\d.]+ (kB|bytes) of the base$"
     assert re.search(sizes, would.stderr, re.MULTILINE), would.stderr
-    done = push(write_job, "--output", f"oci:{out}")
+    done = k8sjob("push", write_job, "--output", f"oci:{out}")
     assert done.returncode == 0, done.stderr
     assert would.stdout == done.stdout
     assert done.stdout.startswith(f"{registry.host}/layout/cli@sha256:")
@@ -183,15 +172,16 @@ def test_the_command_says_how_to_bring_it_on(skopeo_is_there, write_job, registr
     assert read_image(done.stdout.strip())[0]["layers"]
 
 
-def test_the_command_takes_no_other_place(write_job):
-    done = push(write_job, "-o", "tar:x")
+def test_the_command_takes_no_other_place(k8sjob, write_job):
+    done = k8sjob("push", write_job, "-o", "tar:x")
     assert done.returncode == 2
     assert "'tar:x' is not one of name, json and oci:DIR" in done.stderr
 
 
 def test_a_disk_that_is_full(write_job, code, out):
     (code / "large").write_bytes(os.urandom(3 << 20))
-    done = push(write_job, "-o", f"oci:{out}", limit=1024)
+    argv = f"ulimit -f 1024; exec {sys.executable} -m k8sjob push {write_job} -o oci:{out}"
+    done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: {out}: cannot be written: File too large; make space" in done.stderr
     assert not (out / "index.json").exists()

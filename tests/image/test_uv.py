@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import wheelhouse
-from registries import QUICK, job, read_image, read_manifest
+from registries import QUICK, docker_alone, job, read_image, read_manifest
 from wheelhouse import SITE, wheel
 
 from k8sjob.errors import ImageError
@@ -146,7 +146,7 @@ def either(registry, base_image, request):
     return base_image(registry, name, layers=wheelhouse.base(), form=request.param)
 
 
-@pytest.mark.system
+@docker_alone
 def test_a_layer_compressed_by_zstd(either, built, pushed, code, buildah):
     name = f"{either.rpartition(':')[0]}-app"
     done = built(name, either, "skl", zstd=True)

@@ -157,12 +157,6 @@ def test_addresses_of_a_registry_that_are_none():
         Authorizer(HttpClient(), "reg.example", lambda: None).renew(challenge, None)
 
 
-def test_pauses_grow():
-    started = time.monotonic()
-    RetryPolicy(pause=0.001).wait(6)
-    assert time.monotonic() - started >= 0.75 * 0.032
-
-
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [

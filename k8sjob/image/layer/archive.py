@@ -128,18 +128,11 @@ def write_layer(
                 raw.write(bytes(-raw.size % tarfile.RECORDSIZE))
         except OSError as error:
             raise ImageError(
-                f"the layer cannot be written to {_temporary_folder()}: {error.strerror}; make"
-                " space, or name another folder by TMPDIR"
+                f"the layer cannot be written to {tempfile.tempdir or 'a temporary folder'}:"
+                f" {error.strerror}; make space, or name another folder by TMPDIR"
             ) from None
         failed.pop_all()
     return Layer(FileContent(packed.digest, packed.size, file), raw.digest, zstd=zstd)
-
-
-def _temporary_folder() -> str:
-    try:
-        return tempfile.gettempdir()
-    except OSError:  # none can be written to
-        return "a temporary folder"
 
 
 def _gzip_writer(file: _Hashed) -> IO[bytes]:
