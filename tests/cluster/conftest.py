@@ -157,10 +157,13 @@ def image_of(cluster, tmp_path_factory):
 def eventually(done, what, *, deadline=300.0):
     """Returns what `done` returns once it is true; fails loudly when that takes too long."""
     end = time.monotonic() + deadline
-    while not (found := done()):
-        assert time.monotonic() < end, f"waited {deadline:.0f} s in vain for {what}"
-        time.sleep(0.1)
-    return found
+    while True:
+        begun = time.monotonic()
+        if found := done():
+            return found
+        now = time.monotonic()
+        assert now < end, f"waited {deadline:.0f} s in vain for {what}"
+        time.sleep(max(0.1, 2 * (now - begun)))  # a look that starts processes needs a processor
 
 
 @pytest.fixture(name="eventually", scope="session")
