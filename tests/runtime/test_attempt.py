@@ -87,30 +87,36 @@ class TestVerdict:
         record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
         assert verdict(record, None).exit_code == ExitCode.HUNG
 
-    def test_a_stop_before_the_first_start(self):
-        reason = verdict(Record(stop_time=3), signal.SIGTERM)
+    @pytest.mark.parametrize(
+        ("record", "stop", "said"),
+        [
+            (Record(stop_time=3), signal.SIGTERM, "stopped by SIGTERM"),  # before the first start
+            (
+                Record(
+                    exits={0: ended(1, 12)},
+                    reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
+                    stop_time=10,
+                    sent={signal.SIGTERM: 10},
+                ),
+                signal.SIGTERM,
+                "OSError: disk full",
+            ),
+            (
+                Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10}),
+                None,
+                "starts again with other nodes",
+            ),
+            (
+                Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2}),
+                None,
+                "because its parent was gone",
+            ),
+        ],
+    )
+    def test_a_stop_says_why(self, record, stop, said):
+        reason = verdict(record, stop)
         assert (reason.exit_code, reason.type) == (143, "Stopped")
-
-    def test_a_failure_while_stopping_is_in_the_message(self):
-        record = Record(
-            exits={0: ended(1, 12)},
-            reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
-            stop_time=10,
-            sent={signal.SIGTERM: 10},
-        )
-        reason = verdict(record, signal.SIGTERM)
-        assert reason.exit_code == 143
-        assert "OSError: disk full" in reason.message
-
-    def test_a_group_that_starts_again(self):
-        record = Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10})
-        reason = verdict(record, None)
-        assert reason.exit_code == 143
-        assert "starts again with other nodes" in reason.message
-
-    def test_the_parents_end(self):
-        record = Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2})
-        assert "parent" in verdict(record, None).message
+        assert said in reason.message
 
     @given(
         st.dictionaries(

@@ -59,34 +59,19 @@ def test_an_error_of_the_rank_itself(error):
     assert not peer_loss(error)
 
 
-def raised(make):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - any: its chain is looked at
-        make()
-    return caught.value
+def after(error, *, cause=None, context=None):
+    """An error as it is caught that came from one, or was raised while one was handled."""
+    error.__cause__, error.__context__ = cause, context
+    error.__suppress_context__ = cause is not None
+    return error
 
 
 def test_an_error_that_a_script_raises_from_it_is_still_a_lost_peer():
-    def wrap():
-        try:
-            raise LOST[0]
-        except RuntimeError as error:
-            raise ValueError("training failed") from error
-
-    def stumble():
-        try:
-            raise LOST[0]
-        except RuntimeError:
-            {}["cleanup"]
-
-    def hide():
-        try:
-            raise LOST[0]
-        except RuntimeError:
-            raise ValueError("my own") from None
-
-    assert peer_loss(raised(wrap))
-    assert peer_loss(raised(stumble))
-    assert not peer_loss(raised(hide))
+    assert peer_loss(after(ValueError("training failed"), cause=LOST[0]))
+    assert peer_loss(after(KeyError("cleanup"), context=LOST[0]))
+    hidden = after(ValueError("my own"), context=LOST[0])
+    hidden.__suppress_context__ = True
+    assert not peer_loss(hidden)
 
 
 def test_a_subclass_of_the_users_is_not_a_lost_peer():
@@ -103,12 +88,6 @@ def test_a_cycle_of_causes_ends():
 
 
 LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms for recv operation")
-
-
-def after(error, *, cause=None, context=None):
-    """An error as it is caught that came from one, or was raised while one was handled."""
-    error.__cause__, error.__context__ = cause, context
-    return error
 
 
 @pytest.mark.parametrize(

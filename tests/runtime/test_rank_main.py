@@ -256,17 +256,13 @@ class TestReason:
     def test_exit_codes_of_exceptions(self, error, code):
         assert exit_code(error) == code
 
-    def test_missing_ranks_are_culprits(self):
-        assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
-
-    def test_a_lost_peer_is_one_line(self):
+    def test_a_lost_peer_is_one_line_and_missing_ranks_are_culprits(self):
         text = "[/a/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1. "
         error = RuntimeError(f"{text}This is typically caused by a remote worker crashing. Check")
         reason = reason_of(error, 138)
         assert reason.type == "PeerLost"
         assert reason.message == "another rank went away: Connection closed by peer [127.0.0.1]:1"
-
-    def test_a_stop_is_called_one(self):
+        assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
         assert reason_of(SystemExit(143), 143).type == "Stopped"
 
     def test_the_place_is_in_the_users_own_code(self, run, tmp_path):

@@ -160,12 +160,6 @@ def test_sigterm_in_an_evaluation_comes_back_to_it(settings, told, tmp_path):
     assert told("resumed")[0] == {"path": str(tmp_path / "step-00000008.pt"), "epoch": 1, "step": 8}
 
 
-def test_without_a_place_a_stop_still_is_one():
-    with pytest.raises(SystemExit) as left:
-        train(3, stop_after=6)
-    assert left.value.code == 143
-
-
 def test_own_state_schedule_and_random_numbers_come_back(settings, tmp_path):
     settings(checkpoint_dir=str(tmp_path), checkpoint_every=2)
 
