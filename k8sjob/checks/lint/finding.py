@@ -100,16 +100,17 @@ class Rules(Generic[T]):
         self._subject = subject
         self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
 
-    def error(self, name: str, why: str) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
-        """Make the function below a check whose findings are errors."""
-        return self._rule(Check(name, Severity.ERROR, self._subject, why))
+    def error(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+        """Make a function a check whose findings are errors: its docstring says why."""
+        self._add(hits, Severity.ERROR)
 
-    def warning(self, name: str, why: str) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
-        """Make the function below a check whose findings are warnings."""
-        return self._rule(Check(name, Severity.WARNING, self._subject, why))
+    def warning(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+        """Make a function a check whose findings are warnings."""
+        self._add(hits, Severity.WARNING)
 
-    def _rule(self, check: Check) -> Callable[[Callable[[T], Iterable[Hit]]], None]:
-        return lambda hits: self._rules.append((check, hits))
+    def _add(self, hits: Callable[[T], Iterable[Hit]], severity: Severity) -> None:
+        name = hits.__name__.strip("_").replace("_", "-")
+        self._rules.append((Check(name, severity, self._subject, hits.__doc__ or ""), hits))
 
     @property
     def checks(self) -> dict[str, Check]:

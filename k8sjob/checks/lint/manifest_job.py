@@ -39,11 +39,9 @@ _CLOSED: Final = (
 """Where all fields of the CRD are known."""
 
 
-@RULES.error(
-    "wrong-type",
-    "The CRD says which fields are text, numbers, lists or mappings; the apiserver refuses others.",
-)
+@RULES.error
 def _wrong_type(job: Job) -> Iterator[Hit]:
+    """The CRD gives each field a type, and the apiserver refuses a value of another."""
     for path, seen, expected in job.wrong:
         shown = json.dumps(seen, default=str)
         step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
@@ -51,11 +49,9 @@ def _wrong_type(job: Job) -> Iterator[Hit]:
         yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
 
-@RULES.error(
-    "rejected-by-webhook",
-    "The training operator's admission webhook refuses the object, so nothing is created.",
-)
+@RULES.error
 def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
+    """The training operator's admission webhook refuses the object, so nothing is created."""
     for problem in job.refusals:
         path: FieldPath = tuple(
             int(index) if index else name or key
@@ -64,12 +60,9 @@ def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
         yield job.at(path, f"{problem.field}: {problem.message}")
 
 
-@RULES.error(
-    "unknown-field",
-    "The apiserver drops fields that the CRD does not know (kubectl refuses them first), so what "
-    "they ask for does not happen.",
-)
+@RULES.error
 def _unknown_field(job: Job) -> Iterator[Hit]:
+    """The apiserver drops fields that the CRD does not know; kubectl refuses them before."""
     for pattern in _CLOSED:
         known = known_fields(*pattern)
         roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
@@ -90,12 +83,9 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
     return did_you_mean(key, known, f"valid fields: {', '.join(known)}")
 
 
-@RULES.error(
-    "worker-name-too-long",
-    "Pods and services are called <job>-worker-<n>, and a service's name has at most 63 "
-    "characters; nothing checks that before the service is created.",
-)
+@RULES.error
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
+    """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it before."""
     for replica in job.replicas:
         most = max(replica.count, get(job.elastic, "maxReplicas") or 0)
         name = f"{job.name}-{replica.role.lower()}-{most - 1}"
@@ -108,11 +98,9 @@ def _worker_name_too_long(job: Job) -> Iterator[Hit]:
             return
 
 
-@RULES.error(
-    "restart-policy-typo",
-    "The CRD takes any text; the pods are then refused one by one.",
-)
+@RULES.error
 def _restart_policy_typo(job: Job) -> Iterator[Hit]:
+    """The CRD takes any text; the pods are then refused one by one."""
     for replica in job.replicas:
         value = replica.restart_policy
         if value not in _RESTARTS:
@@ -123,11 +111,9 @@ def _restart_policy_typo(job: Job) -> Iterator[Hit]:
             )
 
 
-@RULES.error(
-    "clean-pod-policy-typo",
-    "The CRD takes any text, and the operator treats one that it does not know as All.",
-)
+@RULES.error
 def _clean_pod_policy_typo(job: Job) -> Iterator[Hit]:
+    """The CRD takes any text, and the operator treats one that it does not know as All."""
     path = ("spec", "runPolicy", "cleanPodPolicy")
     value = job.get(*path)
     if value is not None and value not in _CLEANS:
@@ -142,12 +128,9 @@ def _choose(value: Any, known: tuple[str, ...]) -> str:
     return did_you_mean(str(value), known, f"use one of {', '.join(known)}")
 
 
-@RULES.warning(
-    "restart-policy-in-template",
-    "The operator overwrites the pod template's restartPolicy with the replica's, OnFailure where "
-    "there is none.",
-)
+@RULES.warning
 def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
+    """The operator overwrites the pod template's restartPolicy with the replica's."""
     for replica in job.replicas:
         value = replica.pod.get("restartPolicy")
         acts = "Never" if replica.restart_policy == "ExitCode" else replica.restart_policy
@@ -163,12 +146,9 @@ def _retried(job: Job, *policies: str) -> list[Replica]:
     return [replica for replica in job.replicas if replica.restart_policy in policies]
 
 
-@RULES.warning(
-    "restarts-for-ever",
-    "With OnFailure or Always a container that crashes is started again without end, and the job "
-    "stays Running, unless a backoffLimit counts.",
-)
+@RULES.warning
 def _restarts_for_ever(job: Job) -> Iterator[Hit]:
+    """Under OnFailure or Always a crash is restarted without end, unless a backoffLimit counts."""
     policy = job.get("spec", "runPolicy")
     retried = _retried(job, "OnFailure", "Always")
     limited = get(policy, "backoffLimit") is not None
@@ -184,12 +164,9 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
         )
 
 
-@RULES.warning(
-    "backoff-limit-too-small",
-    "backoffLimit is compared with the restarts of all pods added up, and when one replica is lost "
-    "its peers restart too.",
-)
+@RULES.warning
 def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
+    """The backoffLimit counts restarts of all pods; the peers of a lost replica restart, too."""
     path = ("spec", "runPolicy", "backoffLimit")
     limit = job.get(*path)
     if not isinstance(limit, int) or not _retried(job, "OnFailure", "Always"):
@@ -203,12 +180,9 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
         )
 
 
-@RULES.warning(
-    "gpus-kept-after-success",
-    "The job has succeeded as soon as the Master has; under cleanPodPolicy None (the default) "
-    "Workers that still run keep running.",
-)
+@RULES.warning
 def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
+    """A job has succeeded when its Master has; under cleanPodPolicy None Workers keep running."""
     policy = job.get("spec", "runPolicy")
     value = get(policy, "cleanPodPolicy")
     worker = job.replica(Role.WORKER)
@@ -225,12 +199,9 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
         )
 
 
-@RULES.error(
-    "elastic-bounds",
-    "The rendezvous begins when minReplicas nodes have come; the operator takes one bound alone "
-    "for both.",
-)
+@RULES.error
 def _elastic_bounds(job: Job) -> Iterator[Hit]:
+    """The rendezvous waits for minReplicas nodes; one bound that is given alone sets both."""
     policy = job.elastic
     if policy is None or job.replica(Role.WORKER) is None:
         return
@@ -259,12 +230,9 @@ _WORDS: Final = ("auto", "gpu", "cpu", "xpu")
 _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?")
 
 
-@RULES.error(
-    "nproc-value",
-    "nprocPerNode is a string in the CRD, which takes any text; torchrun knows numbers, auto, gpu "
-    "and cpu.",
-)
+@RULES.error
 def _nproc_value(job: Job) -> Iterator[Hit]:
+    """The CRD takes any text for nprocPerNode; torchrun knows numbers, auto, gpu and cpu."""
     path = ("spec", "nprocPerNode")
     value = job.get(*path)
     if value is None:
@@ -281,12 +249,9 @@ def _nproc_value(job: Job) -> Iterator[Hit]:
         )
 
 
-@RULES.error(
-    "nproc-without-launcher",
-    "nprocPerNode multiplies WORLD_SIZE and starts nothing: the processes of a pod are the "
-    "launcher's business.",
-)
+@RULES.error
 def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
+    """The operator multiplies WORLD_SIZE by nprocPerNode; only a launcher starts the processes."""
     nproc = job.get("spec", "nprocPerNode") or get(job.elastic, "nProcPerNode")
     if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
         return
@@ -302,12 +267,9 @@ def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
             )
 
 
-@RULES.error(
-    "launcher-hard-coded",
-    "Arguments of torchrun take precedence over the operator's PET_NNODES, PET_NODE_RANK and "
-    "PET_MASTER_ADDR, and are the same in all pods of a role.",
-)
+@RULES.error
 def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
+    """Arguments of torchrun win over the operator's PET_* variables, in all pods of a role."""
     for replica, container in job.trainers():
         flags = launcher_flags(container)
         for name, value in flags.items():
@@ -349,12 +311,9 @@ def _node_rank(job: Job, replica: Replica) -> str:
     return "1" if replica.role == Role.WORKER and job.replica(Role.MASTER) else "0"
 
 
-@RULES.error(
-    "no-master",
-    "Without a Master the operator sets neither MASTER_ADDR nor RANK nor WORLD_SIZE, and without "
-    "an elasticPolicy no rendezvous endpoint.",
-)
+@RULES.error
 def _no_master(job: Job) -> Iterator[Hit]:
+    """Without a Master or an elasticPolicy the operator sets no rendezvous address."""
     worker = job.replica(Role.WORKER)
     if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
         return

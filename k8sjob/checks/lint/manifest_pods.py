@@ -35,12 +35,9 @@ _SERVERS: Final = re.compile(
 )
 
 
-@RULES.warning(
-    "env-overridden",
-    "The operator appends its variables to the container's own, and of two with one name the last "
-    "one wins.",
-)
+@RULES.warning
 def _env_overridden(job: Job) -> Iterator[Hit]:
+    """The operator appends its variables to the container's, and the last one of a name wins."""
     if job.refusals:
         return
     for replica in job.replicas:
@@ -64,11 +61,9 @@ def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
         return {}  # a shape that the CRD refuses, which another check says
 
 
-@RULES.error(
-    "resources-rejected",
-    "The CRD takes any amounts; the apiserver checks them when the operator creates the pods.",
-)
+@RULES.error
 def _resources_rejected(job: Job) -> Iterator[Hit]:
+    """The CRD takes any amounts; the apiserver checks them when the operator creates the pods."""
     for _, container in job.containers(init=True):
         for path, why in _wrong_amounts(container):
             yield job.at(path, f"{why}: every pod is refused and the job stays Created; correct it")
@@ -101,11 +96,9 @@ def _amount(value: Any) -> Any:
         return value
 
 
-@RULES.warning(
-    "no-shared-memory",
-    "A container gets 64Mi of /dev/shm, through which DataLoader workers hand their batches over.",
-)
+@RULES.warning
 def _no_shared_memory(job: Job) -> Iterator[Hit]:
+    """A container gets 64Mi of /dev/shm, through which DataLoader workers pass their batches."""
     for replica, container in job.trainers():
         paths = [get(mount, "mountPath") for mount in container.items("volumeMounts")]
         has = any(str(path).rstrip("/") in ("/dev/shm", "/dev") for path in paths)  # noqa: S108 - a mount point
@@ -121,12 +114,9 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "readiness-probe-on-master",
-    "The Master's name resolves only once its pod is Ready, and Workers wait for the name before "
-    "they start.",
-)
+@RULES.warning
 def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
+    """The Master's name resolves once its pod is Ready, and Workers wait for that name."""
     master = job.replica(Role.MASTER)
     if master is None or master.trainer is None or job.replica(Role.WORKER) is None:
         return
@@ -139,12 +129,9 @@ def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "istio-annotation-misplaced",
-    "The operator copies nothing from the job's metadata to the pods', and injection looks at the "
-    "pods.",
-)
+@RULES.warning
 def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
+    """Injection looks at the pods, and the operator copies no metadata of the job to them."""
     for group in ("annotations", "labels"):
         if _ISTIO not in (job.get("metadata", group) or {}):
             continue
@@ -159,11 +146,9 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "variable-not-expanded",
-    "Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME).",
-)
+@RULES.warning
 def _variable_not_expanded(job: Job) -> Iterator[Hit]:
+    """Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME)."""
     for _, container in job.trainers():
         if not container.command or container.is_shell:
             continue
@@ -178,11 +163,9 @@ def _variable_not_expanded(job: Job) -> Iterator[Hit]:
                     )
 
 
-@RULES.warning(
-    "sidecar-holds-the-job",
-    "A pod has succeeded when all its containers have ended, and the job with it.",
-)
+@RULES.warning
 def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
+    """A pod has succeeded when all its containers have ended, and the job with it."""
     deciding: list[Replica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
         for container in replica.containers():
@@ -285,22 +268,18 @@ def too_old(image: str) -> str:
     return ""
 
 
-@RULES.warning(
-    "image-host",
-    "An image is pulled from the host that its name begins with; without one, from Docker Hub.",
-)
+@RULES.warning
 def _image_host(job: Job) -> Iterator[Hit]:
+    """An image is pulled from the host that its name begins with; without one, from Docker Hub."""
     for _, container in job.containers(init=True):
         image = str(container.data.get("image") or "")
         if why := wrong_host(image):
             yield job.at((*container.path, "image"), f"image {image!r}: {why}")
 
 
-@RULES.warning(
-    "latest-image-kept",
-    "A node that has some image of that tag does not look for a newer one.",
-)
+@RULES.warning
 def _latest_image_kept(job: Job) -> Iterator[Hit]:
+    """A node that has some image of that tag does not look for a newer one."""
     for _, container in job.trainers():
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
         name = image.rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""Code of a training script with its local modules: names, variables, and where a line is.
+"""Code of a training script with its local modules: names, variables, and what a line depends on.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), values
-through assignments, calls to the functions and methods of the program.
+through assignments and calls to the functions and methods of the program.
 """
 
 from __future__ import annotations
@@ -10,23 +10,55 @@ import ast
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.script_modules import Definition, Function, Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Code", "Scopes", "Variable", "is_main_guard", "parameters", "returned"]
+__all__ = ["Code", "Guard", "constant", "is_main_guard", "keyword", "parameters"]
 
 _MAX_HOPS: Final = 20
 """Imports from one local module into another that a name is followed through."""
 _MAX_DEPTH: Final = 8
-"""Variables and functions that a value is followed through."""
+"""Variables, functions and base classes that a value is followed through."""
+_ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
+
+
+class Guard(NamedTuple):
+    """A condition that a line depends on.
+
+    Attributes:
+        test: its expression; None for an exception that is handled, or a case of `match`.
+        holds: whether the line runs if the test holds, or if it does not.
+        where: the line's place, as `under {}` with the test in the braces.
+    """
+
+    test: ast.expr | None
+    holds: bool
+    where: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """One name in one scope.
+
+    Attributes:
+        values: the expressions that are assigned to it.
+        unknown: whether it gets values in other ways too (loops, unpacking, +=).
+        parameter_of: the function that it is a parameter of.
+        definitions: the functions and classes of that name.
+    """
+
+    values: list[ast.expr] = field(default_factory=list)
+    unknown: bool = False
+    parameter_of: Function | None = None
+    definitions: list[Definition] = field(default_factory=list)
 
 
 class Code:
-    """The modules of a program, their names and their ways.
+    """The modules of a program, their names, variables and ways.
 
     Attributes:
         files: its modules, the script first.
@@ -36,35 +68,22 @@ class Code:
     def __init__(self, files: Sequence[Module]) -> None:
         self.files = files
         self._by_name = {module.name: module for module in files}
-        used = self._used_names()
+        nodes = [node for module in files for node in ast.walk(module.tree)]
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        used |= {node.name for node in nodes if isinstance(node, ast.alias)}
         self.nodes: list[ast.AST] = []
         self._parents: dict[ast.AST, ast.AST] = {}
         self._home: dict[ast.AST, Module] = {}
         for module in files:
-            self._add(module, used)
+            unused = {
+                node
+                for node in module.tops.values()
+                if isinstance(node, Function) and not node.decorator_list and node.name not in used
+            }
+            self._add(module, unused if module is not files[0] else set())
 
-    def _used_names(self) -> set[str]:
-        """Names that the program reads, calls or has as text (for getattr)."""
-        used: set[str] = set()
-        for node in (node for module in self.files for node in ast.walk(module.tree)):
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
-                    used.add(name)
-                case ast.Constant(value=str(name)) if name.isidentifier():
-                    used.add(name)
-                case _:
-                    pass
-        return used
-
-    def _add(self, module: Module, used: set[str]) -> None:
-        unused = [
-            node
-            for node in module.tree.body
-            if module is not self.files[0]
-            and isinstance(node, Function)
-            and not node.decorator_list
-            and node.name not in used
-        ]
+    def _add(self, module: Module, unused: set[Function]) -> None:
         queue: list[ast.AST] = [module.tree]
         for node in queue:
             for child in ast.iter_child_nodes(node):
@@ -74,10 +93,7 @@ class Code:
                     queue.append(child)
         self.nodes += queue
 
-    @cached_property
-    def scopes(self) -> Scopes:
-        """What its variables hold and its calls call."""
-        return Scopes(self)
+    # --- names ------------------------------------------------------------------------------
 
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
@@ -85,11 +101,15 @@ class Code:
         What is no name gives "", and an attribute of such a thing `.attribute`.
         """
         if isinstance(node, ast.Name):
-            target = self._imported(self._home.get(node, self.files[0]), node.id)
+            target = self._imported(self.module(node), node.id)
             return self._follow(target) if target else node.id
         if isinstance(node, ast.Attribute):
             return self._follow(f"{self.name(node.value)}.{node.attr}")
         return ""
+
+    def last_name(self, node: ast.AST) -> str:
+        """The last part of a name: `barrier`."""
+        return self.name(node).rpartition(".")[2]
 
     def _imported(self, module: Module, name: str) -> str | None:
         """What a module imports a name as."""
@@ -121,149 +141,43 @@ class Code:
             end = dotted.rfind(".", 0, end)
         return None, dotted
 
-    def top_level(self, node: ast.AST) -> Definition | None:
-        """The function or class at a module's top level that an expression names."""
-        module, rest = self._split(self.name(node))
-        if module is None and isinstance(node, ast.Name):
-            module = self._home.get(node)
-        return module.tops.get(rest) if module else None
-
-    def module(self, node: ast.AST) -> Module:
-        """The module that a node is in."""
-        return self._home.get(node, self.files[0])
-
-    # --- where a node is --------------------------------------------------------------------
-
-    def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Pairs (child, parent) from a node up to the module."""
-        while parent := self._parents.get(node):
-            yield node, parent
-            node = parent
-
-    def function(self, node: ast.AST) -> Function | None:
-        """The innermost function around a node."""
-        for _, parent in self.ancestors(node):
-            if isinstance(parent, Function):
-                return parent
-        return None
-
-    def conditional(self, node: ast.AST) -> bool:
-        """Whether a node runs only under a condition or as a reaction to an exception."""
-        return self.always_passes(node, lambda _, parent: _is_condition(parent))
-
-    def always_passes(self, node: ast.AST, passed: Callable[[ast.AST, ast.AST], bool]) -> bool:
-        """Whether every way to a node leads through a (child, parent) for which `passed` holds.
-
-        Ways are followed through the functions of the file; one that nothing in the file uses is
-        taken for one that is reached in the asked way.
-        """
-        ways: list[ast.AST] = [node]
-        seen: set[Function] = set()
-        while ways:
-            for child, parent in self.ancestors(ways.pop()):
-                if passed(child, parent):
-                    break
-                if isinstance(parent, Function):
-                    if parent not in seen:
-                        seen.add(parent)
-                        ways += self._uses.get(parent.name, ())
-                    break
-            else:
-                return False
-        return True
+    # --- variables --------------------------------------------------------------------------
 
     @cached_property
-    def _uses(self) -> dict[str, list[ast.AST]]:
-        """Where each name is used, by its last part."""
-        uses: dict[str, list[ast.AST]] = defaultdict(list)
-        for node in self.nodes:
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-                uses[self.name(node).rpartition(".")[2]].append(node)
-        return uses
-
-    def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
-        """The loops around a node within its function, the innermost first."""
-        found: list[ast.For | ast.While] = []
-        for _, parent in self.ancestors(node):
-            if isinstance(parent, Function):
-                break
-            if isinstance(parent, ast.For | ast.While):
-                found.append(parent)
-        return found
-
-
-def is_main_guard(node: ast.AST) -> bool:
-    """`if __name__ == "__main__":`, which is true in every process."""
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
-def _is_condition(node: ast.AST) -> bool:
-    kinds = (ast.If, ast.IfExp, ast.ExceptHandler, ast.BoolOp, ast.Match)
-    return isinstance(node, kinds) and not is_main_guard(node)
-
-
-@dataclass(eq=False, slots=True)
-class Variable:
-    """One name in one scope.
-
-    Attributes:
-        values: the expressions that are assigned to it.
-        unknown: whether it gets values in other ways too (loops, unpacking, +=).
-        parameter_of: the function that it is a parameter of.
-        definitions: the functions and classes of that name.
-    """
-
-    values: list[ast.expr] = field(default_factory=list)
-    unknown: bool = False
-    parameter_of: Function | None = None
-    definitions: list[Definition] = field(default_factory=list)
-
-
-class Scopes:
-    """The variables of a program by their scopes."""
-
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        self._scopes: dict[ast.AST, dict[str, Variable]] = defaultdict(
-            lambda: defaultdict(Variable)
-        )
-        self._attributes: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
-        self._instances: dict[tuple[ast.expr, int], ast.ClassDef | None] = {}
+    def _scopes(self) -> dict[ast.AST, dict[str, Variable]]:
+        """Variables by the module, class or function that they are in; `self.x` by its class."""
+        scopes: dict[ast.AST, dict[str, Variable]] = defaultdict(lambda: defaultdict(Variable))
         plain: set[ast.AST] = set()
-        for node in code.nodes:
+        for node in self.nodes:
             for target, value in _assignments(node):
                 plain.add(target)
                 if isinstance(target, ast.Name):
-                    self._in(target)[target.id].values.append(value)
-                elif owner := self._of_self(target):
-                    self._attributes[owner].append(value)
-        for node in code.nodes:
-            self._bind(node, plain)
-
-    def _bind(self, node: ast.AST, plain: set[ast.AST]) -> None:
-        if isinstance(node, Definition):
-            self._in(node)[node.name].definitions.append(node)
-        if isinstance(node, Function):
-            for one in parameters(node):
-                self._scopes[node][one.arg].parameter_of = node
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
-            self._in(node)[node.id].unknown |= node not in plain
-
-    def _in(self, node: ast.AST) -> dict[str, Variable]:
-        return self._scopes[self._scope(node)]
+                    scopes[self._scope(target)][target.id].values.append(value)
+                elif (owner := self._of_self(target)) and isinstance(target, ast.Attribute):
+                    scopes[owner][f"self.{target.attr}"].values.append(value)
+        for node in self.nodes:
+            if isinstance(node, Definition):
+                scopes[self._scope(node)][node.name].definitions.append(node)
+            if isinstance(node, Function):
+                for one in parameters(node):
+                    scopes[node][one.arg].parameter_of = node
+            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
+                scopes[self._scope(node)][node.id].unknown |= node not in plain
+        return scopes
 
     def _scope(self, node: ast.AST) -> ast.AST:
-        for _, parent in self._code.ancestors(node):
-            if isinstance(parent, Definition):
-                return parent
-        return self._code.module(node).tree
+        around = (parent for _, parent in self.ancestors(node) if isinstance(parent, Definition))
+        return next(around, self.module(node).tree)
 
-    def variable(self, use: ast.Name) -> Variable | None:
-        """The variable that a name means here; None: it is imported, built in or never set."""
-        scope = self._scope(use)
-        innermost = scope
+    def variable(self, use: ast.expr) -> Variable | None:
+        """The variable that a name or `self.name` means here; None: imported, or never set."""
+        if (owner := self._of_self(use)) and isinstance(use, ast.Attribute):
+            return self._scopes[owner].get(f"self.{use.attr}")
+        if not isinstance(use, ast.Name):
+            return None
+        scope = innermost = self._scope(use)
         while True:
-            found = self._scopes.get(scope, {}).get(use.id)
+            found = self._scopes[scope].get(use.id)
             if found and (scope is innermost or not isinstance(scope, ast.ClassDef)):
                 return found
             if isinstance(scope, ast.Module):
@@ -271,64 +185,47 @@ class Scopes:
             scope = self._scope(scope)
 
     def values(self, use: ast.expr) -> list[ast.expr]:
-        """All that a variable or an attribute of self can hold; empty if some is unknown."""
-        if isinstance(use, ast.Name):
-            found = self.variable(use)
-            return found.values if found and not found.unknown and not found.parameter_of else []
-        owner = self._of_self(use)
-        return self._attributes.get(owner, []) if owner else []
+        """All that a variable can hold, or a call return; empty if some of it is unknown."""
+        if isinstance(use, ast.Call):
+            made = self.definition(use.func)
+            return list(_returned(made)) if isinstance(made, Function) else []
+        found = self.variable(use)
+        return found.values if found and not found.unknown and not found.parameter_of else []
 
-    def assigned(self, use: ast.expr) -> list[ast.expr]:
-        """Some of what a variable holds or a function returns, whatever else there may be."""
-        found = self.variable(use) if isinstance(use, ast.Name) else None
-        definition = self.definition(use)
-        values = found.values if found else self.values(use)
-        return [*values, *(returned(definition) if isinstance(definition, Function) else ())]
-
-    def _of_self(self, node: ast.expr) -> tuple[ast.ClassDef, str] | None:
-        """The class and the name of `self.name`."""
+    def _of_self(self, node: ast.AST) -> ast.ClassDef | None:
+        """The class of `self` in `self.name`: the one whose method this is in."""
         match node:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name) if owner := self.owner(node):
-                return owner, name
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                around = (parent for _, parent in self.ancestors(node))
+                return next((one for one in around if isinstance(one, ast.ClassDef)), None)
             case _:
                 return None
-
-    def owner(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class in whose method a node is."""
-        classes = (p for _, p in self._code.ancestors(node) if isinstance(p, ast.ClassDef))
-        return next(classes, None)
 
     def definition(self, node: ast.expr, depth: int = 0) -> Definition | None:
         """The function or class that an expression names; None: it is not known, or one of two."""
         if depth > _MAX_DEPTH:
             return None
-        if isinstance(node, ast.Name):
-            found = self.variable(node)
-            if found is None:
-                return self._code.top_level(node)
-            return found.definitions[0] if len(found.definitions) == 1 and _only(found) else None
-        if not isinstance(node, ast.Attribute):
-            return None
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            made: ast.ClassDef | None = self.owner(node)
-        else:
-            made = self.instance(node.value, depth + 1)
-        return self.method(made, node.attr) if made else self._code.top_level(node)
+        if isinstance(node, ast.Name) and (found := self.variable(node)):
+            only = not (found.values or found.unknown or found.parameter_of)
+            return found.definitions[0] if only and len(found.definitions) == 1 else None
+        if isinstance(node, ast.Attribute):
+            made = self._of_self(node) or self.instance(node.value, depth + 1)
+            if made:
+                return self.method(made, node.attr)
+        module, rest = self._split(self.name(node))
+        if module is None and isinstance(node, ast.Name):
+            module = self.module(node)
+        return module.tops.get(rest) if module else None
 
     def instance(self, node: ast.expr, depth: int = 0) -> ast.ClassDef | None:
         """The class of the program that an expression is an instance of."""
-        if (node, depth) not in self._instances:
-            self._instances[node, depth] = self._instance(node, depth)
-        return self._instances[node, depth]
-
-    def _instance(self, node: ast.expr, depth: int) -> ast.ClassDef | None:
         if isinstance(node, ast.Call):
             made = self.definition(node.func, depth + 1)
             return made if isinstance(made, ast.ClassDef) else None
-        if depth > _MAX_DEPTH:
+        values = self.values(node) if depth <= _MAX_DEPTH else []
+        if len(values) != 1:  # one of several is not known
             return None
-        made_here = [self.instance(value, depth + 1) for value in self.values(node)]
-        return made_here[0] if made_here and all(one is made_here[0] for one in made_here) else None
+        return self.instance(values[0], depth + 1)
 
     def method(self, of: ast.ClassDef, name: str, depth: int = 0) -> Function | None:
         """A method of a class, looked for in the program's base classes too."""
@@ -341,9 +238,127 @@ class Scopes:
                 return method
         return None
 
+    # --- where a node is --------------------------------------------------------------------
 
-def _only(found: Variable) -> bool:
-    return not (found.values or found.unknown or found.parameter_of)
+    def module(self, node: ast.AST) -> Module:
+        """The module that a node is in."""
+        return self._home.get(node, self.files[0])
+
+    def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Pairs (child, parent) from a node up to the module."""
+        while parent := self._parents.get(node):
+            yield node, parent
+            node = parent
+
+    def function(self, node: ast.AST) -> Function | None:
+        """The innermost function around a node."""
+        parents = (parent for _, parent in self.ancestors(node))
+        return next((parent for parent in parents if isinstance(parent, Function)), None)
+
+    def guards(self, node: ast.AST) -> Iterator[Guard]:
+        """What a node's running depends on within its function, the innermost first.
+
+        Besides the branches that it is in these are the ones before it that leave: after
+        `if rank != 0: return` only rank 0 is left.
+        """
+        for child, parent in self.ancestors(node):
+            yield from _branch(child, parent)
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(parent, name, None)
+                if isinstance(block, list) and child in block:
+                    for stmt in block[: block.index(child)]:
+                        if isinstance(stmt, ast.If) and self._leaves(stmt.body[-1]):
+                            yield Guard(stmt.test, holds=False, where="after `if {}` has left")
+            if isinstance(parent, Function):
+                return
+
+    def contexts(self, node: ast.AST) -> Iterator[ast.expr]:
+        """The `with` and the decorators that a node is under, within its function."""
+        for child, parent in self.ancestors(node):
+            if isinstance(parent, ast.With) and isinstance(child, ast.stmt):
+                yield from (item.context_expr for item in parent.items)
+            if isinstance(parent, Function):
+                yield from parent.decorator_list if isinstance(child, ast.stmt) else ()
+                return
+
+    def _leaves(self, stmt: ast.stmt) -> bool:
+        """Whether who comes to a statement does not come to what follows; an error ends all."""
+        match stmt:
+            case ast.Return() | ast.Continue() | ast.Break():
+                return True
+            case ast.Expr(value=ast.Call(func=function)):
+                return self.name(function) in _ENDS
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=name)) | ast.Name(id=name)):
+                return name == "SystemExit"
+            case _:
+                return False
+
+    def conditional(self, node: ast.AST) -> bool:
+        """Whether a node runs only under a condition or as a reaction to an exception."""
+        return self.always(node, lambda place: next(self.guards(place), None) is not None)
+
+    def always(self, node: ast.AST, holds: Callable[[ast.AST], bool]) -> bool:
+        """Whether something holds for a node, or for whatever leads to it.
+
+        Ways are followed through the functions of the program; one that nothing in it uses is
+        taken for one that is reached in the asked way.
+        """
+        ways: list[ast.AST] = [node]
+        seen: set[Function] = set()
+        for way in ways:
+            function = self.function(way)
+            if holds(way) or function in seen:
+                continue
+            if function is None:
+                return False
+            seen.add(function)
+            ways += self._uses.get(function.name, ())
+        return True
+
+    @cached_property
+    def _uses(self) -> dict[str, list[ast.AST]]:
+        """Where each name is used, by its last part."""
+        uses: dict[str, list[ast.AST]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                uses[self.last_name(node)].append(node)
+        return uses
+
+    def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
+        """The loops around a node within its function, the innermost first."""
+        function = self.function(node)
+        return [
+            parent
+            for _, parent in self.ancestors(node)
+            if isinstance(parent, ast.For | ast.While) and self.function(parent) is function
+        ]
+
+
+def is_main_guard(node: ast.AST) -> bool:
+    """`if __name__ == "__main__":`, which is true in every process."""
+    parts = ast.walk(node.test) if isinstance(node, ast.If) else ()
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
+
+
+def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
+    """What decides whether the parent runs the child."""
+    match parent:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
+            orelse = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
+            if child in orelse:
+                yield Guard(test, holds=False, where=f"under the `else` of {shown}")
+            elif child is not test and not is_main_guard(parent):
+                yield Guard(test, holds=True, where=f"under {shown}")
+        case ast.BoolOp(op=op, values=values):
+            for before in values:
+                if before is child:
+                    break
+                yield Guard(before, isinstance(op, ast.And), "behind `{}`")
+        case ast.ExceptHandler() | ast.match_case():
+            yield Guard(None, holds=True)
+        case _:
+            pass
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -366,14 +381,28 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
             pass
 
 
+def constant(node: ast.AST | None) -> object:
+    """The value of a literal; None where it is anything else."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """A call's argument by its name, or by its position among those without one."""
+    for given in call.keywords:
+        if given.arg == name:
+            return given.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
 def parameters(function: Function) -> list[ast.arg]:
     """A function's parameters but for *args and **kwargs."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]
 
 
-def returned(function: ast.AST) -> Iterator[ast.expr]:
-    """What a function may return."""
+def _returned(function: Function) -> Iterator[ast.expr]:
     for node in ast.walk(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value

@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.script_facts import MANAGED, Script, constant, keyword
+from k8sjob.checks.lint.script_code import constant, keyword
+from k8sjob.checks.lint.script_facts import MANAGED, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,11 +48,9 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
         yield call, any(_EVALUATION.search(word) for word in words)
 
 
-@RULES.warning(
-    "sampler-without-set-epoch",
-    "DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0.",
-)
+@RULES.warning
 def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
+    """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
     if script.method_calls("set_epoch") or not _has_epochs(script):
         return
     for call, evaluates in _samplers(script):
@@ -73,11 +72,9 @@ def _has_epochs(script: Script) -> bool:
     return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
 
 
-@RULES.warning(
-    "sampler-in-evaluation",
-    "DistributedSampler repeats samples (or drops some) until every rank has equally many.",
-)
+@RULES.warning
 def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
+    """DistributedSampler repeats samples (or drops some) until every rank has equally many."""
     for call, evaluates in _samplers(script):
         if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
             yield script.at(
@@ -89,11 +86,9 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "data-not-sharded",
-    "DistributedDataParallel averages gradients; dividing the data is the sampler's business.",
-)
+@RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
+    """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
     divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
     divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
@@ -116,11 +111,9 @@ def _slices_by_rank(script: Script) -> bool:
     return any(script.ranks.mentioned_in(node) for node in (*slices, *ranges))
 
 
-@RULES.error(
-    "shuffle-with-sampler",
-    "A DataLoader takes its order from the sampler or shuffles by itself, not both.",
-)
+@RULES.error
 def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
+    """A DataLoader takes its order from the sampler or shuffles by itself, not both."""
     for call in script.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler", 3)
         given = sampler is not None and not isinstance(sampler, ast.Constant | ast.IfExp | ast.Name)
@@ -133,11 +126,9 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "save-on-every-rank",
-    "All ranks that write one file at once can leave a torn checkpoint on a shared volume.",
-)
+@RULES.warning
 def _save_on_every_rank(script: Script) -> Iterator[Hit]:
+    """All ranks that write one file at once can leave a torn checkpoint on a shared volume."""
     if not script.torch_calls("init_process_group") and not script.has_runtime:
         return
     for name, call in script.calls:
@@ -160,11 +151,9 @@ def _is_stream(script: Script, target: ast.expr) -> bool:
     return bool(_STREAM.search(text)) or any(name.endswith("BytesIO") for name in made)
 
 
-@RULES.warning(
-    "download-on-every-rank",
-    "Downloads of several processes into one folder write over each other.",
-)
+@RULES.warning
 def _download_on_every_rank(script: Script) -> Iterator[Hit]:
+    """Downloads of several processes into one folder write over each other."""
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
     if any(
@@ -185,11 +174,9 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "keras-fit-diverges",
-    "Keras on torch knows no process group: fit never averages gradients or weights.",
-)
+@RULES.warning
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
+    """Keras on torch knows no process group: fit never averages gradients or weights."""
     grouped = script.torch_calls("init_process_group") or script.has_runtime
     if not grouped or _averages_by_itself(script):
         return
@@ -216,11 +203,9 @@ _MODES: Final = frozenset(
 """Layers of Keras that do something else while the model is trained."""
 
 
-@RULES.warning(
-    "keras-not-training",
-    "Outside of fit, Keras calls a model for inference unless training=True is passed.",
-)
+@RULES.warning
 def _keras_not_training(script: Script) -> Iterator[Hit]:
+    """Outside of fit, Keras calls a model for inference unless training=True is passed."""
     names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}
     if not names & _MODES or script.has_runtime:
         return
@@ -246,18 +231,16 @@ def _without_gradients(node: ast.AST) -> bool:
     return any("no_grad" in text or "inference_mode" in text for text in texts)
 
 
-@RULES.warning(
-    "gradients-not-cleared",
-    "backward() adds to the gradients that are there; only zero_grad() clears them.",
-)
+@RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
+    """backward() adds to the gradients that are there; only zero_grad() clears them."""
     clears = any(isinstance(node, ast.Attribute) and _is_cleared(node) for node in script.nodes)
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
     for call in script.method_calls("step"):
         if not isinstance(call.func, ast.Attribute) or not script.loops(call):
             continue
-        values = script.scopes.values(call.func.value)
+        values = script.values(call.func.value)
         made = [value for value in values if isinstance(value, ast.Call)]
         # One that is created for each step finds no older gradients in the model made with it.
         kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit
 from k8sjob.checks.lint.script_code import Code, is_main_guard
+from k8sjob.checks.lint.script_objects import Kinds
 from k8sjob.checks.lint.script_ranks import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from k8sjob.checks.lint.script_modules import Module
 
-__all__ = ["MANAGED", "Script", "Setting", "constant", "keyword"]
+__all__ = ["MANAGED", "Script", "Setting"]
 
 _FRAMEWORKS: Final = (
     "accelerate colossalai composer deepspeed detectron2 determined fairseq fastai horovod "
@@ -58,21 +58,6 @@ class Setting:
     local_rank_arg: str | None = None
 
 
-def constant(node: ast.AST | None) -> object:
-    """The value of a literal; None where it is anything else."""
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """A call's argument by its name, or by its position among those without one."""
-    for given in call.keywords:
-        if given.arg == name:
-            return given.value
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return None
-
-
 class Script(Code):
     """What the checks ask about a script.
 
@@ -92,6 +77,11 @@ class Script(Code):
     def ranks(self) -> Ranks:
         """Which ranks its conditions let through."""
         return Ranks(self)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Which of its objects are sessions, trainers or wrapped models."""
+        return Kinds(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
@@ -118,14 +108,6 @@ class Script(Code):
         return [call for name, call in self.calls if name.rpartition(".")[2] in last]
 
     @cached_property
-    def calls_by_name(self) -> Mapping[str, list[ast.Call]]:
-        """Calls by the last part of the name of what is called."""
-        found: dict[str, list[ast.Call]] = defaultdict(list)
-        for name, call in self.calls:
-            found[name.rpartition(".")[2]].append(call)
-        return found
-
-    @cached_property
     def modules(self) -> frozenset[str]:
         """Top-level names of the libraries that are imported: what is no local module."""
         local = {module.name.partition(".")[0] for module in self.files[1:]}
@@ -147,19 +129,6 @@ class Script(Code):
     def has_runtime(self) -> bool:
         """Whether k8sjob's runtime is imported: its session makes the group."""
         return any(name.startswith("k8sjob.runtime") for name in self.targets)
-
-    def is_session(self, receiver: ast.expr) -> bool:
-        """Whether this is k8sjob's session, by its name: functions are handed it, too."""
-        if not isinstance(receiver, ast.Name) or not self.has_runtime:
-            return False
-        targets = {
-            ast.unparse(item.optional_vars)
-            for node in self.nodes
-            if isinstance(node, ast.With)
-            for item in node.items
-            if item.optional_vars is not None and "session" in ast.unparse(item.context_expr)
-        }
-        return receiver.id in targets | {"job"}
 
     @cached_property
     def self_contained(self) -> bool:
@@ -193,16 +162,16 @@ class Script(Code):
         return [
             call
             for call in (self.method_calls("fit") if self.uses_keras else ())
-            if isinstance(call.func, ast.Attribute) and not self.is_session(call.func.value)
+            if isinstance(call.func, ast.Attribute) and self.kinds.of(call.func.value) != "session"
             if alone or self.is_keras_model(call.func.value)
         ]
 
     def is_keras_model(self, node: ast.expr) -> bool:
         """Whether a variable holds nothing but what Keras, or a subclass of it, makes."""
-        values = [node] if isinstance(node, ast.Call) else self.scopes.values(node)
+        values = [node] if isinstance(node, ast.Call) else self.values(node)
         return bool(values) and all(map(self._makes_keras, values))
 
     def _makes_keras(self, value: ast.expr) -> bool:
-        made = self.scopes.instance(value)
+        made = self.instance(value)
         bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
         return any(self.name(base).startswith("keras.") for base in bases)

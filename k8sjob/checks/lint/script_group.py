@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.script_facts import MANAGED, Script, constant, keyword
+from k8sjob.checks.lint.script_code import constant, keyword
+from k8sjob.checks.lint.script_facts import MANAGED, Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,11 +71,9 @@ def _makes_own_world(script: Script) -> bool:
     return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
 
 
-@RULES.warning(
-    "spawn-in-every-pod",
-    "mp.spawn counts the processes of its own pod; the environment has one rank for each pod.",
-)
+@RULES.warning
 def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
+    """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
     own = _makes_own_world(script)
     for call in _spawns(script):
         if own:
@@ -96,12 +95,9 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
         )
 
 
-@RULES.error(
-    "hard-coded-address",
-    "The operator injects MASTER_ADDR, the name of the Master; a loopback address makes every pod "
-    "wait for ranks that wait elsewhere.",
-)
+@RULES.error
 def _hard_coded_address(script: Script) -> Iterator[Hit]:
+    """The operator injects MASTER_ADDR; with a loopback address each pod waits for itself."""
     if script.setting.nodes == 1 or _spawns(script):
         return
     consequence = "every pod waits for itself until the rendezvous times out; "
@@ -137,12 +133,9 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
                 pass
 
 
-@RULES.error(
-    "hard-coded-rank",
-    "RANK and WORLD_SIZE differ from pod to pod and from job to job; a constant makes all pods the "
-    "same rank, or a world that never fills.",
-)
+@RULES.error
 def _hard_coded_rank(script: Script) -> Iterator[Hit]:
+    """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits for ever."""
     if script.setting.processes == 1 or _spawns(script):
         return
     consequence = "all processes get it, so the rendezvous never completes or each trains alone; "
@@ -158,11 +151,9 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
                 yield script.at(call, f"{name}={fixed} in init_process_group: {consequence}{step}")
 
 
-@RULES.error(
-    "backend-not-built-in",
-    "The released wheels of torch are built without MPI, and the tcp backend was removed in 1.0.",
-)
+@RULES.error
 def _backend_not_built_in(script: Script) -> Iterator[Hit]:
+    """The released wheels of torch are built without MPI, and the tcp backend went with 1.0."""
     for call in script.torch_calls("init_process_group", "new_group"):
         position = 0 if script.name(call.func).endswith("init_process_group") else None
         backend = constant(keyword(call, "backend", position))
@@ -174,11 +165,9 @@ def _backend_not_built_in(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.error(
-    "nccl-without-gpu",
-    "NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml).",
-)
+@RULES.error
 def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
+    """NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml)."""
     if script.setting.gpus != 0:
         return
     for call in script.torch_calls("init_process_group"):
@@ -190,11 +179,9 @@ def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.error(
-    "process-group-missing",
-    "DistributedDataParallel and DistributedSampler need a process group that exists.",
-)
+@RULES.error
 def _process_group_missing(script: Script) -> Iterator[Hit]:
+    """DistributedDataParallel and DistributedSampler need a process group that exists."""
     if script.makes_group or not script.self_contained or not script.is_program:
         return
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
@@ -209,12 +196,9 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
         return
 
 
-@RULES.warning(
-    "training-not-distributed",
-    "A script that knows nothing of other processes does the whole training in each of them. Made "
-    "only where the number of processes is known (a job.yaml).",
-)
+@RULES.warning
 def _training_not_distributed(script: Script) -> Iterator[Hit]:
+    """Each process does the whole training. Made only where their number is known (job.yaml)."""
     processes = script.setting.processes or 1
     strings = (constant(node) for node in script.nodes)
     aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
@@ -231,12 +215,9 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
         )
 
 
-@RULES.warning(
-    "group-not-destroyed",
-    "A process that leaves with its group alive may abort after success (exit code 134), and a "
-    "finished pod is started again.",
-)
+@RULES.warning
 def _group_not_destroyed(script: Script) -> Iterator[Hit]:
+    """A process that leaves with its group alive may abort after success (exit code 134)."""
     handled = script.setting.launcher == "k8sjob" or script.has_runtime or not script.self_contained
     made = script.torch_calls("init_process_group")
     if handled or not made or script.method_calls("destroy_process_group"):
@@ -249,12 +230,9 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
     )
 
 
-@RULES.error(
-    "local-rank-without-launcher",
-    "The operator sets RANK and WORLD_SIZE, never LOCAL_RANK: that one comes from a launcher. Made "
-    "only where it is known that there is none (run.command with a plain python).",
-)
+@RULES.error
 def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
+    """A launcher sets LOCAL_RANK, not the operator. Made only for a command with a plain python."""
     if script.setting.launcher != "none":
         return
     for node in script.nodes:
@@ -269,12 +247,9 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
             )
 
 
-@RULES.warning(
-    "local-rank-argument",
-    "torchrun and k8sjob give the local rank by LOCAL_RANK; an argument stays at its default in "
-    "every process, and torch.distributed.launch spells it --local-rank since torch 2.0.",
-)
+@RULES.warning
 def _local_rank_argument(script: Script) -> Iterator[Hit]:
+    """Both torchrun and k8sjob set LOCAL_RANK; the argument keeps its default in all processes."""
     setting, strings = script.setting, [n for n in script.nodes if isinstance(n, ast.Constant)]
     alone = setting.processes is not None and setting.processes == setting.nodes
     if alone or setting.gpus == 0:
@@ -294,11 +269,9 @@ def _local_rank_argument(script: Script) -> Iterator[Hit]:
         )
 
 
-@RULES.error(
-    "device-by-global-rank",
-    "A pod counts its GPUs from 0; the global rank counts over all pods.",
-)
+@RULES.error
 def _device_by_global_rank(script: Script) -> Iterator[Hit]:
+    """A pod counts its GPUs from 0; the global rank counts over all pods."""
     if script.setting.nodes == 1:
         return
     for call in (call for _, call in script.calls):
@@ -339,7 +312,7 @@ def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
 def _is_global_rank(script: Script, node: ast.expr) -> bool:
     """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
     if isinstance(node, ast.Name):
-        values = script.scopes.values(node)
+        values = script.values(node)
         return bool(values) and all(_is_rank_call(script, value) for value in values)
     return _is_rank_call(script, node)
 

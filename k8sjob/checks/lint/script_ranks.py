@@ -1,34 +1,34 @@
-"""Ranks that come to a line: what conditions say about them.
+"""Ranks that come to a line: what the conditions before it are on rank 0 and on rank 1.
 
-For findings a condition must be certain (`sides`: one rank, or all the others). Where a condition
-would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a finding
-that is not true costs more than one that is missed.
+Every job of several processes has these two. For findings a condition must be certain (`truth`).
+Where it would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a
+finding that is not true costs more than one that is missed.
 """
 
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from typing import TYPE_CHECKING, Final, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import is_main_guard, returned
+from k8sjob.checks.lint.script_code import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Sequence
 
     from k8sjob.checks.lint.script_code import Code
 
-__all__ = ["Ranks", "Who"]
+__all__ = ["RANKS", "Ranks", "Truth"]
 
-Who = Literal["one", "another", "others"]
-"""Rank 0 (or each node's first), a rank of another number, or all but one."""
+Truth = tuple[bool | None, ...]
+"""What a test is on each of RANKS; None: not known."""
 
-_OTHER: Final[dict[Who | None, Who | None]] = {
-    "one": "others",
-    "another": "others",
-    "others": "one",
-    None: None,
-}
+RANKS: Final = (0, 1)
+_UNKNOWN: Final[Truth] = (None, None)
+_WORLD: Final = 1000
+"""What stands for the number of processes, nodes or GPUs: a test asks if there are several."""
 _RANK: Final = re.compile(
     r"_?((global|world|local|node|ddp|dist|ddp_local|process|proc|my|cur|current|worker|host)_?)?"
     r"(rank|rank_id)|process_index|local_process_index|(get_)(global_|local_|node_)?rank",
@@ -37,157 +37,168 @@ _RANK: Final = re.compile(
 _MAIN: Final = re.compile(
     r"_?(is|am|on)_(the_)?((local|global|world)_)?(main|master|primary|chief|leader|coordinator|root"
     r"|rank_?(0|zero)|(process_)?zero|first)(_(process|proc|rank|worker|node|device))?(_zero)?"
-    r"|_?(main|master|primary)_(process|proc|rank)|rank_?zero|is_global_zero",
+    r"|_?(main|master|primary)_(process|proc|rank)(_only)?|rank_?zero(_only)?|is_global_zero",
     re.IGNORECASE,
 )
-_GUARD: Final = re.compile(
-    r"distributed|^(is_|use_)?(dist|ddp|fsdp|parallel)$|multi_?(gpu|proc|node)|world_?size|initialized"
-    r"|is_available|(num|n)_?(gpus?|procs?|processes|nodes|replicas|ranks)",
+_COUNT: Final = re.compile(
+    r"world_?size|(num|n)_?(gpus?|procs?|processes|nodes|replicas|ranks)", re.IGNORECASE
+)
+_SEVERAL: Final = re.compile(
+    r"distributed|^(is_|use_)?(dist|ddp|fsdp|parallel)$|multi_?(gpu|proc|node)|initialized"
+    r"|is_available",
     re.IGNORECASE,
 )
+"""Whether there are several processes, and a group of them."""
 _RANKISH: Final = re.compile(
     r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
     re.IGNORECASE,
 )
-_RANKISH_FUNCTION: Final = re.compile(
-    r"rank|main_process|master_only|on_master|zero_only", re.IGNORECASE
-)
-_PLAIN: Final = "int bool str get getenv get_rank get_world_size is_available is_initialized"
-_PLAIN_CALLS: Final = frozenset(_PLAIN.split())
-"""Calls through which a value still is the rank, or a yes or no about it."""
 _VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
 _RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
-_LEAVES: Final = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _MAX_DEPTH: Final = 6
+_OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.Is: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.IsNot: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda rank, numbers: rank in numbers,
+    ast.NotIn: lambda rank, numbers: rank not in numbers,
+}
 
 
 class Ranks:
     """Which ranks the conditions of a program let through."""
 
     def __init__(self, code: Code) -> None:
-        self._code, self._scopes = code, code.scopes
-        self._about_rank: dict[ast.AST, bool] = {}
+        self._code = code
+        self._about_rank: dict[ast.expr, bool] = {}
+        self._truths: dict[ast.expr | None, Truth] = {}
+        self._guards: dict[ast.AST, list[Guard]] = {}
 
-    def sides(self, test: ast.expr, depth: int = 0) -> tuple[Who | None, Who | None]:
-        """Who comes into the body of a test, and who does not; None: unknown."""
+    def truth(self, test: ast.expr | None) -> Truth:
+        """What a test is on rank 0 and on rank 1, where there are several processes."""
+        if test not in self._truths:
+            self._truths[test] = self._truth(test)
+        return self._truths[test]
+
+    def _truth(self, test: ast.expr | None, depth: int = 0) -> Truth:
         match test:
-            case _ if depth > _MAX_DEPTH:
-                pass
             case ast.UnaryOp(op=ast.Not(), operand=inner):
-                body, orelse = self.sides(inner, depth + 1)
-                return orelse, body
-            case ast.BoolOp():
-                return self._of_several(test, depth)
+                return tuple(
+                    one if one is None else not one for one in self._truth(inner, depth + 1)
+                )
+            case ast.BoolOp(op=op, values=values):
+                decides = isinstance(op, ast.Or)
+                given = zip(*(self._truth(value, depth + 1) for value in values), strict=True)
+                return tuple(
+                    decides if decides in one else None if None in one else not decides
+                    for one in given
+                )
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                who = self._compared(left, op, right, depth)
-                return who, _OTHER[who]
-            case ast.Name() | ast.Attribute() | ast.Call():
+                return self._compared(left, _OPERATORS[type(op)], right, depth)
+            case ast.Name() | ast.Attribute() | ast.Call() if depth < _MAX_DEPTH:
                 return self._named(test, depth)
             case _:
-                pass
-        return None, None
+                return _UNKNOWN
 
-    def _of_several(self, test: ast.BoolOp, depth: int) -> tuple[Who | None, Who | None]:
-        given = [self.sides(value, depth + 1) for value in test.values]
-        body = next((who for who, _ in given if who), None)
-        orelse = next((who for _, who in given if who), None)
-        others = [v for v, (one, _) in zip(test.values, given, strict=True) if one is None]
-        guarded = all(self.is_guard(value) for value in others)
-        if isinstance(test.op, ast.And):
-            return body, orelse
-        return (body if guarded else None), orelse
+    def _compared(
+        self, left: ast.expr, compare: Callable[[Any, Any], bool], right: ast.expr, depth: int
+    ) -> Truth:
+        one, other = self._numbers(left, depth), self._numbers(right, depth)
+        if one is None or other is None:
+            return _UNKNOWN
+        with suppress(TypeError):  # a number is compared with a list
+            return tuple(compare(*pair) for pair in zip(one, other, strict=True))
+        return _UNKNOWN
 
-    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr, depth: int) -> Who | None:
-        if isinstance(left, ast.Constant) and not isinstance(op, ast.In | ast.NotIn):
-            left, right = right, left
-            op = {ast.Lt: ast.Gt(), ast.Gt: ast.Lt(), ast.LtE: ast.GtE()}.get(type(op), op)
-        if not self.is_rank(left, depth):
-            return None
-        numbers = [one for one in _numbers(right) if one >= 0]
-        match op, numbers:
-            case (ast.Eq() | ast.In() | ast.Is(), [0]) | (ast.LtE(), [0]) | (ast.Lt(), [1]):
-                return "one"
-            case (ast.Eq() | ast.In() | ast.Is(), [_]):
-                return "another"
-            case (ast.NotEq() | ast.NotIn() | ast.IsNot(), [_]) | (ast.Gt(), [0]):
-                return "others"
-            case ast.GtE(), [1]:
-                return "others"
+    def _numbers(self, node: ast.expr, depth: int = 0) -> Sequence[Any] | None:
+        """What a number, or a list of numbers, is on each of RANKS; None: not known."""
+        with suppress(ValueError, TypeError, SyntaxError):
+            literal = ast.literal_eval(node)
+            several = isinstance(literal, tuple | list | set)
+            numbers = [_whole(one) for one in (literal if several else [literal])]
+            return None if None in numbers else [numbers if several else numbers[0]] * len(RANKS)
+        if self._is_rank(node, depth):
+            return RANKS
+        if isinstance(node, ast.Call) and self._code.name(node.func) == "int" and node.args:
+            return self._numbers(node.args[0], depth)
+        name = self._variable(node) or self._last_name(node)
+        return (_WORLD, _WORLD) if _COUNT.search(name) else None
+
+    def _last_name(self, node: ast.expr) -> str:
+        return self._code.last_name(node.func if isinstance(node, ast.Call) else node)
+
+    def _variable(self, node: ast.expr) -> str:
+        """The environment variable that an expression reads; empty if it is none."""
+        match node:
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                reads = self._code.name(function) in ("os.environ.get", "os.getenv")
+            case ast.Subscript(value=value, slice=ast.Constant(value=str(name))):
+                reads = self._code.name(value) == "os.environ"
             case _:
-                return None
+                return ""
+        return name if reads else ""
 
-    def is_rank(self, node: ast.expr, depth: int = 0) -> bool:
+    def _is_rank(self, node: ast.expr, depth: int = 0) -> bool:
         """Whether a value is the rank: by its name, by the call, or by the environment."""
         match node:
             case ast.Name() | ast.Attribute():
                 return self._holds_rank(node, depth)
-            case ast.Call(func=ast.Name(id="int"), args=[inner]) | ast.IfExp(body=inner):
-                return self.is_rank(inner, depth + 1)
-            case ast.Call(func=function, args=args):
-                name = self._code.name(function)
-                if name in ("os.environ.get", "os.getenv"):
-                    return bool(args) and _is_variable(args[0])
-                return bool(_RANK.fullmatch(name.rpartition(".")[2]))
-            case ast.Subscript(value=value, slice=key):
-                return self._code.name(value) == "os.environ" and _is_variable(key)
+            case (
+                ast.Call(func=ast.Name(id="int"), args=[inner])
+                | ast.IfExp(body=inner)
+                | ast.NamedExpr(value=inner)
+            ):
+                return self._is_rank(inner, depth + 1)
+            case ast.Call() | ast.Subscript() if name := self._variable(node):
+                return name in _RANK_VARIABLES
+            case ast.Call():
+                return bool(_RANK.fullmatch(self._last_name(node)))
             case _:
                 return False
 
     def _holds_rank(self, node: ast.Name | ast.Attribute, depth: int) -> bool:
         named = bool(_RANK.fullmatch(node.id if isinstance(node, ast.Name) else node.attr))
-        if values := self._scopes.values(node):
-            varies = any(not isinstance(value, ast.Constant) for value in values)
-            return (named and varies) or self._all_ranks(values, depth)
-        found = self._scopes.variable(node) if isinstance(node, ast.Name) else None
+        if values := self._code.values(node):
+            if named and any(not isinstance(value, ast.Constant) for value in values):
+                return True
+            return depth < _MAX_DEPTH and all(self._is_rank(value, depth + 1) for value in values)
+        found = self._code.variable(node)
         return named and not (found and found.unknown)
 
-    def _all_ranks(self, values: list[ast.expr], depth: int) -> bool:
-        return depth < _MAX_DEPTH and all(self.is_rank(value, depth + 1) for value in values)
+    def _named(self, node: ast.expr, depth: int) -> Truth:
+        """A rank, or a variable or a function that says something about it."""
+        if self._is_rank(node, depth):
+            return tuple(bool(rank) for rank in RANKS)
+        known = {self._truth(value, depth + 1) for value in self._code.values(node)}
+        if several := [one for one in known if one[0] != one[1]]:
+            return several[0] if len(several) == 1 else _UNKNOWN
+        name = self._last_name(node)
+        if _MAIN.fullmatch(name):
+            return (True, False)
+        return (True, True) if _SEVERAL.search(name) else _UNKNOWN
 
-    def _named(self, node: ast.expr, depth: int) -> tuple[Who | None, Who | None]:
-        """A variable or a function that says whether this is the one."""
-        if self.is_rank(node, depth):
-            return "others", "one"
-        function = node.func if isinstance(node, ast.Call) else node
-        values = self._scopes.values(node)
-        if isinstance(node, ast.Call):
-            values = self._returned_by(function)
-        known = [self.sides(value, depth + 1) for value in values]
-        known = [sides for sides in known if any(sides)]
-        if known:
-            return known[0] if all(sides == known[0] for sides in known) else (None, None)
-        name = self._code.name(function).rpartition(".")[2]
-        if not name and isinstance(function, ast.Attribute):
-            name = function.attr
-        return ("one", "others") if _MAIN.fullmatch(name) else (None, None)
+    def guards(self, node: ast.AST) -> list[Guard]:
+        """What a node's running depends on, decorators like `@rank_zero_only` included."""
+        if node not in self._guards:
+            says = [one for one in self._code.contexts(node) if len(set(self.truth(one))) > 1]
+            more = [Guard(one, holds=True, where="under `{}`") for one in says]
+            self._guards[node] = [*self._code.guards(node), *more]
+        return self._guards[node]
 
-    def is_guard(self, test: ast.expr) -> bool:
-        """Whether a test asks if there are several processes at all."""
-        for part in ast.walk(test):
-            match part:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    if _GUARD.search(name):
-                        return True
-                case ast.Constant(value=str(name)) if name == "WORLD_SIZE":
-                    return True
-                case ast.Compare(left=left, comparators=[ast.UnaryOp(op=ast.USub())]):
-                    if self.is_rank(left, 0):
-                        return True
-                case _:
-                    pass
-        return False
-
-    def _returned_by(self, function: ast.expr) -> list[ast.expr]:
-        found = self._scopes.definition(function)
-        return list(returned(found)) if found is not None else []
-
-    def mentioned_in(self, node: ast.AST) -> bool:
+    def mentioned_in(self, node: ast.AST | None) -> bool:
         """Whether an expression seems to depend on the rank."""
-        for part in ast.walk(node):
+        for part in ast.walk(node) if node else ():
             match part:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
                     if _RANKISH.search(name) or self._is_about_rank(part):
                         return True
+                case ast.Call() if self._is_about_rank(part):
+                    return True
                 case ast.Constant(value=str(text)) if "RANK" in text:
                     return True
                 case _:
@@ -198,71 +209,26 @@ class Ranks:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
         if use not in self._about_rank:
             self._about_rank[use] = False  # for one that is made of itself
-            self._about_rank[use] = any(
-                all(map(self._is_plain, ast.walk(value))) and self.mentioned_in(value)
-                for value in self._scopes.assigned(use)
+            self._about_rank[use] = self._is_rank(use) or any(
+                self._is_about_rank(value)
+                if isinstance(value, ast.Call)
+                else self.mentioned_in(value)
+                for value in self._code.values(use)
             )
         return self._about_rank[use]
 
-    def _is_plain(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
-            return True
-        last = self._code.name(node.func).rpartition(".")[2]
-        named = last in _PLAIN_CALLS or bool(_RANKISH.search(last))
-        return named or self._is_about_rank(node.func)
-
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line."""
-        return self._code.always_passes(node, self._selects)
 
-    def _selects(self, child: ast.AST, parent: ast.AST) -> bool:
-        match parent:
-            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
-                if child is not test and not is_main_guard(parent) and self.mentioned_in(test):
-                    return True
-            case ast.BoolOp(values=values):
-                return any(self.mentioned_in(value) for value in values if value is not child)
-            case ast.With(items=items):
-                if any(self.mentioned_in(item.context_expr) for item in items):
-                    return True
-            case ast.FunctionDef(name=name, decorator_list=decorators):
-                if _RANKISH_FUNCTION.search(name) or any(map(self.mentioned_in, decorators)):
-                    return True
-            case _:
-                pass
-        return self._follows_exit(child, parent)
+        def selected(place: ast.AST) -> bool:
+            tests = [guard.test for guard in self._code.guards(place)]
+            return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
-    def _follows_exit(self, child: ast.AST, parent: ast.AST) -> bool:
-        """`if rank != 0: return` among the statements before this one."""
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(parent, field, None)
-            if isinstance(block, list) and child in block:
-                return any(
-                    isinstance(stmt, ast.If)
-                    and isinstance(stmt.body[-1], _LEAVES)
-                    and self.mentioned_in(stmt.test)
-                    for stmt in block[: block.index(child)]
-                )
-        return False
+        return self._code.always(node, selected)
 
 
-def _numbers(node: ast.expr) -> Iterator[int]:
-    """The whole numbers in a literal; what is below 0 stands for "not distributed"."""
-    match node:
-        case ast.Constant(value=bool()):
-            pass
-        case ast.Constant(value=int(number)):
-            yield number
-        case ast.Constant(value=str(text)) if text.isascii() and text.isdecimal():
-            yield int(text)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
-            yield -number
-        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
-            for item in items:
-                yield from _numbers(item)
-        case _:
-            pass
-
-
-def _is_variable(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in _RANK_VARIABLES
+def _whole(value: object) -> int | None:
+    """The number that a literal is, or has as text; None for others."""
+    text = str(value)
+    is_number = isinstance(value, int | str) and text.removeprefix("-").isdecimal()
+    return int(text) if is_number and text.isascii() else None
