@@ -230,13 +230,6 @@ def test_the_certificates_are_those_of_pip(tmp_path):
     assert secret(tmp_path, environ)["ca"].name == "pip.pem"
 
 
-def test_settings_that_cannot_be_read(tmp_path):
-    with pytest.raises(ImageError, match=r"pip.conf: cannot be read as pip's settings: File con"):
-        secret(tmp_path, {}, "index-url = x\n")
-    with pytest.raises(ImageError, match=r"gone.pem: no such file; PIP_CERT, REQUESTS_CA_BUNDLE"):
-        secret(tmp_path, {"PIP_CERT": str(tmp_path / "gone.pem")})
-
-
 def test_a_builder_is_heard_to_its_end():
     said = []
     run(["sh", "-c", "echo one; echo two >&2; printf 'a\\rb\\n\\n'"], said.append)

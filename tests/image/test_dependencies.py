@@ -67,13 +67,10 @@ def test_it_is_said_in_words(wanted):
 @pytest.mark.parametrize(
     "line",
     [
-        "-r more.txt",
         "-rmore.txt",
         "--requirement=more.txt",
         "-c pins.txt",
-        "-e .",
         "-e file:///lib",
-        "./lib",
         "../lib",
         "/lib.whl",
         "lib @ file:///lib.whl",

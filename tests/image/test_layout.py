@@ -113,24 +113,6 @@ def test_a_base_with_docker_media_types_becomes_one_of_oci(
         buildah("rmi", "--all")
 
 
-SPOILT = {
-    "mkdir out; touch out/mine": r"out: not empty, and not an OCI layout; name a folder that does",
-    "touch out": r"out: cannot be written: Not a directory; make space there, or name another",
-    "mkdir out; echo {} > out/oci-layout; echo x > out/index.json": r"index\.json: not a JSON obj",
-    "mkdir out; echo {} > out/oci-layout; echo '{\"manifests\": [1]}' > out/index.json": (
-        r"index\.json: not the index of an OCI layout; name another folder"
-    ),
-    "ln -s /proc/none out": r"out: cannot be written: ",
-}
-
-
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_folder_that_cannot_be_one(base, written, tmp_path, how):
-    subprocess.run(["bash", "-c", how], cwd=tmp_path, check=True)
-    with pytest.raises(ImageError, match=SPOILT[how]):
-        written(base)
-
-
 @pytest.mark.parametrize("fault", ["other_content", "cut_answer", "forbidden"])
 def test_what_comes_wrong_is_never_an_image(faulty, base, written, tmp_path, fault):
     whole = 0

@@ -11,7 +11,7 @@ import wheelhouse
 from wheelhouse import wheel
 
 from k8sjob.errors import ImageError
-from k8sjob.image.builders import uv
+from k8sjob.image.builders import choose, uv
 from k8sjob.image.builders.uv import find_uv, unpack
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layer.inventory import Inventory
@@ -250,3 +250,10 @@ def test_lines_that_only_name_wheels(line):
 def test_a_requirement_of_the_spec_is_checked_too():
     why = uv.missing(Dependencies(pip=("fast", "evil @ file:///evil")))
     assert "image.pip[1]: 'evil @ file:///evil'" in why
+
+
+def test_what_others_have_to_build():
+    with pytest.raises(ImageError, match=r"--builder uv: Debian packages \(git\) .* take --bui"):
+        choose("uv", Dependencies(apt=("git",)))
+    with pytest.raises(ImageError, match=r"--builder buildx: it compresses by gzip alone; leave"):
+        choose("buildx", Dependencies(), zstd=True)

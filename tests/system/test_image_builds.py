@@ -1,6 +1,7 @@
 """The rendered Dockerfile builds for real, and the training runs in the image as its user."""
 
 import json
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -22,10 +23,14 @@ def on(spec, **changes):
 
 @pytest.fixture(scope="module")
 def digits(buildah, base_image, tmp_path_factory):
-    """The image of the main example: its spec and its tag."""
-    spec = on(load(EXAMPLES / "digits-ddp/job.yaml"), base=base_image)
-    context = tmp_path_factory.mktemp("digits") / "context"
-    write_context(spec, EXAMPLES / "digits-ddp", context)
+    """The image of the main example, for fewer epochs: its spec and its tag."""
+    folder, context = (tmp_path_factory.mktemp("digits") / name for name in ("code", "context"))
+    shutil.copytree(EXAMPLES / "digits-ddp", folder)
+    script = (folder / "main.py").read_text()
+    assert "epochs(30)" in script
+    (folder / "main.py").write_text(script.replace("epochs(30)", "epochs(4)"))
+    spec = on(load(folder / "job.yaml"), base=base_image)
+    write_context(spec, folder, context)
     return spec, buildah.build(context, "localhost/k8sjob-test-digits")
 
 
@@ -84,36 +89,37 @@ def test_the_main_example_trains_in_its_image(buildah, digits, container):
     started = next(event for event in events if event.kind == "started")
     assert started.data["world_size"] == 2
     accuracy = [e.data["test_accuracy"] for e in events if "test_accuracy" in e.data]
-    assert accuracy[-1] >= 0.9
+    assert accuracy[-1] > max(0.5, accuracy[0])
     if spec.checkpoint is not None:
         root = Path(buildah("mount", containers[0]))
         assert list((root / "app/checkpoints").iterdir())
 
 
-def test_a_script_writes_beside_itself_as_another_user_than_root(
-    buildah, digits, container, tmp_path
-):
-    _, below = digits
-    spec = on(load(EXAMPLES / "fashion-ddp/job.yaml"), base=below, pip=())
-    spec = spec.model_copy(update={"replicas": spec.replicas.model_copy(update={"workers": 0})})
-    write_context(spec, EXAMPLES / "fashion-ddp", tmp_path / "context")
-    image = buildah.build(tmp_path / "context", "localhost/k8sjob-test-fashion")
-    name = container(image)
-    (output,) = run(buildah, spec, [name], ["python", "main.py", "--epochs=6"], LOCAL_RANK="0")
-    assert "accuracy 0.9" in output
-    (who,) = run(buildah, spec, [name], ["python", "-c", WHO])
-    assert json.loads(who) == {"uid": 1000, "name": "k8sjob", "home": True, "base": False}
-    app = Path(buildah("mount", name)) / "app"
-    assert (app / "ckpt.pt").stat().st_uid == 1000
-    assert list((app / "data").iterdir())
-
-
-WHO = """
-import getpass, json, os
+WRITES = """
+import getpass, json, os, pathlib
+here = pathlib.Path(__file__).parent
+(here / "data").mkdir()
+(here / "data/model").write_text("x")
 home = os.access(os.environ["HOME"], os.W_OK)
 print(json.dumps({"uid": os.getuid(), "name": getpass.getuser(), "home": home,
                   "base": os.access("/opt/k8sjob", os.W_OK)}))
 """
+
+
+def test_a_script_writes_beside_itself_as_another_user_than_root(
+    buildah, digits, container, tmp_path
+):
+    spec, below = digits
+    spec = on(spec, base=below, requirements=None)
+    spec = spec.model_copy(update={"replicas": spec.replicas.model_copy(update={"workers": 0})})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/main.py").write_text(WRITES)
+    write_context(spec, tmp_path / "code", tmp_path / "context")
+    image = buildah.build(tmp_path / "context", "localhost/k8sjob-test-writes")
+    name = container(image)
+    (who,) = run(buildah, spec, [name], ["python", "main.py"])
+    assert json.loads(who) == {"uid": 1000, "name": "k8sjob", "home": True, "base": False}
+    assert (Path(buildah("mount", name)) / "app/data/model").stat().st_uid == 1000
 
 
 def test_certificates_and_caches_are_not_in_the_image(buildah, digits, container):
