@@ -13,7 +13,6 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from k8sjob.errors import Problem, SpecError
 from k8sjob.spec.job import JobSpec
-from k8sjob.spec.names import suggested_name
 from k8sjob.spec.quantity import format_duration
 
 if TYPE_CHECKING:
@@ -100,17 +99,17 @@ def refuse_manifests(documents: list[Document]) -> None:
     """
     from k8sjob.yamldoc import objects  # noqa: PLC0415 - as in load
 
-    # A list as the apiserver sends it names no kind in its items: then its own is shown.
-    every = [(document, item) for document, _, item in objects(documents)]
-    every += [
-        (document, document.data) for document in documents if isinstance(document.data, dict)
-    ]
     found = [
-        (document, item["kind"]) for document, item in every if isinstance(item.get("kind"), str)
+        (document, document.data["kind"])
+        for document in documents
+        if isinstance(document.data, dict) and isinstance(document.data.get("kind"), str)
     ]
     if not found:
         return
-    document, kind = next((one for one in found if one[1] == _OURS), found[0])
+    ours = [
+        (document, _OURS) for document, _, item in objects(documents) if item.get("kind") == _OURS
+    ]
+    document, kind = (ours or found)[0]
     file = document.source if document.source not in ("", "<stdin>") else "FILE"
     step = "k8sjob runs PyTorchJobs alone; start a job.yaml with `k8sjob init`"
     if kind == _OURS:
@@ -122,21 +121,12 @@ def refuse_script(file: PurePath) -> None:
     """Refuse a script, by its name.
 
     Raises:
-        SpecError: it is one, with the job.yaml that would start it.
+        SpecError: it is one.
     """
     if file.suffix not in _SCRIPTS:
         return
-    step = "`k8sjob init DIR` writes one to begin with"
-    if file.suffix == ".py":
-        from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
-
-        job = {
-            "name": suggested_name(file.stem) or "my-job",
-            "image": "pytorch/pytorch:latest",
-            "run": {"script": file.name},
-        }
-        step = f"write one beside it, as {flow(job)}, or start with `k8sjob init`"
-    raise SpecError([Problem("", f"a script, not a job.yaml; {step}")], str(file))
+    message = "a script, not a job.yaml, whose `run` names it; `k8sjob init DIR` writes one"
+    raise SpecError([Problem("", message)], str(file))
 
 
 class _Schema(GenerateJsonSchema):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -19,15 +19,11 @@ __all__ = ["plot", "report"]
 MAX_WIDTH = 76
 Point = tuple[float, float]
 
-# The dots of a braille character, two across and four down, and their bits from U+2800 on.
-_DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-
 
 def report(
     summary: JobSummary,
     *,
     width: int = 80,
-    ascii_only: bool = False,
     more: Mapping[str, str] | None = None,
 ) -> list[Text]:
     """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
@@ -35,11 +31,10 @@ def report(
     Args:
         summary: of the job's events.
         width: columns of the terminal.
-        ascii_only: use no character beyond ASCII.
         more: further rows, by label: where the logs are, which command shows them.
     """
     lines = []
-    if drawn := plot(summary.curve, width=min(width, MAX_WIDTH), ascii_only=ascii_only):
+    if drawn := plot(summary.curve, width=min(width, MAX_WIDTH)):
         first, last = (number(round(summary.curve[end][0], 1)) for end in (0, -1))
         title = f"loss, epoch {first} to {last}".rjust(len(drawn[-1]))
         lines = [Text(line) for line in (*drawn, title, "")]
@@ -72,16 +67,13 @@ def _outcome(summary: JobSummary) -> Text:
     return text.append(f": {detail}", style="not bold") if detail else text
 
 
-def plot(
-    points: Sequence[Point], *, width: int = 60, height: int = 7, ascii_only: bool = False
-) -> list[str]:
-    """Draw the points, joined by straight lines.
+def plot(points: Sequence[Point], *, width: int = 60, height: int = 9) -> list[str]:
+    """Draw the points, joined by straight lines, with asterisks.
 
     Args:
         points: (x, y) by ascending x; those that are not finite are left out.
         width: columns of the whole, labels included; at least 16.
         height: lines of the curve; the x axis adds one.
-        ascii_only: draw with asterisks.
 
     Returns:
         The lines, or none where there are fewer than two points to join.
@@ -90,24 +82,23 @@ def plot(
     if len(points) < 2 or points[0][0] == points[-1][0]:
         return []
     low, high = min(y for _, y in points), max(y for _, y in points)
-    labels = [number(high), number(low)]
-    margin = max(len(label) for label in labels)
+    labels = {height - 1: number(low), 0: number(high)}
+    margin = max(map(len, labels.values()))
     columns = max(width, 16) - margin - 2
-    wide, tall = (1, 1) if ascii_only else (2, 4)
-    dots = set(_trace(points, columns * wide, height * tall, low, high))
-    axis, corner, floor = ("|", "+", "-") if ascii_only else ("┤", "└", "─")
-    lines = []
-    for row in range(height):
-        label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
-        cells = (_cell(dots, column, row, ascii_only=ascii_only) for column in range(columns))
-        lines.append(f"{label:>{margin}} {axis}{''.join(cells)}".rstrip())
-    return [*lines, f"{'':>{margin}} {corner}{floor * columns}"]
+    rows = [[" "] * columns for _ in range(height)]
+    for column, row in _trace(points, columns, height, low, high):
+        rows[row][column] = "*"
+    lines = [
+        f"{labels.get(index, ''):>{margin}} |{''.join(row)}".rstrip()
+        for index, row in enumerate(rows)
+    ]
+    return [*lines, f"{'':>{margin}} +{'-' * columns}"]
 
 
 def _trace(
     points: Sequence[Point], columns: int, rows: int, low: float, high: float
 ) -> Iterator[tuple[int, int]]:
-    """The dots (column, row) of the line through the points; row 0 is the highest value."""
+    """The cells (column, row) of the line through the points; row 0 is the highest value."""
     left, right = points[0][0], points[-1][0]
     # Halved first: the difference of two floats may be more than a float can hold.
     span = (high / 2 - low / 2) or 1.0
@@ -125,15 +116,3 @@ def _trace(
                     before[1] + round(along * step / steps),
                 )
         before = place
-
-
-def _cell(dots: set[tuple[int, int]], column: int, row: int, *, ascii_only: bool) -> str:
-    if ascii_only:
-        return "*" if (column, row) in dots else " "
-    bits = sum(
-        bit
-        for down, pair in enumerate(_DOTS)
-        for across, bit in enumerate(pair)
-        if (2 * column + across, 4 * row + down) in dots
-    )
-    return chr(0x2800 + bits) if bits else " "

@@ -87,3 +87,21 @@ def job_file(tmp_path):
         return file
 
     return write
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """What a shell offers for the last word."""
+
+    def offered(words, **env):
+        state = {"K8SJOB_STATE": str(tmp_path / "state")}
+        asked = {"_K8SJOB_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        return subprocess.run(
+            [sys.executable, "-c", "from k8sjob.cli import main; main()"],
+            env={**state, **asked, "COMP_CWORD": str(words.count(" ")), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return offered

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from k8sjob.rendering import dockerfile, render
-from k8sjob.spec import load, schema
+from k8sjob.spec import load
 
 BUILT = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"
 
@@ -39,15 +39,10 @@ def test_standard_input_is_a_file(k8sjob, job_file):
     assert yaml.safe_load(done.out)["metadata"]["name"] == "tiny"
 
 
-def test_the_file_is_job_yaml_by_default(k8sjob, job_file, monkeypatch):
-    monkeypatch.chdir(job_file().parent)
-    assert k8sjob("validate").code == 0
-    assert k8sjob("render").code == 0
-
-
 def test_the_file_may_be_job_yml(k8sjob, job_file, monkeypatch):
-    file = job_file().rename(job_file().with_suffix(".yml"))
-    monkeypatch.chdir(file.parent)
+    monkeypatch.chdir(job_file().parent)
+    assert k8sjob("validate").out == "job.yaml: valid: tiny, 1 pod, 1 process\n"
+    job_file().rename(job_file().with_suffix(".yml"))
     assert k8sjob("validate").out == "job.yml: valid: tiny, 1 pod, 1 process\n"
     assert k8sjob("render").code == 0
 
@@ -102,10 +97,6 @@ def test_warnings_go_beside_the_data(k8sjob, job_file):
     assert [result["valid"], len(result["warnings"])] == [True, 1]
     file.write_text(file.read_text().replace("script: main.py", "command: [torchrun, main.py]"))
     assert k8sjob("render", file).err == ""
-
-
-def test_schema(k8sjob):
-    assert json.loads(k8sjob("schema").out) == schema()
 
 
 def test_render_prints_the_manifest_alone(k8sjob, job_file):

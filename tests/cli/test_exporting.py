@@ -98,14 +98,6 @@ def take(source, target, *, everything=False, force=False):
     return told, warnings
 
 
-def test_one_checkpoint_as_safetensors_with_all_names(folder, tmp_path):
-    target = tmp_path / "out.safetensors"
-    target.write_text("older")
-    told, _ = take(newest(folder), target, force=True)
-    assert told["step"] == 2
-    fits(load_file(target), 2)
-
-
 def test_everything(folder, tmp_path):
     take(folder, tmp_path / "out.pt", everything=True)
     found = torch.load(tmp_path / "out.pt", weights_only=True)
@@ -127,6 +119,17 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     assert not (tmp_path / "other.pt").exists()
 
 
+def test_the_form_follows_from_the_suffix(folder, tmp_path):
+    target = tmp_path / "out.safetensors"
+    target.write_text("older")
+    told, _ = take(newest(folder), target, force=True)
+    assert told["step"] == 2
+    fits(load_file(target), 2)
+    with pytest.raises(ValueError, match=r"its suffix says the form; end it with \.pt or \.safet"):
+        take(folder, tmp_path / "out.zip")
+    assert not (tmp_path / "out.zip").exists()
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -143,13 +146,6 @@ def test_what_is_no_checkpoint_is_one_error(tmp_path, source, said):
         take(tmp_path / source, tmp_path / "out.pt")
     with pytest.raises(ValueError, match="there is no folder"):
         take(tmp_path / "epoch.pt", tmp_path / "none" / "out.pt")
-
-
-@pytest.mark.parametrize("name", ["out", "out.zip", "out.safetensor"])
-def test_a_file_without_a_form_is_refused(tmp_path, folder, name):
-    with pytest.raises(ValueError, match=r"its suffix says the form; end it with \.pt or \.safet"):
-        take(folder, tmp_path / name)
-    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -214,14 +210,10 @@ HUGE = 1 << 58
     ("change", "said"),
     [
         (chunks_of(((0, 0), (3, 3))), r"shape (4, 3), and no chunk holds [3:4, 0:3]"),
-        (chunks_of(((0, 0), (4, 1)), ((1, 1), (3, 2))), "no chunk holds [0:1, 1:3]"),
         (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "2 chunks hold [1:2, 0:3]"),
         (chunks_of(((0, 0), (2, 3)), ((3, 0), (2, 3))), "a chunk at [3:5, 0:3] outside of it"),
-        (chunks_of(((-1, 0), (5, 3))), "a chunk at [-1:4, 0:3] outside of it"),
         (chunks_of(((0,), (4,))), "is not described as torch does it"),
-        (chunks_of(), "no chunk holds [0:4, 0:3]"),
         (chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)), f"of {HUGE * 12:,} bytes, of which"),
-        (chunks_of(((0, 0), (4, 3)), shape=(HUGE, 3)), f"no chunk holds [4:{HUGE}, 0:3]"),
         (chunks_of(((0, 0), (-4, -3)), shape=(-4, -3)), "has the shape torch.Size([-4, -3])"),
         (in_no_file, "has a chunk at [0:4, 0:3] that is in no file"),
         (of_no_type, "has the type torch.Size([1])"),

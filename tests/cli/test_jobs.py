@@ -232,13 +232,6 @@ def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
     assert k8sjob("why", "tiny").out.startswith("why: ")
 
 
-def test_json_events_are_all_there_is_on_stdout(job, k8sjob):
-    done = k8sjob("run", job("end"), "-o", "json")
-    events = [json.loads(line) for line in done.out.splitlines()]
-    assert {"job", "replica", "log", "progress"} <= {event["kind"] for event in events}
-    assert events[-1]["data"] == events[-1]["data"] | {"state": "Succeeded", "exit_code": 0}
-
-
 def test_another_terminal(job, k8sjob, process, tmp_path):
     running = process("run", job("wait"), "-o", "json")
 

@@ -60,6 +60,7 @@ def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
         assert k8sjob("status", *place, "-o", "name").out == "local/tiny\n"
     for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["tiny", "--context", "fake"]):
         assert k8sjob("status", *place, "-o", "name").out == "blue/tiny\n"
+    assert k8sjob("status", "tiny", "-n", "red").code == 102
 
 
 def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
@@ -90,14 +91,6 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
     assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["origin"] == origin.as_dict()
     annotations[IMAGE_ORIGIN] = replace(origin, image="another@sha256:a").encode()
     assert "sha256:c" not in k8sjob("status", "tiny").out
-
-
-def test_another_namespace(there, k8sjob):
-    there(namespace="red")
-    assert k8sjob("status", "tiny").code == 102
-    assert k8sjob("status", "red/tiny", "-o", "name").out == "red/tiny\n"
-    assert k8sjob("status", "tiny", "-n", "red", "-o", "name").out == "red/tiny\n"
-    assert k8sjob("status", "red/tiny", "-n", "red", "-o", "name").out == "red/tiny\n"
 
 
 @pytest.fixture
@@ -183,18 +176,24 @@ def pod_of(job, role="master", **status):
     }
 
 
-def test_the_list_says_what_the_pods_do(there, api, k8sjob):
+def test_what_the_pods_do_is_shown(there, api, k8sjob):
     sick, well = there("sick"), there("well")
-    crashed = {"name": "pytorch", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
-    api.pods = [
-        pod_of(sick, phase="Running", containerStatuses=[crashed]),
-        pod_of(well, phase="Running"),
-        pod_of({"metadata": well["metadata"] | {"uid": "before"}}, phase="Failed"),
-    ]
+    digest = "sha256:" + "b" * 64
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    crashed = {"name": CONTAINER_NAME, "restartCount": 2, "state": waiting}
+    pod = pod_of(sick, phase="Running", containerStatuses=[crashed | {"imageID": f"r/t@{digest}"}])
+    pod["spec"]["nodeName"] = "node-7"
+    earlier = pod_of({"metadata": well["metadata"] | {"uid": "before"}}, phase="Failed")
+    api.pods = [pod, pod_of(well, phase="Running"), earlier]
     listed = {line.split()[0]: line for line in k8sjob("list", "-n", "blue").out.splitlines()}
     assert "1 CrashLoopBackOff" in listed["blue/sick"]
     assert "1 Running" in listed["blue/well"]
     assert "Failed" not in listed["blue/well"]
+    record = json.loads(k8sjob("status", "sick", "-o", "json").out)
+    assert record["image"] == "team/tiny:1"
+    (replica,) = record["replicas"]
+    assert (replica["node"], replica["restarts"], replica["digest"]) == ("node-7", 2, digest)
+    assert f"runs as {digest}" in k8sjob("status", "sick").out
 
 
 def test_a_job_that_a_finalizer_keeps_is_not_deleted(there, api, k8sjob):
@@ -246,11 +245,9 @@ def test_the_list_by_labels(here, there, k8sjob):
     [
         ("", True),
         ("team=a", True),
-        ("team==a,stage=dev", True),
-        ("team = b", False),
+        ("team==a,stage = dev", True),
         ("team!=b", True),
         ("other!=x", True),
-        ("team", True),
         ("other", False),
         ("!other", True),
         ("!team", False),
@@ -343,73 +340,17 @@ def test_a_job_that_goes_by_itself_is_no_error_of_delete_all(there, api, k8sjob)
     assert k8sjob("delete", "--all", "-n", "blue") == (0, "", "")
 
 
-def test_the_status_shows_image_digest_and_node(there, api, k8sjob, monkeypatch):
-    there()
-    digest = "sha256:" + "b" * 64
-    pod = {
-        "metadata": {
-            "name": "tiny-master-0",
-            "uid": "p",
-            "ownerReferences": [{"uid": api.jobs["blue", "tiny"]["metadata"]["uid"]}],
-            "labels": {
-                "training.kubeflow.org/replica-type": "master",
-                "training.kubeflow.org/replica-index": "0",
-            },
-        },
-        "spec": {"nodeName": "node-7"},
-        "status": {
-            "phase": "Running",
-            "containerStatuses": [
-                {
-                    "name": CONTAINER_NAME,
-                    "restartCount": 2,
-                    "imageID": f"registry.example/team/tiny@{digest}",
-                    "state": {"running": {}},
-                }
-            ],
-        },
-    }
-    api.pods = [pod]
-    record = json.loads(k8sjob("status", "tiny", "-o", "json").out)
-    assert record["image"] == "team/tiny:1"
-    (replica,) = record["replicas"]
-    assert (replica["node"], replica["restarts"], replica["digest"]) == ("node-7", 2, digest)
-    shown = k8sjob("status", "tiny").out
-    assert "node-7" in shown
-    assert f"runs as {digest}" in shown
-
-
-def complete(words, **env):
-    """What a shell offers for the last word."""
-    return subprocess.run(
-        [sys.executable, "-c", "from k8sjob.cli import main; main()"],
-        env={
-            "_K8SJOB_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(words.count(" ")),
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_shell_completes_names_of_both_places(here, there, k8sjob, tmp_path):
+def test_a_shell_completes_names_of_both_places(here, there, complete, tmp_path):
     here("mine")
     here("both")
     there("both")
     there("ours")
     there("far", namespace="red")
-    env = {
-        "K8SJOB_STATE": str(tmp_path / "state"),
-        "KUBECONFIG": str(tmp_path / "fake.kubeconfig"),
-    }
 
     def offers(words, *names):
         """A cluster that does not answer at once has no names: a busy machine gets more tries."""
         for _ in range(5):
-            done = complete(words, **env)
+            done = complete(words, KUBECONFIG=str(tmp_path / "fake.kubeconfig"))
             assert done.stderr == ""
             offered = {line.removeprefix("plain,") for line in done.stdout.splitlines()}
             if offered == set(names):
@@ -421,20 +362,15 @@ def test_a_shell_completes_names_of_both_places(here, there, k8sjob, tmp_path):
     assert offers("k8sjob status red/", "red/far")
     assert offers("k8sjob status local/", "local/mine", "local/both")
     assert offers("k8sjob status -n red ", "far")
-    assert offers("k8sjob status --local ", "mine", "both")
     assert offers("k8sjob status --context ", "fake")
 
 
-def test_a_shell_is_not_kept_waiting_nor_told_of_errors(here, away, k8sjob, tmp_path):
+@pytest.mark.parametrize("config", ["", "{"])
+def test_a_shell_is_not_kept_waiting_nor_told_of_errors(config, here, away, complete, tmp_path):
     here("mine")
-    env = {
-        "K8SJOB_STATE": str(tmp_path / "state"),
-        "KUBECONFIG": str(tmp_path / "fake.kubeconfig"),
-    }
-    done = complete("k8sjob status ", **env)
-    assert (done.stdout, done.stderr) == ("plain,mine\n", "")
-    (tmp_path / "fake.kubeconfig").write_text("{")
-    done = complete("k8sjob status ", **env)
+    file = tmp_path / "fake.kubeconfig"
+    file.write_text(config or file.read_text())
+    done = complete("k8sjob status ", KUBECONFIG=str(file))
     assert (done.stdout, done.stderr) == ("plain,mine\n", "")
 
 

@@ -1,9 +1,7 @@
 """Many jobs: rows for a pipe, a table for a terminal."""
 
 import io
-import json
 import re
-from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from rich.console import Console
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.follow import follow_all
-from k8sjob.view.views import board
 
 
 def job(name, state, counts=None, **data):
@@ -39,15 +36,6 @@ def test_a_pipe_gets_a_row_a_change():
         "warning: the connection is lost",
         "ns/a                      Failed                                  1:05  the Master failed",
     ]
-
-
-def test_programs_get_json():
-    out = io.StringIO()
-    with closing(board("json", out=out)) as view:
-        view.show(LIFE)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line["kind"] for line in lines] == ["job", "job", "warning", "job"]
-    assert lines[0]["data"]["counts"] == {"Running": 3, "Pending": 1}
 
 
 def drawn(events, width=80, height=24):
@@ -85,11 +73,6 @@ def test_a_narrow_terminal_shows_states_and_how_many_more_there_are():
     assert first == "ns/short           Restarting"
     assert second.startswith("ns/resnet-000-of…  Running")
     assert all(cell_len(line) < 30 for line in lines)
-
-
-def test_a_name_that_scrolls_by_is_whole():
-    name = "a-name-of-more-than-twenty-four-columns"
-    assert drawn([job(name, "Failed")], width=30)[0].startswith(f"ns/{name}  Failed")
 
 
 def test_a_deleted_job_that_had_ended_is_not_counted_again():

@@ -58,21 +58,11 @@ def test_one_traceback_stays_of_those_that_are_the_same(trace):
     ]
 
 
-def test_tracebacks_that_are_written_at_the_same_time():
-    both = [one for pair in zip(by_rank(0, TRACE), by_rank(1, TRACE), strict=True) for one in pair]
-    assert all_of(*both) == [
-        *lines(by_rank(0, TRACE)),
-        ("", "worker-1: the same error as worker-0"),
-    ]
-
-
 @pytest.mark.parametrize(
     "other",
     [
         [*TRACE[:-1], "ValueError: yes"],
         TRACE[:-1],
-        [*TRACE, "and why"],
-        [*TRACE[:1], "  here", *TRACE[1:]],
         CHAIN,
     ],
 )

@@ -10,7 +10,7 @@ from k8sjob.view.report import plot
 
 
 def test_a_falling_line_falls_from_corner_to_corner():
-    lines = plot([(0, 3.0), (1, 1.0)], width=30, height=4, ascii_only=True)
+    lines = plot([(0, 3.0), (1, 1.0)], width=30, height=4)
     assert lines[0].startswith("3 |*")
     assert lines[3].startswith("1 |")
     assert lines[3].endswith("*")
@@ -18,13 +18,6 @@ def test_a_falling_line_falls_from_corner_to_corner():
     columns = [line.index("*") for line in lines[:4]]
     assert columns == sorted(columns)
     assert len(set(columns)) == 4
-
-
-def test_braille_has_four_levels_a_line():
-    (line, _axis) = plot([(0, 0.0), (1, 1.0)], width=16, height=1)
-    cells = line.partition("┤")[2]
-    assert len(set(cells)) >= 4
-    assert all("\u2800" < cell <= "\u28ff" for cell in cells)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +28,7 @@ def test_too_little_to_draw_is_not_drawn(points):
 
 
 def test_a_flat_line_is_drawn_in_the_middle():
-    lines = plot([(0, 0.5), (9, 0.5)], width=30, height=3, ascii_only=True)
+    lines = plot([(0, 0.5), (9, 0.5)], width=30, height=3)
     assert [("*" in line) for line in lines] == [False, True, False, False]
 
 
@@ -45,14 +38,12 @@ def test_a_flat_line_is_drawn_in_the_middle():
     ),
     st.integers(1, 200),
     st.integers(1, 20),
-    st.booleans(),
 )
-def test_any_points_fit_the_space(points, width, height, ascii_only):
-    lines = plot(points, width=width, height=height, ascii_only=ascii_only)
+def test_any_points_fit_the_space(points, width, height):
+    lines = plot(points, width=width, height=height)
     assert len(lines) in (0, height + 1)
     assert all(cell_len(line) <= max(width, 16) for line in lines)
-    if ascii_only:
-        assert all(line.isascii() for line in lines)
+    assert all(line.isascii() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +63,3 @@ def test_any_points_fit_the_space(points, width, height, ascii_only):
 )
 def test_numbers_are_short(value, text):
     assert number(value) == text
-
-
-@given(st.floats())
-def test_numbers_stay_short(value):
-    assert len(number(value)) <= 11

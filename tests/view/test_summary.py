@@ -24,13 +24,8 @@ def test_a_life_adds_up(life):
     assert summary.metrics == {"epoch": 2.0, "accuracy": 0.97}
     assert summary.checkpoint == "/checkpoints/step-40.pt"
     assert summary.curve == [(0.5, 2.0), (1.0, 1.0), (2.0, 0.25)]
-    assert summary.progress.fraction == 1.0
-
-
-def test_epochs_are_counted_from_one(progress):
-    now = told([progress(epoch=0, step=5, steps=20, epochs=4)]).progress
-    assert (now.epoch, now.epochs, now.step, now.steps) == (1, 4, 5, 20)
-    assert now.fraction == 0.25 / 4
+    now = summary.progress
+    assert (now.epoch, now.epochs, now.step, now.steps, now.fraction) == (2, 2, 20, 20, 1.0)
 
 
 def test_a_group_that_met_again_replaces_what_it_repeats(progress):

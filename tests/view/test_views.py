@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 from strategies import examples
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.lines import LinePrinter, duration, last_line
+from k8sjob.view.lines import duration, last_line
 from k8sjob.view.live import LiveView, Panel
 from k8sjob.view.report import report
 from k8sjob.view.summary import JobSummary
@@ -129,27 +128,16 @@ def test_the_way_to_the_script_is_told_once_for_all_replicas():
     ]  # fmt: skip
 
 
-def test_the_panel_shows_the_way_to_the_script(console, terminal):
-    view = LiveView(console(), "x")
-    view.show([starting("importing")])
-    assert terminal.getvalue().count("importing torch") == 1
-
-
-def test_progress_is_told_now_and_then_in_a_pipe(progress):
-    lines = plain([progress(step=1 + i, time=float(i)) for i in range(25)])
-    assert len(lines) == 1 + 24 // EVERY_S
-
-
-def test_the_same_state_is_told_once():
-    running = Event(EventKind.JOB, {"state": "Running", "reason": "a"})
-    assert plain([running, Event(EventKind.JOB, {"state": "Running", "reason": "b"})]) == [
-        "k8sjob   | Running"
-    ]
-
-
 def test_a_termination_message_made_of_a_log_shows_its_last_line():
     message = "\n".join(["one", "two", Event("progress", {"step": 1}).encode(), ""])
     assert last_line(message) == "two"
+
+
+def test_a_line_comes_now_and_then_of_progress_and_once_of_a_state(progress):
+    lines = plain([progress(step=1 + i, time=float(i)) for i in range(25)])
+    assert len(lines) == 1 + 24 // EVERY_S
+    states = [Event(EventKind.JOB, {"state": "Running", "reason": why}) for why in "ab"]
+    assert plain(states) == ["k8sjob   | Running"]
 
 
 def test_json_lines_carry_everything(life):
@@ -220,12 +208,6 @@ def test_the_bar_fills_as_the_epochs_go(progress):
         assert bar.startswith("#" * filled + "." * (40 - filled) + " ")
 
 
-def test_a_narrow_terminal_gets_two_lines_of_progress(life):
-    lines = screen(life[:-4], width=40)
-    assert lines[1].endswith(" 100%")
-    assert lines[2] == "epoch 2/2  step 20/20  loss 0.25"
-
-
 def test_many_replicas_become_counts():
     events = [Event("replica", {"phase": "Running"}, 0, f"worker-{i}") for i in range(100)]
     events[42] = Event("replica", {"phase": "Pending", "reason": "Unschedulable"}, 0, "worker-42")
@@ -234,6 +216,7 @@ def test_many_replicas_become_counts():
 
 def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
     assert all(line.isascii() for line in screen(life, width=30, ascii_only=True))
+    assert shown(life, width=40).isascii()
 
 
 ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=300)
@@ -252,16 +235,6 @@ def test_the_panel_never_outgrows_the_terminal(said, width, height):
     assert len(lines) <= max(height - 3, 1)
     assert all(cell_len(line) < max(width, 2) for line in lines)
     assert all("\n" not in line for line in lines)
-
-
-@examples(50)
-@given(ANY_TEXT, ANY_TEXT)
-def test_a_line_of_a_job_is_one_line_and_never_markup(name, said):
-    line = LinePrinter().line(Event(EventKind.LOG, {"text": said}, 0, name))
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    console.print(line, soft_wrap=True)
-    assert line.plain.count("\n") == 0
-    assert "\x1b" not in line.plain
 
 
 def test_rich_markup_and_emoji_codes_are_text(console, terminal):
@@ -394,6 +367,16 @@ def test_the_summary_says_what_was_reached(life):
     )
 
 
+@pytest.mark.parametrize(("kind", "summary"), [("plain", True), ("json", False)])
+def test_people_get_the_summary_below_the_lines(kind, summary, life):
+    out = io.StringIO()
+    with closing(viewer(kind, job="digits", out=out)) as view:
+        view.show([*life, ended(1.0)])
+        close_with_report(view, out=out)
+    assert ("digits Succeeded after 0:01" in out.getvalue()) is summary
+    assert "\x1b" not in out.getvalue()
+
+
 def test_the_summary_of_a_failure_says_why(failure):
     assert shown(failure) == (
         "digits Failed\n"
@@ -401,10 +384,6 @@ def test_the_summary_of_a_failure_says_why(failure):
         "     at main.py:3\n"
         "next: correct main.py:3 and run it again"
     )
-
-
-def test_the_summary_is_ascii_where_it_must_be(life):
-    assert shown(life, width=40, ascii_only=True).isascii()
 
 
 @pytest.mark.parametrize(
@@ -447,23 +426,6 @@ def test_what_a_terminal_can_show(variables, encoding, ascii_alone, monkeypatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert ascii_only(io.TextIOWrapper(io.BytesIO(), encoding=encoding)) is ascii_alone
-
-
-def test_json_gets_no_summary(life):
-    out = io.StringIO()
-    with closing(viewer("json", out=out)) as view:
-        view.show(life)
-        close_with_report(view, out=out)
-    assert len(out.getvalue().splitlines()) == len(life)
-
-
-def test_a_pipe_gets_the_summary_below_its_lines(life):
-    out = io.StringIO()
-    with closing(viewer(job="digits", out=out)) as view:
-        view.show([*life, ended(1.0)])
-        close_with_report(view, out=out)
-    assert "digits Succeeded after 0:01" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
 
 
 def test_what_a_container_wrote_never_speaks_as_k8sjob():
