@@ -93,7 +93,6 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             return _run_single(single_program(argv[1:], environ, lifeline), settings, inbox)
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
-            _check_resizable(settings, environ)
             node = NodeEnv(
                 int(not shape.hosts), shape.max_nodes, shape.nproc_per_node, shape.host, shape.port
             )
@@ -172,15 +171,6 @@ def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -
     """
     again = retryable(reason.exit_code) and (final or settings.restart_policy == "ExitCode")
     return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
-
-
-def _check_resizable(settings: RuntimeConfig, environ: Mapping[str, str]) -> None:
-    """Refuse a strategy that needs a fixed number of ranks in a group that may change."""
-    if not strategies.STRATEGIES[settings.strategy].resizes:
-        raise EnvError(
-            f"strategy.kind: {settings.strategy} needs a fixed number of ranks, and "
-            f"PET_NNODES={environ['PET_NNODES']} lets it change; leave replicas.elastic out"
-        )
 
 
 def _banner(node: NodeEnv, shape: ElasticEnv | None) -> str:

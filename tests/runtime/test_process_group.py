@@ -22,8 +22,6 @@ def test_the_device_chooses_the_backend():
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("mpi", "not built into torch's packages"),
-        ("tcp", "left torch with version 1.0"),
         ("nccl", "needs a GPU for each process"),
         ("gluu", "is not in this torch"),
     ],

@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import contract
-from k8sjob.runtime.agent.attempt import Member, Record, run_attempt, verdict
-from k8sjob.runtime.agent.worker_group import Command
+from k8sjob.runtime.agent.attempt import Record, run_attempt, verdict
+from k8sjob.runtime.agent.worker_group import Member
 from k8sjob.runtime.base.report import log_line
 from k8sjob.runtime.base.termination import describe
 from k8sjob.runtime.base.timeouts import TIMEOUTS
@@ -125,8 +125,7 @@ def training_program(
             contract.LIFELINE_ENV: str(lifeline),
         }
         extra = [f"{local_rank_arg}={local}"] if local_rank_arg else []
-        command = Command([*_RANK_MAIN, *argv, *extra], variables)
-        return Member(int(own["RANK"]), command, error)
+        return Member(int(own["RANK"]), [*_RANK_MAIN, *argv, *extra], variables, error)
 
     return lambda restart, folder: [
         member(local, restart, folder) for local in range(node.processes)
@@ -136,6 +135,4 @@ def training_program(
 def single_program(argv: Sequence[str], environ: Mapping[str, str], lifeline: int) -> Program:
     """One command, searched on PATH, its environment untouched: no rank and no reason."""
     variables = {**environ, contract.LIFELINE_ENV: str(lifeline)}
-    return lambda _restart, _folder: [
-        Member(-1, Command([*_RANK_MAIN, "--exec", *argv], variables))
-    ]
+    return lambda _restart, _folder: [Member(-1, [*_RANK_MAIN, "--exec", *argv], variables)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.agent.worker_group import Command, Exit, WorkerGroup, kill_children
+from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.frames import users_threads
 from k8sjob.runtime.base.heartbeat import HeartbeatMonitor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.base.signals import Inbox
 
-__all__ = ["Member", "Program", "Record", "deadlines", "run_attempt", "stacks_due", "verdict"]
+__all__ = ["Program", "Record", "deadlines", "run_attempt", "stacks_due", "verdict"]
 
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
@@ -38,21 +38,6 @@ _HINTS: Final[dict[int, str]] = {
     signal.SIGABRT: "; it called abort(), mostly in a library: its last lines say why",
     signal.SIGBUS: "; mostly /dev/shm is full: raise resources.shm or use fewer loader workers",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One process of the node.
-
-    Attributes:
-        rank: its rank in the whole group.
-        command: how to start it.
-        error_file: where it writes its Reason, beside which its observer writes; None: neither.
-    """
-
-    rank: int
-    command: Command
-    error_file: Path | None = None
 
 
 Program: TypeAlias = "Callable[[int, Path], Sequence[Member]]"
@@ -137,7 +122,7 @@ def run_attempt(
     """
     with _folder() as folder:
         members = program(restart, Path(folder))
-        group = WorkerGroup([member.command for member in members])
+        group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.hang_timeout)
         observed = any(member.error_file for member in members)

@@ -66,7 +66,7 @@ class RestartCount:
     def begin(self, restarts: int) -> None:
         """Record that the processes start for the so-many-th time after the first."""
         self.restarts = restarts
-        self._write(None, final=False)
+        self._write()
 
     def end(self, reason: Reason | None, *, final: bool = False) -> None:
         """Record the end of the container; after None or a stop, the next one is no restart.
@@ -76,21 +76,17 @@ class RestartCount:
             final: another start would end the same way.
         """
         if reason is not None and reason.exit_code != ExitCode.STOPPED:
-            self._write(reason, final=final)
+            self._write(reason=reason.encode(), final=final)
         elif self._file is not None:
             with suppress(OSError):
                 self._file.unlink()
 
-    def _write(self, reason: Reason | None, *, final: bool) -> None:
-        if self._file is None:
-            return
-        body: dict[str, object] = {"restarts": self.restarts, "final": final}
-        if reason is not None:
-            body["reason"] = reason.encode()
-        draft = self._file.with_suffix(".new")
-        with suppress(OSError):
-            draft.write_text(json.dumps(body))
-            draft.replace(self._file)
+    def _write(self, **end: str | bool) -> None:
+        if self._file is not None:
+            draft = self._file.with_suffix(".new")
+            with suppress(OSError):
+                draft.write_text(json.dumps({"restarts": self.restarts, **end}))
+                draft.replace(self._file)
 
 
 def repeats(before: Reason | None, now: Reason) -> bool:

@@ -243,7 +243,7 @@ def run_as_main(argv: Sequence[str]) -> None:
             zip file with a `__main__.py` is a script too.
 
     Raises:
-        EnvError: there is no such script or module.
+        EnvError: there is no such module; the agent has looked for a script.
         BaseException: the program's exception.
     """
     if argv[0] == "-m":
@@ -256,8 +256,6 @@ def run_as_main(argv: Sequence[str]) -> None:
         return
     path, arguments = argv[0], argv[1:]
     sys.argv = [path, *arguments]
-    if not os.path.exists(path):  # noqa: PTH110 - as Python, without normalising the argument
-        raise EnvError(f"there is no script {path!r} in {os.getcwd()}; check run.script")  # noqa: PTH109 - a string
     inner = _archive_spec(_absolute(path))
     if inner is not None:
         # Always first, PYTHONSAFEPATH or not: here it is the program itself.

@@ -22,7 +22,7 @@ from k8sjob.runtime.base.timeouts import TIMEOUTS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-__all__ = ["Command", "Exit", "WorkerGroup", "adopt_orphans", "kill_children"]
+__all__ = ["Exit", "Member", "WorkerGroup", "adopt_orphans", "kill_children"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _RESET: Final = [
@@ -32,11 +32,20 @@ _RESET: Final = [
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """How to start one process: its argv, searched on PATH, and its whole environment."""
+class Member:
+    """One process of the node.
 
+    Attributes:
+        rank: its rank in the whole group; -1: it has none.
+        argv: how to start it; the program is searched on PATH.
+        environ: its whole environment.
+        error_file: where it writes its Reason, beside which its observer writes; None: neither.
+    """
+
+    rank: int
     argv: Sequence[str]
     environ: Mapping[str, str]
+    error_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +69,10 @@ class WorkerGroup:
     """The processes of one node, each the leader of its session and process group.
 
     Attributes:
-        exits: by index of the command, for those that have ended.
+        exits: by index of the member, for those that have ended.
     """
 
-    def __init__(self, commands: Sequence[Command]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         """Start the processes; those already started are killed when one cannot be.
 
         Raises:
@@ -72,8 +81,11 @@ class WorkerGroup:
         self.exits: dict[int, Exit] = {}
         self._held: dict[int, int] = {}
         try:
-            for index, command in enumerate(commands):
-                self._held[index] = _spawn(command)
+            for index, member in enumerate(members):
+                argv, environ = list(member.argv), dict(member.environ)
+                self._held[index] = os.posix_spawnp(
+                    argv[0], argv, environ, setsid=True, setsigdef=_RESET
+                )
         except OSError:
             self.kill()
             while not self.gone:
@@ -193,12 +205,6 @@ def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
     for entry in Path("/proc").glob(f"{pid}/stat"):
         with suppress(OSError):
             yield int(entry.parent.name), entry.read_bytes().rpartition(b")")[2].split()
-
-
-def _spawn(command: Command) -> int:
-    return os.posix_spawnp(
-        command.argv[0], list(command.argv), dict(command.environ), setsid=True, setsigdef=_RESET
-    )
 
 
 def _signal_group(pid: int, number: int) -> None:

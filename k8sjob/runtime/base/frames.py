@@ -43,8 +43,6 @@ _COLLECTIVES: Final = (
 )
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Of any environment: of the user, of a venv's base, of the system."""
-_ZIP: Final = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-"""The standard library as one file, beside the folder that it otherwise is."""
 _FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.MULTILINE)
 
@@ -175,6 +173,4 @@ def _is_users(file: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     places = {sysconfig.get_path(name) for name in names}
-    real = {os.path.realpath(place) for place in places}
-    zipped = {os.path.dirname(place) + os.sep + _ZIP for place in {*places, *real}}  # noqa: PTH120 - strings
-    return tuple(place + os.sep for place in (*places, *real, *zipped))
+    return tuple(place + os.sep for place in {*places, *map(os.path.realpath, places)})

@@ -239,11 +239,8 @@ def decode_ranks(text: str) -> dict[int, Seen]:
     """What encode_ranks() encoded; empty for other text, and where a type is wrong."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         found = {int(rank): Seen(**one) for rank, one in json.loads(text).items()}
-        if all(
-            type(getattr(one, name)) is type(default)
-            for one in found.values()
-            for name, default in asdict(Seen()).items()
-        ):
+        kinds = [type(default) for default in asdict(Seen()).values()]
+        if all([*map(type, asdict(one).values())] == kinds for one in found.values()):
             return found
     return {}
 

@@ -7,14 +7,12 @@ several ranks on one stderr would mix within a line.
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import hashlib
 import os
-import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from k8sjob.contract import Reason
 
@@ -33,8 +31,6 @@ __all__ = [
     "write_reason",
 ]
 
-_MAX_BYTES: Final = 1 << 20
-
 
 def write_reason(reason: Reason, file: Path | None) -> None:
     """Write to config.error_file() why this process ends; its first reason counts."""
@@ -52,7 +48,7 @@ def write_reason(reason: Reason, file: Path | None) -> None:
 def read_reason(file: Path | None) -> Reason | None:
     """The reason in a file; None where there is none."""
     try:
-        return Reason.decode(_read(file).decode()) if file else None
+        return Reason.decode(file.read_text()) if file else None
     except (OSError, ValueError):
         return None
 
@@ -92,7 +88,7 @@ def enable_stacks(file: Path | None) -> None:
 def read_stacks(file: Path | None) -> str:
     """The stacks that a process wrote; empty: it had no fatal error."""
     with suppress(OSError):
-        return _read(_stacks(file)).decode(errors="replace") if file else ""
+        return _stacks(file).read_text(errors="replace") if file else ""
     return ""
 
 
@@ -121,17 +117,6 @@ def by_rank(rank: int, text: str) -> str:
 def seen_file(file: Path | None) -> Path | None:
     """Where an observer writes, beside the reason; see k8sjob.runtime.base.observer."""
     return file.with_suffix(".seen") if file else None
-
-
-def _read(file: Path) -> bytes:
-    """The beginning of a file; OSError where a rank put a FIFO, a device or a symlink there."""
-    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(file))
-        return os.read(opened, _MAX_BYTES)
-    finally:
-        os.close(opened)
 
 
 def _stacks(file: Path) -> Path:

@@ -54,13 +54,6 @@ def backend_for(wanted: str | None, device: torch.device) -> str:
     """
     if wanted is None:
         return "nccl" if device.type == "cuda" else "gloo"
-    if wanted == "tcp":
-        raise EnvError("backend 'tcp' left torch with version 1.0; use gloo, which speaks TCP")
-    if wanted == "mpi":
-        raise EnvError(
-            "backend 'mpi' is not built into torch's packages, and its launcher is not this one; "
-            "use gloo on CPUs, nccl on GPUs, or leave the backend out"
-        )
     if not dist.is_backend_available(wanted):
         raise EnvError(
             f"backend {wanted!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
