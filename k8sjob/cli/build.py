@@ -13,19 +13,17 @@ import click
 from k8sjob.cli.failure import say
 from k8sjob.cli.options import FILE, folder_of, plain_http_option
 from k8sjob.cli.output import document, line
-from k8sjob.image.build import build
+from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.spec import load
+from k8sjob.spec import JobSpec, load
 from k8sjob.view.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from k8sjob.image.build import Built
-    from k8sjob.spec import JobSpec
 
 __all__ = ["build_and_report", "build_command", "progress_line"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.failure import fail, say
-from k8sjob.cli.naming import place_options
+from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import FILE, folder_of, image_option, onto_option, plain_http_option
 from k8sjob.cli.output import some
 from k8sjob.errors import K8sJobError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from k8sjob.cli.naming import Place
     from k8sjob.rendering.diff import Difference
 
 __all__ = ["diff_command", "show_lines"]

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from k8sjob.backends.connect import configured
 from k8sjob.backends.local.machine import check_packages
-from k8sjob.checks.doctor import Report, Verdict, examine, gather
+from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
-from k8sjob.checks.doctor.machine import client, here, look
-from k8sjob.cli.naming import is_namespace, place_options
+from k8sjob.checks.doctor.machine import Machine, client, here, look
+from k8sjob.cli.naming import Place, is_namespace, place_options
 from k8sjob.cli.options import folder_of, format_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
@@ -27,9 +27,6 @@ from k8sjob.yamldoc import dump
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor import Check
-    from k8sjob.checks.doctor.machine import Machine
-    from k8sjob.cli.naming import Place
 
 __all__ = ["doctor_command"]
 
@@ -116,17 +113,13 @@ def _show(report: Report) -> None:
     margin = max(len(check.topic) for check in report.checks)
     indent = " " * (_WIDTH + margin + 4)
     for check in report.checks:
-        line = Text(f"{check.verdict:{_WIDTH}}  ", style=_STYLES[check.verdict])
-        line.append(f"{check.topic:{margin}}  ", style="not dim bold").append(
-            safe_line(check.seen), style="not bold default"
-        )
-        console.print(line, soft_wrap=True)
-        for detail in check.details:
-            console.print(Text(indent + safe_line(detail), style="dim"), soft_wrap=True)
+        verdict = (f"{check.verdict:{_WIDTH}}  ", _STYLES[check.verdict])
+        topic = (f"{check.topic:{margin}}  ", "bold")
+        lines = [Text.assemble(verdict, topic, safe_line(check.seen))]
+        lines += [Text(indent + safe_line(detail), "dim") for detail in check.details]
         if check.next_step:
-            step = Text(f"{indent}next: ", style="bold")
-            step.append(safe_line(check.next_step), style="not bold")
-            console.print(step, soft_wrap=True)
+            lines.append(Text.assemble(indent, ("next: ", "bold"), safe_line(check.next_step)))
+        console.print(Text("\n").join(lines), soft_wrap=True)
     console.print(Text(f"\n{_verdict(report)}"), soft_wrap=True)
     if report.rbac:
         click.echo("\n# The roles to ask for; a cluster administrator can kubectl apply -f them.")

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from k8sjob.backends.api import LOCAL
+from k8sjob.backends.api import LOCAL, JobRef, Json, Snapshot
 from k8sjob.backends.connect import configured
 from k8sjob.cli.failure import fail, say
-from k8sjob.cli.naming import jobs_here, place_options
+from k8sjob.cli.naming import Place, jobs_here, place_options
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.cli.status import image, record, times
 from k8sjob.errors import BackendError
-from k8sjob.observe.status import job_status
-
-if TYPE_CHECKING:
-    from k8sjob.backends.api import JobRef, Json, Snapshot
-    from k8sjob.cli.naming import Place
-    from k8sjob.observe.status import JobStatus
+from k8sjob.observe.status import JobStatus, job_status
 
 __all__ = ["list_command"]
 

@@ -14,12 +14,12 @@ import click
 from rich.text import Text
 
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import line
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
-from k8sjob.observe.status import job_status
+from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.view.follow import Feed, Interrupts
 from k8sjob.view.lines import LinePrinter, phrase, position
 from k8sjob.view.sanitize import text
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import LogLine
-    from k8sjob.cli.naming import Place
-    from k8sjob.observe.status import JobStatus
 
 __all__ = ["Saver", "logs_command"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from k8sjob.backends.api import LOCAL
-from k8sjob.backends.connect import configured, connect, contexts
+from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
+from k8sjob.backends.connect import Client, configured, connect, contexts
 from k8sjob.cli.failure import warn
 from k8sjob.cli.options import selector
 from k8sjob.errors import BackendError, JobNotFound
@@ -22,9 +22,7 @@ from k8sjob.errors import BackendError, JobNotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from k8sjob.backends.api import Backend, JobRef, Snapshot
     from k8sjob.backends.cluster import ClusterBackend
-    from k8sjob.backends.connect import Client
     from k8sjob.backends.local import LocalBackend
 
 __all__ = [

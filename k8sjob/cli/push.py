@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -14,15 +14,12 @@ from k8sjob.cli.failure import say, warn
 from k8sjob.cli.options import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.output import count, document, line, some
 from k8sjob.image.layer.context import shown_size
-from k8sjob.image.push import push
+from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located
-
-if TYPE_CHECKING:
-    from k8sjob.image.push import Pushed
 
 __all__ = ["push_command", "report_push"]
 

@@ -11,7 +11,7 @@ import click
 from k8sjob.backends.connect import configured
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find, job_argument, jobs_here, place_options
+from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
 from k8sjob.cli.options import FILE, folder_of, selector_option, view_options
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import JobState, job_status
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.cli.naming import Place
     from k8sjob.view.views import Format, Output
 
 __all__ = ["attach", "run_command", "watch_command"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import count, document, line, table
 from k8sjob.contract import CONTAINER_NAME
@@ -17,7 +17,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.labels import IMAGE_ORIGIN
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
-from k8sjob.observe.status import JobState, job_status, speaker
+from k8sjob.observe.status import JobState, JobStatus, ReplicaStatus, job_status, speaker
 from k8sjob.provenance import Provenance
 from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.lines import duration, last_line
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, Json, Snapshot
-    from k8sjob.cli.naming import Place
-    from k8sjob.observe.status import JobStatus, ReplicaStatus
 
 __all__ = ["image", "record", "status_command", "times"]
 

@@ -10,7 +10,7 @@ import click
 
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.failure import say, warn
-from k8sjob.cli.naming import place_options
+from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
     FILE,
     build_option,
@@ -23,9 +23,9 @@ from k8sjob.cli.output import document, line
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
-from k8sjob.jobs.submit import Outcome, push_code, submit_plan
+from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
 from k8sjob.rendering import check_script
-from k8sjob.spec import load
+from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Plan
     from k8sjob.backends.cluster import ClusterBackend
-    from k8sjob.cli.naming import Place
-    from k8sjob.jobs.submit import Submitted
-    from k8sjob.spec import JobSpec
 
 __all__ = ["submit_command"]
 

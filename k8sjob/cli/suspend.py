@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.cli.failure import say
-from k8sjob.cli.naming import find_all, job_argument, place_options
+from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.output import line
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.cli.naming import Place
 
 __all__ = ["resume_command", "suspend_command"]
 

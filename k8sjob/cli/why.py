@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from k8sjob.cli.naming import find, job_argument, place_options
+from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
-from k8sjob.observe.timing import Row, read_output_times, timing
+from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
 from k8sjob.view.lines import finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.cli.naming import Place
-    from k8sjob.observe.diagnose import Finding
-    from k8sjob.observe.timing import Phase, Timing
 
 __all__ = ["findings", "show_finding", "why_command"]
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import Problem, RenderError, field_path
-from k8sjob.spec.base import UNEXPLAINED, Part, part_types, seen
+from k8sjob.spec.base import UNEXPLAINED, Loc, Part, part_types, seen
 from k8sjob.spec.run import Run, shell_words, started_by
-from k8sjob.yamldoc import flow
+from k8sjob.yamldoc import Document, flow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from k8sjob.spec.base import Loc, Part
-    from k8sjob.yamldoc import Document
 
 __all__ = ["MAX_PROBLEMS", "problems"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from k8sjob.contract import EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.view.lines import STATE_STYLE, duration
 from k8sjob.view.live import Region
 from k8sjob.view.sanitize import integer, real, text
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, OverflowMethod
 
-    from k8sjob.contract import Event
 
 __all__ = ["LiveBoard", "PlainBoard"]
 

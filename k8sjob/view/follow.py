@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.status import JobState
 from k8sjob.observe.watch import watch
-from k8sjob.view.views import board, close_with_report, viewer
+from k8sjob.view.views import Format, Output, board, close_with_report, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.view.summary import JobSummary
-    from k8sjob.view.views import Format, Output
 
 __all__ = ["Feed", "Interrupts", "detach", "follow", "follow_all"]
 

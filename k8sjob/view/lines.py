@@ -11,13 +11,12 @@ from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.sanitize import flat, integer, text
-from k8sjob.view.summary import STARTING, waiting
+from k8sjob.view.summary import STARTING, Progress, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from k8sjob.observe.diagnose import Finding
-    from k8sjob.view.summary import Progress
 
 __all__ = [
     "NAME_WIDTH",

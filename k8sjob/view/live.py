@@ -20,7 +20,7 @@ from k8sjob.view.lines import (
     started,
 )
 from k8sjob.view.repeats import Repeats
-from k8sjob.view.summary import JobSummary
+from k8sjob.view.summary import JobSummary, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from k8sjob.contract import Event
-    from k8sjob.view.summary import Replica
 
 __all__ = ["LiveView", "Panel", "Region"]
 

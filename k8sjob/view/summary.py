@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from k8sjob.contract import EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose import Finding
 from k8sjob.view.sanitize import flat, integer, real, safe_text, text
-
-if TYPE_CHECKING:
-    from k8sjob.contract import Event
 
 __all__ = [
     "STARTING",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO, Union
 from rich.console import Console
 from rich.text import Text
 
-from k8sjob.contract import EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.lines import LinePrinter, costs, position
 from k8sjob.view.live import LiveView
@@ -26,7 +26,6 @@ from k8sjob.view.summary import JobSummary
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from k8sjob.contract import Event
 
 __all__ = [
     "CallbackView",

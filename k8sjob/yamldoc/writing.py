@@ -24,7 +24,7 @@ _WORDS: Final = frozenset(
     ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]
 )
 _ESCAPED: Final = re.compile(r"[^\x20-\x7e]")
-_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters
+_MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters; longer ones need `? key`
 
 
 def scalar(value: Any) -> str:
@@ -91,11 +91,14 @@ def flow(data: Any) -> str:
 def _lines(data: Any) -> Iterator[str]:
     if isinstance(data, dict) and data:
         for key, value in data.items():
-            if isinstance(value, dict | list | tuple) and value:
-                yield f"{_key(key)}:"
+            name = _key(key)
+            if name.startswith("? "):
+                yield from (name, f": {flow(value)}")
+            elif isinstance(value, dict | list | tuple) and value:
+                yield f"{name}:"
                 yield from (f"  {line}" for line in _lines(value))
             else:
-                yield f"{_key(key)}: {flow(value)}"
+                yield f"{name}: {flow(value)}"
     elif isinstance(data, list | tuple) and data:
         for item in data:
             first, *rest = _lines(item)
@@ -109,6 +112,4 @@ def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise RenderError(f"the key {key!r} is not text")
     text = scalar(key)
-    if len(text) > _MAX_KEY:
-        raise RenderError(f"the key {text[:40]}... is too long for YAML: {len(text)} characters")
-    return text
+    return f"? {text}" if len(text) > _MAX_KEY else text
