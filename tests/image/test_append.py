@@ -71,14 +71,11 @@ def test_variables_of_a_base_that_are_none(appended, variables):
     assert [line.partition("=")[0] for line in config["Env"]] == ["PYTHONPATH", "HOME", "USER"]
 
 
-def test_a_base_with_half_a_character(appended):
-    assert appended({"author": "\ud83d"})[1]["author"] == "?"
-
-
-def test_paths_are_not_named_twice(appended):
+def test_paths_are_not_named_twice_and_half_a_character_is_replaced(appended):
     ours = {"Env": ["PYTHONPATH=/opt/k8sjob:/app:/deps"]}
-    env = appended({"config": ours})[1]["config"]["Env"]
-    assert "PYTHONPATH=/opt/k8sjob:/app:/deps" in env
+    config = appended({"config": ours, "author": "\ud83d"})[1]
+    assert "PYTHONPATH=/opt/k8sjob:/app:/deps" in config["config"]["Env"]
+    assert config["author"] == "?"
 
 
 def test_what_the_base_says_of_itself_stays(appended):

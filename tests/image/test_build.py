@@ -232,49 +232,6 @@ def test_credentials_of_an_index_are_in_no_layer(built, monkeypatch):
     assert not [name for layer in layers for name in layer if "run/k8sjob/" in name and layer[name]]
 
 
-def test_docker_pushes_itself(registry, base, built, tmp_path, monkeypatch):
-    """Not docker: a program that notes how it is called, and pushes the base as it is."""
-    fake, log = tmp_path / "bin/docker", tmp_path / "log"
-    fake.parent.mkdir()
-    copy = "skopeo copy -q --src-tls-verify=false --dest-tls-verify=false"
-    fake.write_text(f"""#!/bin/sh
-echo "$@" >> {log}
-[ "$2" = build ] || exit 0
-for word; do case "$word" in --output=*) name=${{word#*name=}};; esac; done
-exec {copy} "docker://{base}" "docker://${{name%%,*}}"
-""")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    done, _ = built("build/docker", builder="buildx")
-    assert registry.tags("build/docker") == [done.tag]
-    assert done.reference.partition("@")[2] == done.base.partition("@")[2]
-    words = log.read_text().splitlines()[-1].split()
-    assert words[:2] == ["buildx", "build"]
-    output = f"type=image,name={registry.host}/build/docker:{done.tag},push=true"
-    assert f"--output={output},registry.insecure=true" in words
-    fake.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ImageError, match="--builder buildx: docker has no buildx; install"):
-        built("build/other", builder="buildx")
-
-
-@pytest.fixture
-def nobody_builds(monkeypatch, tmp_path):
-    """A PATH on which no builder is."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-
-def test_no_builder_is_there(built, nobody_builds):
-    with pytest.raises(ImageError) as failed:
-        built("build/none", builder="auto", image={"apt": ["git"]})
-    assert str(failed.value).startswith("nothing on this machine can build an image:\n")
-    for reason in ("buildx: docker is not on PATH", "buildah: buildah is not on PATH; on Debian"):
-        assert f"  {reason}" in str(failed.value)
-    with pytest.raises(ImageError, match="builder podman: podman is not on PATH"):
-        built("build/none", builder="podman")
-    with pytest.raises(ImageError, match="builder: 'kaniko' is unknown; valid builders: auto, "):
-        built("build/none", builder="kaniko")
-
-
 def k8sjob(*args, **options):
     # Whoever started these tests may ignore signals (nohup does), and children would, too.
     argv = ["env", "--default-signal", sys.executable, "-m", "k8sjob", *map(str, args)]

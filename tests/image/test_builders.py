@@ -8,7 +8,7 @@ import pytest
 from registries import CONFIG, job
 
 from k8sjob.errors import ImageError
-from k8sjob.image.builders import BUILDERS, containers
+from k8sjob.image.builders import BUILDERS, choose, containers
 from k8sjob.image.builders.containers import written
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run
@@ -119,8 +119,8 @@ def test_how_buildah_is_called(order, bare, monkeypatch, home):
 def program(tmp_path, monkeypatch):
     """program(script): a buildah on PATH; the arguments of its calls, a line each."""
 
-    def write(script):
-        file = tmp_path / "bin/buildah"
+    def write(script, name="buildah"):
+        file = tmp_path / "bin" / name
         file.parent.mkdir()
         file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
         file.chmod(0o755)
@@ -169,6 +169,22 @@ def test_how_buildx_is_called(order, bare):
         assert [word for word in plain if word.endswith(",push=true,registry.insecure=true")]
 
 
+def test_no_builder_is_there(program, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImageError) as failed:
+        choose("auto", Dependencies(apt=("git",)))
+    assert str(failed.value).startswith("nothing on this machine can build an image:\n")
+    for reason in ("buildx: docker is not on PATH", "buildah: buildah is not on PATH; on Debian"):
+        assert f"  {reason}" in str(failed.value)
+    with pytest.raises(ImageError, match="builder podman: podman is not on PATH"):
+        choose("podman", Dependencies())
+    with pytest.raises(ImageError, match="builder: 'kaniko' is unknown; valid builders: auto, "):
+        choose("kaniko", Dependencies())
+    program("exit 1", "docker")
+    with pytest.raises(ImageError, match="--builder buildx: docker has no buildx; install"):
+        choose("buildx", Dependencies())
+
+
 def secret(tmp_path, environ, conf=None):
     """What a build is given where this is the user's pip.conf."""
     folder = tmp_path / "secrets"
@@ -204,14 +220,11 @@ find-links = /opt/wheels https://wheels.internal/
     assert stat.S_IMODE(given["pip"].stat().st_mode) == 0o600
 
 
-def test_variables_are_above_files(tmp_path):
+def test_variables_are_above_files_which_may_be_turned_off(tmp_path):
     environ = {"PIP_INDEX_URL": "https://other.internal/simple"}
     given = secret(tmp_path, environ, "[global]\nindex-url = https://packages.internal/simple\n")
     assert "other.internal" in given["pip"].read_text()
     assert "packages.internal" not in given["pip"].read_text()
-
-
-def test_files_may_be_turned_off(tmp_path):
     (tmp_path / ".pip").mkdir()
     (tmp_path / ".pip/pip.conf").write_text("[global]\nindex-url = https://packages.internal/x\n")
     assert "pip" in secret(tmp_path, {})
@@ -240,15 +253,11 @@ def test_a_builder_is_heard_to_its_end():
         run(["sh", "-c", "echo why; exit 3"], said.append)
     with pytest.raises(BuilderError, match=r"sh failed \(signal 9\).* no output"):
         run(["sh", "-c", "kill -9 $$"], said.append)
+    with pytest.raises(BuilderError) as failed:
+        run(["sh", "-c", "seq 100; exit 1"], said.append)
+    assert (failed.value.lines[-1], "50" in failed.value.lines) == ("100", False)
     with pytest.raises(ImageError, match=r"no-such-program cannot be started: No such file"):
         run(["no-such-program"], said.append)
-
-
-def test_the_last_lines_of_a_failure_are_told():
-    with pytest.raises(BuilderError) as failed:
-        run(["sh", "-c", "seq 100; exit 1"], lambda _line: None)
-    assert failed.value.lines[-1] == "100"
-    assert "50" not in failed.value.lines
 
 
 def test_nothing_of_a_builder_is_left_when_its_reader_fails(tmp_path):

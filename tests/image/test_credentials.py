@@ -55,10 +55,6 @@ def test_nobody_with_a_home(monkeypatch):
     assert login("reg.example/no-such") is None
 
 
-def test_nobody_has_logged_in(home):
-    assert login("reg.example/x") is None
-
-
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
