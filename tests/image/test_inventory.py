@@ -248,7 +248,7 @@ def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
 def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
     monkeypatch.setattr("k8sjob.image.layer.inventory._MAX_KEPT", 250)
     cache.mkdir(parents=True)
-    kept = {"form": 1, "traces": {"marks": {"a": "x" * 99}}}
+    kept = {"form": 2, "traces": {"marks": {"a": "x" * 99}}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
     layers = (Descriptor(DIGEST, 1),) * 3
     reference = Reference.parse("reg.example/base:1")

@@ -180,33 +180,25 @@ def _write_inputs(
     work: Path, inventory: Inventory, wanted: Dependencies, settings: str
 ) -> list[str]:
     """Write what uv reads; the names of the base's packages that are pinned."""
+    pinned, unknown, base = [], [], ""
     try:
-        pinned, unknown = _write_stubs(inventory, work)
-        for name, lines in (
-            ("wanted.txt", [*wanted.checked_lines(), ""]),
-            ("unknown.txt", unknown),
+        for name, headers in sorted(inventory.distributions.items()):
+            version = _header(headers, "Version")
+            if _PUBLIC.fullmatch(version):
+                pinned.append(name)
+                base += f"{name} @ {_write_stub(work, name, version, headers).as_uri()}\n"
+            else:
+                unknown.append(name)
+        for file, text in (
+            ("base.txt", base),
+            ("wanted.txt", "\n".join([*wanted.checked_lines(), ""])),
+            ("unknown.txt", "\n".join(unknown)),
+            ("uv.toml", settings),  # in any case, or one in a folder above would be read
         ):
-            (work / name).write_text("\n".join(lines), encoding="utf-8")
-        # In any case, or one in a folder above would be read.
-        (work / "uv.toml").write_text(settings, encoding="utf-8")
+            (work / file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ImageError(f"{work}: cannot be written: {error.strerror}; make space") from None
     return pinned
-
-
-def _write_stubs(inventory: Inventory, work: Path) -> tuple[list[str], list[str]]:
-    """Pin the base's packages; the names that are, and those whose version is not public."""
-    pinned, unknown, lines = [], [], []
-    for name, headers in sorted(inventory.distributions.items()):
-        version = _header(headers, "Version")
-        if not _PUBLIC.fullmatch(version):
-            unknown.append(name)
-            continue
-        pinned.append(name)
-        path = _write_stub(work, name, version, headers)
-        lines.append(f"{name} @ {path.as_uri()}\n")
-    (work / "base.txt").write_text("".join(lines), encoding="utf-8")
-    return pinned, unknown
 
 
 def _write_stub(work: Path, name: str, version: str, headers: str) -> Path:

@@ -76,12 +76,9 @@ class Inventory:
 def read_inventory(
     base: Base, repository: Repository, progress: Callable[[int, int], object]
 ) -> Inventory:
-    """Read the base's layers; each is read once on this machine.
+    """Read the base's layers from its repository; each is read once on this machine.
 
-    Args:
-        base: of one platform.
-        repository: where its layers are.
-        progress: is called with the bytes read, and how many there are to read.
+    `progress` is called with the bytes read, and how many there are to read.
 
     Raises:
         ImageError: a layer cannot be read, or there is no Python that is understood.
@@ -166,23 +163,17 @@ class _Tree:
 
     def add(self, layer: LayerScan) -> None:
         """Put a layer on top."""
-        for path in layer.hidden:
-            self._drop(f"{path}/")
-            self.links.pop(path, None)
-            self.marks.pop(path, None)
-        for path in layer.emptied:
-            self._drop(f"{path}/")
+        for hidden in layer.hidden:
+            folder = f"{hidden.rstrip('/')}/"
+            for paths in (self.links, self.marks):
+                for path in [each for each in paths if each == hidden or each.startswith(folder)]:
+                    del paths[path]
         for path, target in layer.links.items():
             self.marks.pop(path, None)
             self.links[path] = target
         for path, text in layer.marks.items():
             self.links.pop(path, None)
             self.marks[path] = text
-
-    def _drop(self, prefix: str) -> None:
-        for paths in (self.links, self.marks):
-            for path in [path for path in paths if path.startswith(prefix)]:
-                del paths[path]
 
     def resolve(self, path: str) -> str:
         """A path with all links on its way followed; unchanged where they form a circle."""

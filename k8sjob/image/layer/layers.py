@@ -249,16 +249,7 @@ def _changed(file: File) -> ImageError:
 
 
 def pack_packages(folder: Path, inventory: Inventory, *, zstd: bool = False) -> Layer:
-    """Make the layer with installed packages, to be closed by the caller.
-
-    Args:
-        folder: in which packages are unpacked, as `pip install --target` does.
-        inventory: of the base.
-        zstd: compress by zstd; else by gzip.
-
-    Raises:
-        ImageError: there is no space for it, or a file cannot be read.
-    """
+    """Make the layer with packages as `pip install --target` unpacks them; see write_layer."""
     return write_layer(_package_members(folder, inventory), zstd=zstd)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerScan", "scan_layer"]
 
-_CACHE_VERSION: Final = 1
+_CACHE_VERSION: Final = 2
 """Raised when something else is cached: what older versions have cached is read again then."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _METADATA: Final = re.compile(r"(?:^|/)[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)$")
@@ -80,20 +80,18 @@ class LayerScan:
         links: target of each symbolic link.
         marks: a text for each file of interest: headers of a distribution, the version of the C
             library, a pyvenv.cfg; empty for interpreters and folders of packages.
-        hidden: paths of lower layers that are removed.
-        emptied: folders whose contents in lower layers are removed.
+        hidden: paths of lower layers that are removed; with "/" at the end what is below them.
     """
 
     links: dict[str, str] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
     hidden: list[str] = field(default_factory=list)
-    emptied: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """Characters of all names and texts."""
         texts = (self.links, self.links.values(), self.marks, self.marks.values())
-        return sum(len(text) for part in (*texts, self.hidden, self.emptied) for text in part)
+        return sum(len(text) for part in (*texts, self.hidden) for text in part)
 
 
 def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> LayerScan:
@@ -198,7 +196,7 @@ def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Layer
     path = posixpath.normpath(member.name).lstrip("/")
     folder, _, name = path.rpartition("/")
     if name == _OPAQUE:
-        found.emptied.append(folder)
+        found.hidden.append(f"{folder}/")
     elif name.startswith(_WHITEOUT):
         found.hidden.append(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
     elif member.issym():

@@ -180,15 +180,7 @@ class Upload:
         content: Content,
         sent: Callable[[int], object],
     ) -> None:
-        """Prepare it.
-
-        Args:
-            client: of the registry.
-            target: names the repository.
-            content: the blob.
-            sent: is called with each number of bytes that go out, less than 0 where what went out
-                was lost.
-        """
+        """Prepare it; `sent` is called with the bytes that go out, or less than 0: were lost."""
         self._client = client
         self._root = f"/v2/{target.repository}/blobs"
         self._content = content
@@ -205,10 +197,7 @@ class Upload:
         return answer.confirms(self._content.digest, self._content.size)
 
     def run(self, mount: Reference | None = None) -> Sent:
-        """Bring the blob into the repository.
-
-        Args:
-            mount: a repository of the same registry that has it.
+        """Bring the blob into the repository; `mount` is one of the same registry that has it.
 
         Raises:
             ImageError: the registry does not take it.
