@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.bed import Bed  # noqa: E402 - of the tests
+from cluster.bed.build import go, module_folder  # noqa: E402 - as the line before
 
 from k8sjob.backends.connect import connect  # noqa: E402 - as the line before
 
@@ -34,6 +35,8 @@ PARTS = ("etcd", "apiserver", "controller-manager", "scheduler", "operator")
 FAST = ("--kube-api-qps=500", "--kube-api-burst=1000")
 CONTROLLERS = "--controllers=serviceaccount-controller,namespace-controller"
 POLL = 2.0
+KWOK = "sigs.k8s.io/kwok@v0.7.0"
+FAKE = "kwok.x-k8s.io/node"  # annotation, label and taint of a node of kwok's
 
 
 def job(namespace: str, name: str, workers: int) -> dict:
@@ -41,7 +44,7 @@ def job(namespace: str, name: str, workers: int) -> dict:
     pod = {
         "spec": {
             "tolerations": [{"operator": "Exists"}],
-            "nodeSelector": {"kwok.x-k8s.io/node": "fake"},
+            "nodeSelector": {FAKE: "fake"},
             "containers": [{"name": "pytorch", "image": "x:1", "command": ["train"]}],
         }
     }
@@ -69,6 +72,43 @@ def start(**options: int) -> Bed:
 
     bed._make = unbraked
     return bed
+
+
+def add_nodes(bed: Bed, count: int) -> None:
+    """Add nodes of 8 GPUs without machines: kwok says that they are ready, and their pods run."""
+    if not (bed.bin / "kwok").exists():
+        go("kwok", ["install", "-trimpath", KWOK.replace("@", "/cmd/kwok@")], bed.bin, bed.bin)
+    stages = module_folder(KWOK) / "kustomize/stage"
+    files = [
+        file for part in ("node", "pod") for file in sorted(stages.glob(f"{part}/fast/*.yaml"))
+    ]
+    texts = [file.read_text() for file in files if file.name != "kustomization.yaml"]
+    (bed.folder / "conf/stages.yaml").write_text("\n---\n".join(texts))
+    bed.commands["kwok"] = [
+        "/run/bin/kwok",
+        "--kubeconfig=/run/bed/conf/admin.kubeconfig",
+        f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+        "--config=/run/bed/conf/stages.yaml",
+    ]
+    bed.start("kwok")
+    size = {"cpu": "64", "memory": "512Gi", "pods": "1000", "nvidia.com/gpu": "8"}
+    for number in range(count):
+        marks = {"annotations": {FAKE: "fake"}, "labels": {FAKE: "fake"}}
+        node = {
+            "kind": "Node",
+            "metadata": {"name": f"fake-{number}", **marks},
+            "spec": {"taints": [{"key": FAKE, "value": "fake", "effect": "NoSchedule"}]},
+            "status": {"capacity": size, "allocatable": size},
+        }
+        bed.create(node)
+    while sum(map(is_ready, bed.read("nodes"))) < count:
+        time.sleep(POLL)
+
+
+def is_ready(node: dict) -> bool:
+    """Whether a node takes pods."""
+    conditions = node["status"].get("conditions", ())
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
 
 
 class Child:
@@ -287,7 +327,7 @@ def main() -> None:
     results: dict[str, object] = {"load_before": os.getloadavg(), **vars(asked)}
     with start() as bed:
         os.environ.update(bed.env)
-        bed.fake_nodes(asked.nodes)
+        add_nodes(bed, asked.nodes)
         results["fill_seconds"] = fill(bed, asked.jobs, asked.replicas)
         print(
             f"{asked.nodes} nodes, {asked.jobs} jobs, {asked.jobs * asked.replicas} pods:"

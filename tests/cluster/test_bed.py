@@ -168,35 +168,6 @@ def test_a_stopped_component_comes_back(bed, namespace):
     assert namespace in bed.kubectl("get", "namespaces").stdout
 
 
-def test_fake_gpus_and_nodes_are_there_for_the_scheduler(bed, eventually):
-    bed.fake_gpus(4)
-    bed.fake_nodes(3)
-    try:
-        nodes = bed.read("nodes")
-        gpus = {node["metadata"]["name"]: node["status"]["allocatable"] for node in nodes}
-        found = {name: int(has.get("nvidia.com/gpu", 0)) for name, has in gpus.items()}
-        assert found == {"node": 4, "fake-0": 8, "fake-1": 8, "fake-2": 8}
-        tolerate = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "on-a-fake-node", "namespace": "default"},
-            "spec": {
-                "nodeName": "fake-0",
-                "tolerations": [tolerate],
-                "containers": [{"name": "pytorch", "image": "nowhere/to/be/found"}],
-            },
-        }
-        bed.apply([pod])
-        where = ("pods", "on-a-fake-node", "default")
-        running = lambda: bed.read(*where)["status"]["phase"] == "Running"  # noqa: E731
-        eventually(running, "a pod on a fake node")
-    finally:
-        bed.no_fakes()
-    nodes = bed.kubectl("get", "nodes", "-o", "name").stdout
-    assert nodes == "node/node\n"
-
-
 def layers(reference):
     """The digests of an image's layers, as its registry has them."""
     argv = ["skopeo", "inspect", "--raw", "--tls-verify=false", f"docker://{reference}"]

@@ -355,8 +355,7 @@ REFUSALS = [
 
 def real_node(cluster):
     """A node with a machine."""
-    path = "jsonpath={.items[0].metadata.name}"
-    return cluster.kubectl("get", "nodes", "-l", "kwok.x-k8s.io/node!=fake", "-o", path).stdout
+    return cluster.read("nodes")[0]["metadata"]["name"]
 
 
 class Ward:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baseimage import cache_home
 
-from . import components, fakes, images, pki
+from . import components, images, pki
 from .access import Access
 from .build import OPERATOR, binaries, module_folder
 from .cluster import Cluster, ClusterError
@@ -21,6 +21,8 @@ from .keeper import sweep
 
 KEEPER = Path(__file__).with_name("keeper.py")
 STOP = 15.0  # seconds that a component has to end by itself
+NODE = "/api/v1/nodes/node"
+GPU = "nvidia.com/gpu"
 JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 # What the operator's webhook, and nothing else, refuses.
 BAD_JOB = {
@@ -175,8 +177,10 @@ class Bed(Cluster):
             case "apiserver":
                 return self.access.request("GET", "/readyz")[0] == 200
             case "kubelet":
-                healthy = self.access.request("GET", f"{fakes.NODE}/proxy/healthz")[0] == 200
-                return healthy and fakes.node_is_ready(self.access)
+                healthy = self.access.request("GET", f"{NODE}/proxy/healthz")[0] == 200
+                conditions = self._node_status().get("conditions", ())
+                ready = any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
+                return healthy and ready
             case "operator":
                 told = self.access.request("POST", f"{JOBS}?dryRun=All", BAD_JOB)[1]
                 return b"denied the request" in told
@@ -198,26 +202,15 @@ class Bed(Cluster):
 
     def fake_gpus(self, count):
         """Let the node say that it has so many GPUs; returns when pods can ask for them."""
-        fakes.set_gpus(self.access, count)
-        self._until(lambda: fakes.gpus(self.access) == count, f"{count} GPUs on the node")
+        # The kubelet keeps what it does not know of.
+        change = {"status": {"capacity": {GPU: str(count)}, "allocatable": {GPU: str(count)}}}
+        kind = "application/strategic-merge-patch+json"
+        self.access.request("PATCH", f"{NODE}/status", change, kind)
+        there = lambda: self._node_status().get("allocatable", {}).get(GPU) == str(count)  # noqa: E731
+        self._until(there, f"{count} GPUs on the node")
 
-    def fake_nodes(self, count, *, gpus=8):
-        """Add so many nodes without machines, whose pods become Running at once.
-
-        They have the taint `kwok.x-k8s.io/node`, so that only pods which tolerate it go there.
-        """
-        (self.folder / "conf/stages.yaml").write_text(fakes.stages())
-        if "kwok" not in self.running():
-            self.start("kwok")
-        fakes.create_nodes(self.access, count, gpus)
-        self._until(lambda: fakes.ready(self.access) >= count, f"{count} nodes to be ready")
-
-    def no_fakes(self):
-        """Take away what `fake_gpus` and `fake_nodes` have made, with the pods on it."""
-        self.kubectl("delete", "node", "-l", fakes.SELECTOR)
-        if "kwok" in self.running():
-            self.stop("kwok")
-        self.fake_gpus(0)
+    def _node_status(self):
+        return json.loads(self.access.request("GET", NODE)[1]).get("status", {})
 
     # --- reaching in ---------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ CONTAINERD = "/run/containerd/containerd.sock"
 ETCD = "http://127.0.0.1:2379"
 SERVICES = "10.96.0.0/16"
 PAUSE = "localhost/pause:bed"
-# In the order in which they start; kwok is started when fake nodes are wanted.
+# In the order in which they start.
 ORDER = ("registry", "containerd", "etcd", "apiserver", "controller-manager", "scheduler")
 ORDER += ("kubelet", "coredns", "operator")
 CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"  # where the operator looks
@@ -189,12 +189,6 @@ def commands(apiserver, base_image):
             user("operator"),
             "--enable-scheme=pytorchjob",
             f"--pytorch-init-container-image={base_image}",
-        ],
-        "kwok": [
-            f"{BIN}/kwok",
-            user("admin"),
-            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-            f"--config={CONF}/stages.yaml",
         ],
     }
 
