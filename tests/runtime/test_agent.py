@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from k8sjob.contract import LIFELINE_ENV, ExitCode
+from k8sjob.contract import LIFELINE_ENV, Event, ExitCode
 from k8sjob.runtime.base.termination import describe
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
@@ -98,6 +98,11 @@ class TestEnvironment:
         assert run(script, "--lr", "1", nproc=2, local_rank_arg="--local-rank").code == 0
         assert (tmp_path / "args-0").read_text() == "['--lr', '1', '--local-rank=0']"
         assert (tmp_path / "args-1").read_text() == "['--lr', '1', '--local-rank=1']"
+
+    def test_each_phase_of_the_start_is_one_event(self, start):
+        out, _ = start("import time; time.sleep(1)", nproc=2).process.communicate(timeout=60)
+        events = [Event.decode(line).data for line in out.splitlines()]
+        assert events == [{"phase": name, "processes": 2} for name in ("python", "running")]
 
 
 class TestFirstFailure:

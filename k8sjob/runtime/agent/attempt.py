@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.frames import users_threads
 from k8sjob.runtime.base.heartbeat import HeartbeatMonitor
 from k8sjob.runtime.base.observer import Seen, hang_of, read_seen
-from k8sjob.runtime.base.report import StartPhase
+from k8sjob.runtime.base.report import start_phase, write_event
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 from k8sjob.runtime.base.timeouts import TIMEOUTS
 
@@ -126,7 +126,7 @@ def run_attempt(
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.hang_timeout)
         observed = any(member.error_file for member in members)
-        phase, record = StartPhase(len(members)), Record()
+        phase, record = "", Record()
         while True:
             group.poll()
             _take_exits(group, members, record)
@@ -138,8 +138,9 @@ def run_attempt(
                 record.leave_time, record.leave_grace = time.monotonic(), grace
             if group.gone:
                 break
-            if observed:
-                phase.update(record.seen)
+            if observed and (now := start_phase(record.seen.values())) != phase:
+                phase = now
+                write_event(EventKind.STARTING, phase=phase, processes=len(members))
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
                 still = monitor.stale(
                     index

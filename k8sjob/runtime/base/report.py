@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from k8sjob.contract import Event, EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from k8sjob.runtime.base.observer import Seen
 
-__all__ = ["Reporter", "ScalarFile", "StartPhase", "crc32c", "log_line", "write_event"]
+__all__ = ["Reporter", "ScalarFile", "crc32c", "log_line", "start_phase", "write_event"]
 
 
 def log_line(line: str) -> None:
@@ -36,25 +36,11 @@ def write_event(kind: EventKind, **data: object) -> None:
         sys.stdout.flush()
 
 
-class StartPhase:
-    """Events for the phases of one start of a node's processes, until they run the user's code.
-
-    The phase is that of the process that is furthest behind.
-    """
-
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._phase = ""
-
-    def update(self, seen: Mapping[int, Seen]) -> None:
-        """Write an event where the phase has changed; `seen` has the processes' states by rank."""
-        if not all(one.runs for one in seen.values()):
-            phase = "python"
-        else:
-            phase = "importing" if any(one.importing for one in seen.values()) else "running"
-        if phase != self._phase:
-            self._phase = phase
-            write_event(EventKind.STARTING, phase=phase, processes=self._processes)
+def start_phase(ranks: Collection[Seen]) -> str:
+    """The phase of a node's start: that of the process that is furthest behind."""
+    if not all(one.runs for one in ranks):
+        return "python"
+    return "importing" if any(one.importing for one in ranks) else "running"
 
 
 class Reporter:
