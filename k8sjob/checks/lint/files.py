@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import decode_source
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,10 +17,18 @@ from k8sjob.checks.lint import (
     script_data,
     script_group,
 )
-from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Check, Finding, Hit, Severity, findings
+from k8sjob.checks.lint.finding import (
+    UNKNOWN_IGNORE,
+    Check,
+    Finding,
+    Hit,
+    Rules,
+    Severity,
+    findings,
+)
 from k8sjob.checks.lint.manifest_facts import Job, launcher_of
 from k8sjob.checks.lint.script_facts import Script, Setting
-from k8sjob.checks.lint.script_modules import encoding, parse_module, program
+from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
 from k8sjob.targets.pytorchjob.operator import KIND
@@ -26,7 +36,7 @@ from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
     from k8sjob.yamldoc import FieldPath
@@ -42,25 +52,6 @@ _INVALID: Final = Check(
     "manifest",
     "A file that is not YAML, has no PyTorchJob, or is a job.yaml with errors cannot be submitted.",
 )
-_MISSING: Final = Check(
-    "script-missing",
-    Severity.ERROR,
-    "manifest",
-    "An image that is built from the context has what lies in the context, and no more.",
-)
-_MISSPELT: Final = Check(
-    "script-not-here",
-    Severity.WARNING,
-    "manifest",
-    "An image that is used as it is may have the script; a folder of Python files without it has a "
-    "misspelt name more often.",
-)
-_OLD: Final = Check(
-    "image-too-old",
-    Severity.ERROR,
-    "manifest",
-    "k8sjob's runtime, which starts the script, needs Python 3.11 and torch 2.6.",
-)
 _SYNTAX: Final = Check(
     "script-syntax",
     Severity.ERROR,
@@ -68,18 +59,8 @@ _SYNTAX: Final = Check(
     "A file that Python cannot parse ends every replica at its first line.",
 )
 _MANIFEST_RULES: Final = (manifest_job.RULES, manifest_pods.RULES)
+_JOB_RULES: Final = Rules["_JobFile"]("manifest")
 _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_data.RULES)
-_MANIFEST_CHECKS: Final = {
-    _INVALID.id: _INVALID,
-    **{name: check for rules in _MANIFEST_RULES for name, check in rules.checks.items()},
-}
-_JOB_CHECKS: Final = {**_MANIFEST_CHECKS, **{c.id: c for c in (_MISSING, _MISSPELT, _OLD)}}
-_SCRIPT_CHECKS: Final = {
-    _SYNTAX.id: _SYNTAX,
-    **{name: check for rules in _SCRIPT_RULES for name, check in rules.checks.items()},
-}
-CHECKS: Final = {**_JOB_CHECKS, **_SCRIPT_CHECKS, UNKNOWN_IGNORE.id: UNKNOWN_IGNORE}
-"""Every check by its id."""
 
 
 def lint(path: str | Path) -> list[Finding]:
@@ -92,10 +73,9 @@ def lint(path: str | Path) -> list[Finding]:
     Raises:
         SpecError: the file cannot be read.
     """
-    if str(path) == "-":
-        return _lint_text(_decoded(content("-"), "<stdin>"), "<stdin>", Path())
-    file = job_file(Path(path))
-    return _lint_text(_read(file), str(file), file.parent)
+    file = Path(path) if str(path) == "-" else job_file(Path(path))
+    source = "<stdin>" if str(path) == "-" else str(file)
+    return _lint_text(_read(file, source), source, file.parent)
 
 
 def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
@@ -120,29 +100,27 @@ def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     if [one.id for one in found] != [_SYNTAX.id]:
         return found
     what = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
-    step = "name a PyTorchJob manifest, a job.yaml or a script"
-    raise SpecError([Problem("", f"{what}, and lint does not read that; {step}")], source)
+    raise _refusal(f"{what}, and lint does not read that", source)
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, source: str) -> str:
+    """The text of a file, a script in its own encoding."""
     try:
-        return _decoded(content(file), str(file))
-    except OSError as error:
-        step = "name a PyTorchJob manifest, a job.yaml or a script"
-        message = f"cannot be read: {error.strerror or error}; {step}"
-        raise SpecError([Problem("", message)], str(file)) from None
-
-
-def _decoded(data: bytes, source: str) -> str:
-    if len(data) > MAX_BYTES:
-        message = f"longer than {MAX_BYTES} bytes; name a manifest, a job.yaml or a script"
-        raise SpecError([Problem("", message)], source)
-    try:
+        data = content(file)
+        if len(data) > MAX_BYTES:
+            raise _refusal(f"longer than {MAX_BYTES} bytes", source)
         is_python = source.endswith((".py", ".pyw"))
-        return data.decode(encoding(data) if is_python else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        return decode_source(data) if is_python else data.decode("utf-8-sig")
+    except OSError as error:
+        raise _refusal(f"cannot be read: {error.strerror or error}", source) from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        message = f"{error}; save the file as UTF-8"
         raise SpecError([Problem("", message)], source) from None
+
+
+def _refusal(what: str, source: str) -> SpecError:
+    step = "name a PyTorchJob manifest, a job.yaml or a script"
+    return SpecError([Problem("", f"{what}; {step}")], source)
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -166,7 +144,11 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         message = f"there is no {KIND} in it; name a file with one, a job.yaml or a script"
         return [_INVALID.finding(message, source)]
     hits = (hit for job in jobs for rules in _MANIFEST_RULES for hit in rules.hits(job))
-    return findings(hits, {source: text}, _MANIFEST_CHECKS)
+    return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
+
+
+def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
+    return (check.id for rules in several for check in rules.checks)
 
 
 def _invalid(error: SpecError, source: str) -> list[Finding]:
@@ -225,89 +207,98 @@ def _lint_job(text: str, source: str, folder: Path) -> list[Finding]:
         rendered = render(spec)
     except SpecError as error:
         return _invalid(error, source)
-    job = next(_jobs_in([parse(rendered)]))
-    job.place = lambda path: _place(document, path)
-    job.rendered = True
-    hits = [hit for rules in _MANIFEST_RULES for hit in rules.hits(job)]
-    hits += _hits_of_spec(spec, document, folder)
-    found = findings(hits, {source: text}, _JOB_CHECKS)
-    if script := _script(spec, folder):
-        found += _lint_script_of(spec, job, script, folder)
+    manifest = next(_jobs_in([parse(rendered)]))
+    manifest.place = lambda path: _place(document, path)
+    manifest.rendered, manifest.base = True, getattr(spec.image, "base", None) or ""
+    job = _JobFile(spec, document, folder)
+    hits = [hit for rules in _MANIFEST_RULES for hit in rules.hits(manifest)]
+    hits += _JOB_RULES.hits(job)
+    known = {_INVALID.id, *_ids((*_MANIFEST_RULES, _JOB_RULES))}
+    found = findings(hits, {source: text}, known)
+    if script := job.script:
+        found += _lint_script_of(job, manifest, script)
     return found
 
 
-def _hits_of_spec(spec: JobSpec, document: Document, folder: Path) -> Iterator[tuple[Check, Hit]]:
-    """Checks of what the job.yaml says and its manifest does not."""
-    run = document.place(("run",), key=True)
-    base = getattr(spec.image, "base", None)
-    image = document.place(("image", "base") if base else ("image",), key=True)
-    if spec.builds_image and (why := _missing(spec, folder)):
-        yield _MISSING, Hit(*run, why)
-    elif not spec.builds_image and (why := _misspelt(spec, folder)):
-        yield _MISSPELT, Hit(*run, why)
-    if spec.uses_agent and (why := manifest_pods.too_old(base or spec.image_reference)):
-        message = f"{base or spec.image_reference} has {why}; take a newer image"
-        yield _OLD, Hit(*image, message)
-    if base and (why := manifest_pods.wrong_host(base)):
-        yield _MANIFEST_CHECKS["image-host"], Hit(*image, f"image {base!r}: {why}")
+@dataclass(frozen=True, slots=True)
+class _JobFile:
+    """A valid job.yaml, for the checks of what is not in its manifest."""
+
+    spec: JobSpec
+    document: Document
+    folder: Path
+
+    def at(self, field: str, message: str) -> Hit:
+        return Hit(*self.document.place((field,), key=True), message)
+
+    @property
+    def context(self) -> Path:
+        return self.folder / getattr(self.spec.image, "context", ".")
+
+    @property
+    def script(self) -> Path | None:
+        """The script that the job starts, if it is in the context."""
+        run = self.spec.run
+        name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
+        module = (run.module or "").replace(".", "/")
+        name = module or name.removeprefix("/app/")
+        names = [f"{module}.py" if module else name, f"{name}/__main__.py"] if name else []
+        return next((file for name in names if (file := self.context / name).is_file()), None)
 
 
-def _missing(spec: JobSpec, folder: Path) -> str:
-    """Why an image that is built from the context lacks the script; else empty."""
+@_JOB_RULES.error
+def _script_missing(job: _JobFile) -> Iterator[Hit]:
+    """An image that is built from the context has what lies in the context, and no more."""
     from k8sjob.rendering import check_script  # noqa: PLC0415 - see _lint_job
 
+    module = job.spec.run.module or ""
     try:
-        check_script(spec, folder)
+        if job.spec.builds_image:
+            check_script(job.spec, job.folder)
     except SpecError as error:
-        return error.problems[0].message
-    module = spec.run.module or ""
-    context = _context(spec, folder)
-    # A module of another package may be installed in the image.
-    if (context / module.partition(".")[0]).is_dir() and module and not _script(spec, folder):
-        return (
-            f"{module!r} is not in the context {getattr(spec.image, 'context', '.')!r}, of which "
-            "the image is made, though its package is; correct run.module"
+        yield job.at("run", error.problems[0].message)
+    else:
+        # A module of another package may be installed in the image.
+        here = module and (job.context / module.partition(".")[0]).is_dir()
+        if job.spec.builds_image and here and not job.script:
+            yield job.at(
+                "run",
+                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r}, of "
+                "which the image is made, though its package is; correct run.module",
+            )
+
+
+@_JOB_RULES.warning
+def _script_not_here(job: _JobFile) -> Iterator[Hit]:
+    """The image may have the script; where a file is nearly called that, it is misspelt."""
+    script = job.spec.run.script or ""
+    path = job.folder / script
+    if job.spec.builds_image or not script or script.startswith("/") or job.script:
+        return
+    if close := closest(path.name, (file.name for file in path.parent.glob("*.py"))):
+        meant = PurePosixPath(script).with_name(close)
+        yield job.at(
+            "run",
+            f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file "
+            f"of that name, every replica ends at once; did you mean run.script: {meant}?",
         )
-    return ""
 
 
-def _misspelt(spec: JobSpec, folder: Path) -> str:
-    """Why the script of an image that is used as it is may not be meant; else empty."""
-    script = spec.run.script or ""
-    path = folder / script
-    if not script or script.startswith("/") or _script(spec, folder) or not path.parent.is_dir():
-        return ""
-    close = closest(path.name, (file.name for file in path.parent.glob("*.py")))
-    if not close:
-        return ""
-    meant = str(PurePosixPath(script).with_name(close))
-    return (
-        f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file of "
-        f"that name, every replica ends at once; did you mean run.script: {meant}?"
-    )
+@_JOB_RULES.error
+def _image_too_old(job: _JobFile) -> Iterator[Hit]:
+    """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
+    image = getattr(job.spec.image, "base", "") or job.spec.image_reference
+    if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
+        yield job.at("image", f"{image} has {why}; take a newer image")
 
 
-def _context(spec: JobSpec, folder: Path) -> Path:
-    return folder / getattr(spec.image, "context", ".")
-
-
-def _script(spec: JobSpec, folder: Path) -> Path | None:
-    """The script that a job starts, if it is in the context."""
-    run, context = spec.run, _context(spec, folder)
-    name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
-    module = (run.module or "").replace(".", "/")
-    name = module or name.removeprefix("/app/")
-    names = [f"{module}.py" if module else name, f"{name}/__main__.py"] if name else []
-    return next((context / name for name in names if (context / name).is_file()), None)
-
-
-def _lint_script_of(spec: JobSpec, job: Job, script: Path, folder: Path) -> list[Finding]:
+def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]:
     """Lint of a job's script, with the modules that Python would find beside it."""
-    context, run = _context(spec, folder), spec.run
+    spec, run = job.spec, job.spec.run
     name = run.module or "__main__"
     if run.module and script.name == "__main__.py":
         name += ".__main__"
-    launcher = "k8sjob" if spec.uses_agent else launcher_of(next(job.trainers())[1])
+    launcher = "k8sjob" if spec.uses_agent else launcher_of(next(manifest.trainers())[1])
     setting = Setting(
         nodes=spec.nnodes,
         processes=spec.world_size,
@@ -315,8 +306,8 @@ def _lint_script_of(spec: JobSpec, job: Job, script: Path, folder: Path) -> list
         launcher=launcher or None,
         local_rank_arg=run.local_rank_arg,
     )
-    roots = [context] if run.module else [script.parent, context]
-    return lint_script(_read(script), str(script), setting, roots=roots, name=name)
+    roots = [job.context] if run.module else [script.parent, job.context]
+    return lint_script(_read(script, str(script)), str(script), setting, roots=roots, name=name)
 
 
 def _place(document: Document, path: FieldPath) -> tuple[int, int]:
@@ -372,7 +363,8 @@ def lint_script(
         files = program(entry, roots)
         script = Script(files, setting or Setting())
         hits = (hit for rules in _SCRIPT_RULES for hit in rules.hits(script))
-        return findings(hits, {module.source: module.text for module in files}, _SCRIPT_CHECKS)
+        texts = {module.source: module.text for module in files}
+        return findings(hits, texts, {_SYNTAX.id, *_ids(_SCRIPT_RULES)})
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
         version = ".".join(str(part) for part in sys.version_info[:2])
@@ -381,3 +373,14 @@ def lint_script(
             "ends at once; correct it"
         )
         return [_SYNTAX.finding(message, source, line, max(column, 1))]
+
+
+_ALL: Final = (
+    _INVALID,
+    *(check for rules in (*_MANIFEST_RULES, _JOB_RULES) for check in rules.checks),
+    _SYNTAX,
+    *(check for rules in _SCRIPT_RULES for check in rules.checks),
+    UNKNOWN_IGNORE,
+)
+CHECKS: Final = {check.id: check for check in _ALL}
+"""Every check by its id."""

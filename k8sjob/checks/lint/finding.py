@@ -113,9 +113,9 @@ class Rules(Generic[T]):
         self._rules.append((Check(name, severity, self._subject, hits.__doc__ or ""), hits))
 
     @property
-    def checks(self) -> dict[str, Check]:
-        """The checks by their names."""
-        return {check.id: check for check, _ in self._rules}
+    def checks(self) -> list[Check]:
+        """The checks, in the order of their functions."""
+        return [check for check, _ in self._rules]
 
     def hits(self, read: T) -> Iterator[tuple[Check, Hit]]:
         """What the checks find."""

@@ -134,9 +134,11 @@ class Job:
         wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
         rendered: whether that file is a job.yaml, which this is rendered from.
+        base: the image that the job's own is made from; empty where that is not known.
     """
 
     rendered = False
+    base = ""
 
     def __init__(self, data: Json, place: Callable[[FieldPath], tuple[int, int]]) -> None:
         self.data, self.wrong = typed(data)

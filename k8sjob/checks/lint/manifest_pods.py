@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RULES",
     "too_old",
-    "wrong_host",
 ]
 
 RULES: Final = Rules["Job"]("manifest")
@@ -196,8 +196,7 @@ _REGISTRIES: Final = (
     "registry.gitlab.com",
     "registry.k8s.io",
 )
-_MIN_LABEL: Final = 5
-"""Letters in a name from which one wrong letter is a slip; of shorter names several exist."""
+_SHORT: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
 _OLDEST: Final = (
@@ -208,7 +207,7 @@ _OLDEST: Final = (
 """Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
 
 
-def wrong_host(image: str) -> str:
+def _wrong_host(image: str) -> str:
     """Why no registry can have an image of this name, and what to write; else empty."""
     if not is_image_reference(image):
         return ""  # other checks say so
@@ -238,22 +237,14 @@ def _split(image: str) -> tuple[str, str]:
 
 def _is_slip(seen: str, known: str) -> bool:
     """Whether one name is the other with two letters exchanged, or with one wrong or missing."""
-    if sorted(seen) == sorted(known) and seen != known:
-        wrong = [at for at, (a, b) in enumerate(zip(seen, known, strict=True)) if a != b]
-        return len(wrong) == 2 and wrong[1] - wrong[0] == 1
-    seen_name, _, seen_end = seen.rpartition(".")
-    name, _, end = known.rpartition(".")
-    if seen_name == name:
-        return seen_end != end and _one_letter(seen_end, end) and end == "io"
-    return seen_end == end and len(name) > _MIN_LABEL and _one_letter(seen_name, name)
-
-
-def _one_letter(seen: str, known: str) -> bool:
-    shorter, longer = sorted((seen, known), key=len)
-    if len(shorter) == len(longer):
-        return sum(a != b for a, b in zip(shorter, longer, strict=True)) == 1
-    drops = (longer[:at] + longer[at + 1 :] for at in range(len(longer)))
-    return shorter in drops
+    start = len(commonprefix([seen, known]))  # noqa: RUF071 - of letters
+    one, two = seen[start:], known[start:]
+    end = len(commonprefix([one[::-1], two[::-1]]))  # noqa: RUF071
+    one, two = one[: len(one) - end], two[: len(two) - end]
+    if len(one) == len(two) == 2:
+        return one == two[::-1]
+    # Of short names several exist: icr.io, gcr.io.
+    return max(len(one), len(two)) == 1 and (len(known) > _SHORT or start > known.rindex("."))
 
 
 def too_old(image: str) -> str:
@@ -271,10 +262,10 @@ def too_old(image: str) -> str:
 @RULES.warning
 def _image_host(job: Job) -> Iterator[Hit]:
     """An image is pulled from the host that its name begins with; without one, from Docker Hub."""
-    for _, container in job.containers(init=True):
-        image = str(container.data.get("image") or "")
-        if why := wrong_host(image):
-            yield job.at((*container.path, "image"), f"image {image!r}: {why}")
+    images = [(c.path, str(c.data.get("image") or "")) for _, c in job.containers(init=True)]
+    for path, image in (*images, ((), job.base)):
+        if why := _wrong_host(image):
+            yield job.at((*path, "image"), f"image {image!r}: {why}")
 
 
 @RULES.warning

@@ -87,13 +87,8 @@ class Script(Code):
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
         """Every call with the dotted name of what is called, in the order of the files."""
         calls = [(self.name(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
-        places = {module.source: at for at, module in enumerate(self.files)}
-
-        def place(item: tuple[str, ast.Call]) -> tuple[int, int, int]:
-            node = item[1]
-            return places[self.module(node).source], node.lineno, node.col_offset
-
-        return sorted(calls, key=place)
+        files = {module: at for at, module in enumerate(self.files)}
+        return sorted(calls, key=lambda c: (files[self.module(c[1])], c[1].lineno, c[1].col_offset))
 
     def torch_calls(self, *last: str) -> list[ast.Call]:
         """Calls of torch's functions or classes with one of these last names."""
@@ -111,8 +106,8 @@ class Script(Code):
     def modules(self) -> frozenset[str]:
         """Top-level names of the libraries that are imported: what is no local module."""
         local = {module.name.partition(".")[0] for module in self.files[1:]}
-        tops = {name.partition(".")[0] for module in self.files for name in module.libraries()}
-        return frozenset(tops - local)
+        tops = {name.partition(".")[0] for module in self.files for name in module.imported()}
+        return frozenset(tops - local - {""})
 
     @cached_property
     def targets(self) -> frozenset[str]:
@@ -151,17 +146,12 @@ class Script(Code):
         return bool(self.method_calls("backward"))
 
     @cached_property
-    def uses_keras(self) -> bool:
-        """Whether it imports Keras."""
-        return any(name.partition(".")[0] == "keras" for name in self.targets)
-
-    @cached_property
     def keras_fits(self) -> Sequence[ast.Call]:
         """Calls of `fit` of Keras models, the session's left out."""
         alone = not self.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
         return [
             call
-            for call in (self.method_calls("fit") if self.uses_keras else ())
+            for call in (self.method_calls("fit") if "keras" in self.modules else ())
             if isinstance(call.func, ast.Attribute) and self.kinds.of(call.func.value) != "session"
             if alone or self.is_keras_model(call.func.value)
         ]

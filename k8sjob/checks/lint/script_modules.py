@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import io
 import sys
-import tokenize
 import warnings
 from dataclasses import dataclass, field
+from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.yamldoc.reading import MAX_BYTES, content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Definition", "Function", "Module", "encoding", "parse_module", "program"]
+__all__ = ["Definition", "Function", "Module", "parse_module", "program"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -57,15 +56,9 @@ class Module:
                     self.aliases[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom):
                 self._import_from(node)
-        self.tops.update((node.name, node) for node in _top_level(self.tree.body))
-        for stmt in self.tree.body:
-            match stmt:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() as value):
-                    root, _, rest = ast.unparse(value).partition(".")
-                    if root in self.aliases:
-                        self.aliases.setdefault(name, f"{self.aliases[root]}.{rest}")
-                case _:
-                    pass
+        self.tops.update(
+            (node.name, node) for node in self.tree.body if isinstance(node, Definition)
+        )
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         base = _base(node, self.package)
@@ -85,15 +78,6 @@ class Module:
                 yield base
                 yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
 
-    def libraries(self) -> Iterator[str]:
-        """The modules that it imports; "." stands for its own folder."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                own = (alias.name for alias in node.names)
-                yield from [_base(node, self.package) or "."] if node.module else own
-
 
 def _base(node: ast.ImportFrom, package: str) -> str:
     """The module that an import takes its names from; "" for a script's own folder."""
@@ -101,23 +85,6 @@ def _base(node: ast.ImportFrom, package: str) -> str:
         return node.module or ""
     parts = package.split(".")[: len(package.split(".")) - node.level + 1]
     return ".".join(part for part in (*parts, node.module or "") if part)
-
-
-def _top_level(body: Iterable[ast.stmt]) -> Iterator[Definition]:
-    queue = list(body)
-    for stmt in queue:
-        if isinstance(stmt, Definition):
-            yield stmt
-        elif isinstance(stmt, ast.If | ast.Try):
-            queue += [*stmt.body, *stmt.orelse]
-
-
-def encoding(data: bytes) -> str:
-    """What a source file is encoded in: what its first lines say, else UTF-8."""
-    try:
-        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-    except SyntaxError:
-        return "utf-8-sig"
 
 
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
@@ -168,7 +135,7 @@ def _local(name: str, roots: Sequence[Path]) -> Module | None:
             parent = name if file is package else name.rpartition(".")[0]
             try:
                 if file.is_file() and len(data := content(file)) <= MAX_BYTES:
-                    return parse_module(data.decode(encoding(data)), str(file), name, parent)
+                    return parse_module(decode_source(data), str(file), name, parent)
             except (OSError, SyntaxError, ValueError, RecursionError):
                 return None
     return None

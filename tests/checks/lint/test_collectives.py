@@ -177,10 +177,6 @@ from torch.distributed import all_reduce as add
 if rank == 0:
     add(t)
 ---
-add = dist.all_reduce
-if rank == 0:
-    add(t)
----
 def f():
     try:
         dist.barrier()
