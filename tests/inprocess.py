@@ -48,7 +48,7 @@ class InProcessRegistry:
             self.context.load_cert_chain(tls["certificate"], tls["key"])
         self.readonly = "maintenance" in (storage or {})
         self.token = (auth or {}).get("token")
-        self.users = {}
+        self.users, self.proxy_logins = {}, set()
         if "htpasswd" in (auth or {}):
             user = Path(auth["htpasswd"]["path"]).read_text().partition(":")[0]
             self.users = {user: password}
@@ -111,6 +111,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def handle_any(self):
+        if login := self.headers.get("Proxy-Authorization"):
+            self.registry.proxy_logins.add(login)
         self.length = int(self.headers.get("Content-Length") or 0)
         self.body = self.rfile.read(self.length)
         if self.registry.context and self.speaks_plain:
@@ -128,7 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     return self.dispatch(kind, name, rest)
         return self.error(404, "NAME_UNKNOWN")
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = handle_any  # noqa: N815 - http.server's names
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815 - http.server's names
 
     def dispatch(self, kind, name, rest):
         writes = self.command not in {"GET", "HEAD"}

@@ -122,13 +122,7 @@ def push(
         if output:
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
         below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
-        read = start(  # while the code is packed
-            lambda: (
-                _installed(below, target, image, wanted)
-                if wanted
-                else (read_base(below, image.platform), None)
-            )
-        )
+        read = start(lambda: _read(below, target, image, wanted))  # while the code is packed
         layer = pack_code(context, alone=onto is not None, progress=packing)
         opened.enter_context(closing(layer))
         if strict and layer.findings:
@@ -175,10 +169,12 @@ def push(
     )
 
 
-def _installed(
+def _read(
     below: Repository, target: Repository, image: Image, wanted: Dependencies
-) -> tuple[Base, Manifest]:
-    """The image in the job's repository that has what is to be installed, and the bare base's."""
+) -> tuple[Base, Manifest | None]:
+    """What the code is put on; where it has what is to be installed, the bare base's, too."""
+    if not wanted:
+        return read_base(below, image.platform), None
     bare = below.image(image.platform)
     place = wanted.place(target.reference, bare.digest)
     found = Repository(target.client, place)

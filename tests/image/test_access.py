@@ -2,21 +2,17 @@
 
 import base64
 import hashlib
-import http.client
-import http.server
 import json
 import shutil
-import threading
 import time
 
 import pytest
-from registries import BOTH, HTPASSWD, PASSWORD, QUICK
+from registries import BOTH, HTPASSWD, PASSWORD
 from tokens import TokenServer
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.image.registry.credentials import Keyring
-from k8sjob.image.registry.http_client import HttpClient
 
 REGISTRIES = BOTH
 
@@ -130,7 +126,7 @@ def test_a_token_that_ends_in_mid_upload_is_renewed(push_there, bearer, tokens, 
     slept = []
 
     def slowly(sent, total):
-        if sent > 1_000_000 and len(slept) < 2:
+        if sent > 1_000_000 and not slept:
             slept.append(sent)
             time.sleep(1.6)
 
@@ -186,66 +182,6 @@ def test_a_certificate_must_be_trusted(tls, push_to_tls, certificate, home, monk
 def test_plain_http_is_for_loopback_and_for_what_is_named(pushed, code):
     with pytest.raises(ImageError, match=r"reading reg\.invalid/x:1: reg\.invalid: there is no ho"):
         pushed("reg.invalid/y", "reg.invalid/x:1", code)
-
-
-class Proxy(http.server.BaseHTTPRequestHandler):
-    """Passes plain requests on, and remembers for whom."""
-
-    upstream, seen = None, None
-
-    def log_message(self, *_):
-        pass
-
-    def pass_on(self):
-        self.seen.append((self.path, self.headers.get("Proxy-Authorization")))
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        connection = http.client.HTTPConnection(self.upstream)
-        path = "/" + self.path.split("/", 3)[3]
-        headers = {k: v for k, v in self.headers.items() if k != "Content-Length"}
-        connection.request(self.command, path, body, headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.headers.items():
-            if self.command == "HEAD" or name != "Content-Length":
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-        connection.close()
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = pass_on  # noqa: N815 - http.server's names
-
-
-@pytest.fixture
-def proxied(registry, base_image, pushed, code):
-    """Pushes to a registry that can be reached by a proxy alone."""
-    base_image(registry, "proxied/base:1")
-    wire = HttpClient(plain_http=["reg.invalid"], retry=QUICK)
-    return lambda: pushed("reg.invalid/proxied/app", "reg.invalid/proxied/base:1", code, http=wire)
-
-
-@pytest.fixture
-def proxy(registry):
-    handler = type("Handler", (Proxy,), {"upstream": registry.host, "seen": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}", handler.seen
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_proxy_and_a_registry_that_is_named_for_plain_http(registry, proxied, proxy, monkeypatch):
-    address, seen = proxy
-    monkeypatch.setenv("http_proxy", f"http://who:secret@{address}")
-    done = proxied()
-    assert {login for _, login in seen} == {"Basic " + base64.b64encode(b"who:secret").decode()}
-    assert all(path.startswith("http://reg.invalid/v2/") for path, _ in seen)
-    assert registry.tags("proxied/app") == [done.tag]
-    monkeypatch.setenv("no_proxy", "reg.invalid")
-    with pytest.raises(ImageError, match="there is no host of that name"):
-        proxied()
 
 
 def test_loopback_goes_through_no_proxy(registry, base_image, pushed, code, monkeypatch):

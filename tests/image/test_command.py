@@ -1,5 +1,6 @@
 """`k8sjob push` as a user calls it, and what a user gets wrong."""
 
+import base64
 import json
 import re
 
@@ -97,16 +98,20 @@ def test_a_login_file_that_is_broken(push, registry, base_image, write_job, home
     assert f"error: {home}/config.json:1:2: not JSON" in done.stderr
 
 
-def test_a_registry_is_named_for_plain_http(push, registry, base_image, write_job):
+def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, base_image, write_job):
     """The registry itself is the proxy by which a host that does not exist is reached."""
     base_image(registry, "command/base:1")
     job = write_job("reg.invalid/command/plain", "reg.invalid/command/base:1")
-    proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://{registry.host}")
+    proxy = dict.fromkeys(("http_proxy", "https_proxy"), f"http://who:secret@{registry.host}")
     for args, env in (
         (["--plain-http", "reg.invalid"], {}),
         ([], {"K8SJOB_PLAIN_HTTP": "other.example reg.invalid"}),
     ):
         done = push(job, *args, **proxy, **env)
         assert done.returncode == 0, done.stderr
+    assert registry.proxy_logins == {"Basic " + base64.b64encode(b"who:secret").decode()}
     refused = push(job, **proxy)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
+    assert "secret" not in refused.stderr
+    direct = push(job, "--plain-http", "reg.invalid", **proxy, no_proxy="reg.invalid")
+    assert "there is no host of that name" in direct.stderr

@@ -18,7 +18,7 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import urllib3
@@ -240,23 +240,18 @@ class HttpClient:
             return self._pools[key]
 
     def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
-        timeout = urllib3.Timeout(connect=self.retry.connect, read=self.retry.read)
-        context = _tls_context(host) if host else None
+        options: dict[str, Any] = {
+            "timeout": urllib3.Timeout(connect=self.retry.connect, read=self.retry.read),
+            "maxsize": _POOL_SIZE,
+            "ssl_context": _tls_context(host) if host else None,
+        }
+        manager = urllib3.PoolManager(**options)
         try:
             if proxy:
                 user = urlsplit(proxy)
                 login = f"{user.username}:{user.password or ''}" if user.username else None
-                manager: urllib3.PoolManager = urllib3.ProxyManager(
-                    proxy,
-                    proxy_headers=urllib3.make_headers(proxy_basic_auth=login),
-                    timeout=timeout,
-                    maxsize=_POOL_SIZE,
-                    ssl_context=context,
-                )
-            else:
-                manager = urllib3.PoolManager(
-                    timeout=timeout, maxsize=_POOL_SIZE, ssl_context=context
-                )
+                headers = urllib3.make_headers(proxy_basic_auth=login)
+                manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
         except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
             raise ImageError(
                 "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
