@@ -109,7 +109,7 @@ def build(
         if dry_run:
             return result(None, builder=chosen.name)
         # Write as little as possible, since a build takes minutes until the registry refuses it.
-        place.upload(in_memory(_EMPTY), lambda _size: None).run()
+        place.bring(in_memory(_EMPTY), lambda _size: None)
         say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
         chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
         made = read_base(place, base.platform)

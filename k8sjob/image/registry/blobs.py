@@ -178,7 +178,7 @@ class Upload:
         client: RegistryClient,
         target: Reference,
         content: Content,
-        sent: Callable[[int], object],
+        sent: Callable[[int], object] = lambda _size: None,
     ) -> None:
         """Prepare it; `sent` is called with the bytes that go out, or less than 0: were lost."""
         self._client = client

@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,14 +66,29 @@ class Layout:
             for entry in self._entries()
         )
 
-    def upload(self, content: Content, sent: Callable[[int], object]) -> _Copy:
-        """The copy of a blob; `sent` is called with each number of bytes that are written."""
-        return _Copy(self, content, sent)
+    def holds(self, content: Content) -> bool:
+        """Whether the folder has a blob."""
+        path = self.path(content.digest)
+        return path.is_file() and path.stat().st_size == content.size
+
+    def bring(
+        self, content: Content, sent: Callable[[int], object], _mount: Reference | None = None
+    ) -> Sent:
+        """Write a blob; `sent` is called with each number of bytes. ImageError: no space."""
+
+        def blocks() -> Iterator[bytes]:
+            for block in content.blocks():
+                sent(len(block))
+                yield block
+
+        with _errors_explained(self.folder):
+            self.write(self.path(content.digest), blocks())
+        return Sent.UPLOADED
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest and name it; all that it names must be there."""
         digest = digest_of(raw)
-        self.upload(in_memory(raw), lambda _size: None).run()
+        self.bring(in_memory(raw), lambda _size: None)
         config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
         entry = {
             "mediaType": media_type,
@@ -116,31 +130,6 @@ class Layout:
         if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
             return found
         raise ImageError(f"{path}: not the index of an OCI layout; name another folder")
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """The copy of one blob into a folder; see Upload."""
-
-    layout: Layout
-    content: Content
-    sent: Callable[[int], object]
-
-    def is_there(self) -> bool:
-        """Whether the folder has the blob."""
-        path = self.layout.path(self.content.digest)
-        return path.is_file() and path.stat().st_size == self.content.size
-
-    def run(self, _mount: Reference | None = None) -> Sent:
-        """Write it; ImageError where it cannot be read, or there is no space."""
-        with _errors_explained(self.layout.folder):
-            self.layout.write(self.layout.path(self.content.digest), self._blocks())
-        return Sent.UPLOADED
-
-    def _blocks(self) -> Iterator[bytes]:
-        for block in self.content.blocks():
-            self.sent(len(block))
-            yield block
 
 
 @contextmanager

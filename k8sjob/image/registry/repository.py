@@ -16,7 +16,7 @@ from k8sjob.image.registry.manifest import Base, Index, digest_of, read_object
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.blobs import Content, Sent
     from k8sjob.image.registry.credentials import Entry, Keyring, Login
     from k8sjob.image.registry.http_client import HttpClient, Response
     from k8sjob.image.registry.manifest import Descriptor, Manifest
@@ -126,9 +126,15 @@ class Repository:
             )
         return b"".join(RemoteContent(self.client, self.reference, descriptor).blocks())
 
-    def upload(self, content: Content, sent: Callable[[int], object]) -> Upload:
-        """The upload of a blob; `sent` is called with each number of bytes that go out."""
-        return Upload(self.client, self.reference, content, sent)
+    def holds(self, content: Content) -> bool:
+        """Whether the repository has a blob."""
+        return Upload(self.client, self.reference, content).is_there()
+
+    def bring(
+        self, content: Content, sent: Callable[[int], object], mount: Reference | None = None
+    ) -> Sent:
+        """Mount a blob from another repository that has it, or upload it; see Upload."""
+        return Upload(self.client, self.reference, content, sent).run(mount)
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest under a tag; all that it names must be there.

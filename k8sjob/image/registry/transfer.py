@@ -125,13 +125,12 @@ class Transfer:
             self._is_over = True  # threads that are still at work end with their next block
 
     def _bring(self, content: Content, mount: Reference | None) -> Blob:
-        upload = self._target.upload(content, self._note)
-        if upload.is_there():
+        if self._target.holds(content):
             return Blob(content.digest, content.size, Sent.THERE)
         if self._dry_run:
             return Blob(content.digest, content.size, Sent.MISSING)
         self._expect(content.size)
-        sent = upload.run(mount)
+        sent = self._target.bring(content, self._note, mount)
         if sent is Sent.MOUNTED:
             self._expect(-content.size)
         return Blob(content.digest, content.size, sent)
