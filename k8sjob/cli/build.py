@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.cli.failure import say
-from k8sjob.cli.options import FILE, folder_of, plain_http_option
+from k8sjob.cli.options import FILE, folder_of, format_option, plain_http_option
 from k8sjob.cli.output import document, line
 from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["build_and_report", "build_command", "progress_line"]
+__all__ = ["build_and_report", "build_command", "transfer_options"]
 
 _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""
@@ -57,15 +57,7 @@ _EVERY: Final = {True: 0.2, False: 10.0}
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be built, and build nothing.")
 @plain_http_option
-@click.option(
-    "-o",
-    "--output",
-    "output",
-    type=click.Choice(["name", "json"]),
-    default="name",
-    show_default=True,
-    help="Print the image's reference, or all that is known of it.",
-)
+@format_option("name", "json", text="Print the image's reference, or all that is known of it.")
 def build_command(  # noqa: PLR0917 - click hands them over by name
     file: Path,
     builder: str,
@@ -85,11 +77,8 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     spec, images = load(file), []
     how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
     for platform in platforms or (None,):
-        with progress_line() as progress:
-            http = HttpClient(plain_http=plain_http)
-            built = build_and_report(
-                spec, folder_of(file), http=http, progress=progress, platform=platform, **how
-            )
+        with transfer_options(plain_http) as options:
+            built = build_and_report(spec, folder_of(file), platform=platform, **how, **options)
         images.append(built)
         if output == "name" and built.reference:
             line(built.reference)
@@ -138,11 +127,11 @@ class _Line:
 
 
 @contextmanager
-def progress_line() -> Iterator[_Line]:
-    """Show the progress of a long push on stderr."""
-    line = _Line()
+def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What builds and pushes take alike: the registry's client, and progress shown on stderr."""
+    progress = _Line()
     try:
-        yield line
+        yield {"http": HttpClient(plain_http=plain_http), "progress": progress}
     finally:
-        if line.written:
+        if progress.written:
             click.echo("\r\033[K", err=True, nl=False)

@@ -75,16 +75,10 @@ def _of_job(name: str) -> Path:
 
 def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:
     """The report of another Python, with torch: the client itself never loads it."""
-    asked = {"source": str(source), "target": str(target)}
-    options = {"everything": everything, "force": force}
+    asked = {"source": str(source), "target": str(target), "everything": everything, "force": force}
+    module = "k8sjob.runtime.checkpoint.export"
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "k8sjob.runtime.checkpoint.export",
-            json.dumps(asked | options),
-        ],
+        [sys.executable, "-P", "-m", module, json.dumps(asked)],
         capture_output=True,
         text=True,
         check=False,

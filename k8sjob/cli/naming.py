@@ -210,8 +210,13 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
     if not configured():
         return local, local.find(name)
     here = _or_none(local, name)
+
+    def glance() -> tuple[ClusterBackend, JobRef | None]:
+        cluster = place.connect()
+        return cluster, _or_none(cluster, name)
+
     try:
-        cluster, there = _within(GLANCE_SECONDS, lambda: _glance(name, place))
+        cluster, there = _within(GLANCE_SECONDS, glance)
     except BackendError as error:
         if here is None:
             message = f"no job {name!r} on this machine, and the cluster cannot be reached: {error}"
@@ -228,11 +233,6 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
         f"no job {name!r} on this machine or in namespace {cluster.namespace!r} of the cluster;"
         " `k8sjob list` shows the jobs"
     )
-
-
-def _glance(name: str, place: Place) -> tuple[ClusterBackend, JobRef | None]:
-    cluster = place.connect()
-    return cluster, _or_none(cluster, name)
 
 
 def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:

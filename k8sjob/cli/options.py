@@ -62,34 +62,23 @@ selector_option = click.option(
 )
 
 
-def format_option(*formats: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def format_option(
+    *formats: str, text: str = "The format of the output."
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option `-o`; the first of the formats is the default."""
+    kinds = click.Choice(formats)
     return click.option(
-        "-o",
-        "--output",
-        "output",
-        type=click.Choice(formats),
-        default=formats[0],
-        show_default=True,
-        help="The format of the output.",
+        "-o", "--output", type=kinds, default=formats[0], show_default=True, help=text
     )
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options -o and --no-logs of a command that follows a job."""
-    output = click.option(
-        "-o",
-        "--output",
-        "output",
-        type=click.Choice(["auto", "plain", "json"]),
-        default="auto",
-        show_default=True,
-        help="auto: a live screen in a terminal, else plain lines. json: one event a line.",
-    )
+    formats = "auto: a live screen in a terminal, else plain lines. json: one event a line."
     no_logs = click.option(
         "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
     )
-    return output(no_logs(command))
+    return format_option("auto", "plain", "json", text=formats)(no_logs(command))
 
 
 def folder_of(file: Path) -> Path:

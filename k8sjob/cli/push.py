@@ -9,14 +9,13 @@ from typing import Any, Final
 
 import click
 
-from k8sjob.cli.build import build_and_report, progress_line
+from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.options import FILE, build_option, folder_of, onto_option, plain_http_option
 from k8sjob.cli.output import count, document, line, some
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
-from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.rendering import check_script
 from k8sjob.spec import load
 from k8sjob.spec.load import located
@@ -75,11 +74,9 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     with located(file):
         check_script(spec, folder)
     layout = output if isinstance(output, Path) else None
-    with progress_line() as progress:
+    with transfer_options(plain_http) as options:
         if builds:
-            build_and_report(
-                spec, folder, http=HttpClient(plain_http=plain_http), progress=progress
-            )
+            build_and_report(spec, folder, **options)
         pushed = push(
             spec,
             folder,
@@ -88,9 +85,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             dry_run=dry_run,
             output=layout,
             say=warn,
-            packing=progress.packing,
-            progress=progress,
-            http=HttpClient(plain_http=plain_http),
+            packing=options["progress"].packing,
+            **options,
         )
     report_push(pushed, dry_run=dry_run, mounts=layout is None)
     if layout and not dry_run:

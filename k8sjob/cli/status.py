@@ -127,9 +127,8 @@ def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
 
 def _replica_row(replica: ReplicaStatus) -> list[object]:
     code = "" if replica.exit_code is None else replica.exit_code
-    said = last_line(replica.message)
-    numbers = [replica.restarts, code]
-    return [replica.name, replica.phase, *numbers, replica.node, replica.reason, said]
+    numbers, message = [replica.restarts, code], last_line(replica.message)
+    return [replica.name, replica.phase, *numbers, replica.node, replica.reason, message]
 
 
 def image(job: Json) -> str | None:

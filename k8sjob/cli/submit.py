@@ -156,15 +156,13 @@ def _with_image(
     builds: bool,
 ) -> Plan:
     """The plan with the image that was made of the job's code."""
-    from k8sjob.cli.build import build_and_report, progress_line  # noqa: PLC0415 - see push_code
+    from k8sjob.cli.build import build_and_report, transfer_options  # noqa: PLC0415 - see push_code
     from k8sjob.cli.push import report_push  # noqa: PLC0415 - the same
-    from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - the same
 
-    with progress_line() as progress:
-        http = HttpClient(plain_http=plain_http)
-        build = partial(build_and_report, http=http, progress=progress) if builds else None
-        options |= {"say": warn, "packing": progress.packing, "progress": progress, "http": http}
-        plan, pushed = push_code(spec, plan, backend, build=build, **options)
+    with transfer_options(plain_http) as how:
+        build = partial(build_and_report, **how) if builds else None
+        options |= {"say": warn, "packing": how["progress"].packing, "build": build}
+        plan, pushed = push_code(spec, plan, backend, **options, **how)
     report_push(pushed, dry_run=options["dry_run"])
     return plan
 

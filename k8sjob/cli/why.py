@@ -72,12 +72,10 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         return
     for one in found:
         show_finding(one)
+    state = job_status(snapshot).state
     if not found:
-        status = job_status(snapshot)
-        if status.state is JobState.SUCCEEDED:
-            line(f"{ref} succeeded")
-        else:
-            line(f"{ref} is {status.state}; nothing wrong was found")
+        succeeded = state is JobState.SUCCEEDED
+        line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
 
 
 def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
@@ -122,10 +120,8 @@ def _show_rows(rows: Sequence[Row]) -> None:
     moments = [one.name for one in fields(Row)][2:]
     known = [name for name in moments if any(getattr(row, name) is not None for row in shown)]
     header = ["REPLICA", "NODE", *(name.replace("_", " ").upper() for name in known)]
-    table(
-        header,
-        [[row.name, row.node, *(_at(getattr(row, name)) for name in known)] for row in shown],
-    )
+    cells = ([_at(getattr(row, name)) for name in known] for row in shown)
+    table(header, [[row.name, row.node, *each] for row, each in zip(shown, cells, strict=True)])
     if len(rows) > len(shown):
         line(f"and {len(rows) - len(shown)} more, started earlier; -o json has them all")
 

@@ -35,7 +35,6 @@ __all__ = [
     "doc",
     "refuse",
     "seen",
-    "tagged",
 ]
 
 Loc = tuple[str | int, ...]
@@ -88,11 +87,6 @@ def seen(value: Any) -> str:
     flags = {None: "null", True: "true", False: "false"}
     text = flags[value] if value is None or isinstance(value, bool) else ascii(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def tagged(name: str) -> str:
-    """The tag of a union's branch; `<...>` to distinguish it from a key in a location."""
-    return f"<{name}>"
 
 
 class _Frozen(dict[_K, _V]):

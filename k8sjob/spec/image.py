@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Tag
 
-from k8sjob.spec.base import Broken, Part, doc, refuse, tagged
+from k8sjob.spec.base import Broken, Part, doc, refuse
 from k8sjob.spec.names import ImageReference, ObjectName, is_repository
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class Image(Part):
 
 
 def _branch(value: Any) -> str:
-    return tagged("image" if isinstance(value, dict | Image) else "reference")
+    """The tag of the branch, in brackets to distinguish it from a key in a location."""
+    return "<image>" if isinstance(value, dict | Image) else "<reference>"
 
 
 AnyImage = Annotated[

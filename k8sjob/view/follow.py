@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.view.summary import JobSummary
 
-__all__ = ["Feed", "Interrupts", "detach", "follow", "follow_all"]
+__all__ = ["Feed", "Interrupts", "follow", "follow_all"]
 
 T = TypeVar("T")
 
@@ -38,18 +38,13 @@ _BACKLOG: Final = 10_000
 """Events that wait for a slow terminal before the source has to wait as well."""
 
 
-def detach(_times: int) -> str | None:
-    """What an interrupt does by default: the reader detaches, and the job continues."""
-    return None
-
-
 def follow(
     backend: Backend,
     ref: JobRef,
     *,
     output: Output = "auto",
     logs: bool = True,
-    interrupted: Callable[[int], str | None] = detach,
+    interrupted: Callable[[int], str | None] = lambda _times: None,
     files: Path | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
 ) -> int:
@@ -61,7 +56,7 @@ def follow(
         output: how, see `viewer`.
         logs: read what the replicas write; without it there is no progress either.
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
-            and returns a message, or None where the reader detaches from the job.
+            and returns a message, or None where the reader detaches from the job, as by default.
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
 

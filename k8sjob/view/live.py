@@ -100,7 +100,12 @@ class Panel:
         lines = [self._title()]
         if self._summary.starting:
             lines.append(Text(self._summary.starting, style="yellow"))
-        lines += [*self._progress(width), *self._costs(width)]
+        progress = self._summary.progress
+        if progress.fraction is not None:
+            lines.append(self._bar(progress.fraction, max(min(width - len(" 100%"), _BAR), 1)))
+        for pieces, style in ((position(progress), ""), (costs(progress), "dim")):
+            if pieces:
+                lines.append(Text(_joined(pieces, width), style))
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
         for text in lines:
             text.truncate(width, overflow="crop" if self._ascii else "ellipsis")
@@ -118,25 +123,6 @@ class Panel:
         if summary.group:
             title.append(f"  {started(summary.group)}", style="not bold dim")
         return title
-
-    def _progress(self, width: int) -> list[Text]:
-        progress = self._summary.progress
-        pieces = position(progress)
-        if not pieces:
-            return []
-        done = progress.fraction
-        if done is None:
-            return [Text(_joined(pieces, width))]
-        line = "  ".join(pieces)
-        beside = (width - len(line) - len("  100%  ")) // 10 * 10  # tens: a steady bar
-        if beside >= _BAR // 4:
-            return [self._bar(done, min(beside, _BAR)).append(f"  {line}")]
-        bar = self._bar(done, max(min(width - len(" 100%"), _BAR), 1))
-        return [bar, Text(_joined(pieces, width))]
-
-    def _costs(self, width: int) -> list[Text]:
-        pieces = costs(self._summary.progress)
-        return [Text(_joined(pieces, width), style="dim")] if pieces else []
 
     def _bar(self, done: float, width: int) -> Text:
         full, rest = ("#", ".") if self._ascii else ("━", "─")  # differ without colours, too

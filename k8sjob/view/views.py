@@ -162,17 +162,10 @@ def record(event: Event) -> dict[str, Any]:
     Numbers that JSON cannot express (NaN, infinities) become null, so that every parser can read
     the line; text stays as it is, since JSON escapes what is not printable ASCII.
     """
-    return {key: _finite(value) for key, value in asdict(event).items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    made: dict[str, Any] = json.loads(
+        json.dumps(asdict(event), default=str), parse_constant=lambda _: None
+    )
+    return made
 
 
 def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -> View:

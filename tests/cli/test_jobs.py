@@ -173,23 +173,11 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
 def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
     assert k8sjob("run", job("end")).code == 0
     assert k8sjob("delete", "--local", "--all", "--older-than", "1d").err == "nothing to delete\n"
-    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["checkpoints"] is None
     done = k8sjob("delete", "--local", "--all", "--older-than", "0s")
     assert (done.code, done.out) == (0, "local/tiny deleted\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["tiny", "--older-than", "7d"], "--older-than selects among the jobs of -l"),
-        (["--local", "--all", "--older-than", "a week"], "'a week' is not a duration"),
-        (["--all", "--older-than", "7d"], "name the place: --local for this machine"),
-    ],
-)
-def test_delete_by_age_asks_for_what_it_needs(k8sjob, arguments, said):
-    refused = k8sjob("delete", *arguments)
+    refused = k8sjob("delete", "tiny", "--older-than", "7d")
     assert refused.code == 2
-    assert said in refused.err
+    assert "--older-than selects among the jobs of -l" in refused.err
 
 
 def test_the_time_to_the_first_step_is_split(job, k8sjob):

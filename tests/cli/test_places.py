@@ -229,15 +229,8 @@ def test_the_list_by_labels(here, there, k8sjob):
     here("mine", "labels: {team: a}")
     there("ours", "labels: {team: a}")
     there("theirs", "labels: {team: b}")
-    assert set(k8sjob("list", "-l", "team=a", "-o", "name").out.split()) == {
-        "local/mine",
-        "blue/ours",
-    }
-    done = k8sjob("list", "-l", "team=c")
-    assert done.err == (
-        "no jobs with team=c on this machine or in namespace blue of the cluster; -A looks in all"
-        " namespaces; create one with k8sjob run or k8sjob submit\n"
-    )
+    listed = k8sjob("list", "-l", "team=a", "-o", "name").out
+    assert set(listed.split()) == {"local/mine", "blue/ours"}
 
 
 @pytest.mark.parametrize(
@@ -267,6 +260,10 @@ def test_where_no_job_was_found_is_said(api, k8sjob):
     assert k8sjob("list", "-n", "red").err == (
         "no jobs in namespace red of the cluster; -A looks in all namespaces; create one with"
         " k8sjob submit\n"
+    )
+    assert k8sjob("list", "-l", "team=c").err == (
+        "no jobs with team=c on this machine or in namespace blue of the cluster; -A looks in all"
+        " namespaces; create one with k8sjob run or k8sjob submit\n"
     )
     assert k8sjob("list", "-A").err == (
         "no jobs on this machine or in the cluster; create one with k8sjob run or k8sjob submit\n"

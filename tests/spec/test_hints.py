@@ -216,22 +216,6 @@ def test_what_an_error_says_to_write_is_what_was_meant(path, value, meant):
 
 
 @pytest.mark.parametrize(
-    ("script", "step"),
-    [
-        ("main.py --lr 0.1", 'write script: main.py and args: ["--lr", "0.1"]'),
-        ("python main.py", "write script: main.py"),
-        ("python -m pkg.train -v", 'write module: pkg.train and args: ["-v"]'),
-        ("torchrun main.py", "write command: [torchrun, main.py]"),
-        ("../main.py", "set image.context to a folder that has the script"),
-    ],
-)
-def test_a_script_is_a_path_in_the_context(script, step):
-    (problem,) = problems({**BASE, "run": {"script": script}})
-    assert problem.field == "run.script"
-    assert step in problem.message
-
-
-@pytest.mark.parametrize(
     "script", ["main.py", "my dir/main.py", "my train.py", "/app/main.py", "a"]
 )
 def test_a_script_may_have_spaces_in_its_name(script):

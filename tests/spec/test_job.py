@@ -147,13 +147,6 @@ def test_free_json_is_a_copy_and_nothing_but_json():
         job(tolerations=[{"key": b"x"}])
 
 
-def test_elastic_bounds():
-    spec = job(replicas={"workers": 2, "elastic": {"min": 1, "max": 3}})
-    assert spec.nnodes == 3
-    with pytest.raises(SpecError, match=r"workers to 1\.\.2"):
-        job(replicas={"workers": 3, "elastic": {"min": 2, "max": 3}})
-
-
 def test_pythonpath_may_add_to_the_runtimes_folder():
     env = {"PYTHONPATH": "/opt/k8sjob:/app/src"}
     assert job(run={"script": "main.py", "env": env}).run.env == env
@@ -177,12 +170,3 @@ def test_checkpoints_lie_on_the_innermost_volume():
     assert volume("/elsewhere") is None
     assert JobSpec(**base).checkpoint_volume is None
     assert JobSpec(**base, checkpoint={"dir": "/data"}).remarks == ()
-
-
-def test_timeouts_that_a_command_does_not_heed_are_remarked_on():
-    base = {"name": "x", "image": "r/x"}
-    command = {"command": ["torchrun", "main.py"]}
-    assert JobSpec(**base, run=command).remarks == ()
-    [said] = JobSpec(**base, run={**command, "hang_timeout": "5m"}).remarks
-    assert said.startswith("run.hang_timeout: no agent starts a command")
-    assert JobSpec(**base, run={"script": "main.py", "hang_timeout": "5m"}).remarks == ()

@@ -72,21 +72,6 @@ def test_values_seen_are_cut_and_printable():
     assert "\x1b" not in str(error)
 
 
-@pytest.mark.parametrize(
-    ("key", "advice"),
-    [
-        ("Replicas", "did you mean 'replicas'"),
-        ("nodeSelector", "did you mean 'node_selector'"),
-        ("cpu", "belongs to resources.cpu"),
-        ("script", "belongs to run.script"),
-        ("ttl-after-finished", "belongs to policy.ttl_after_finished"),
-        ("zzz", "valid fields: name, image, run"),
-    ],
-)
-def test_unknown_keys_are_told_where_to_go(key, advice):
-    assert advice in str(problems(TEXT + f"{key}: 1\n"))
-
-
 def test_of_very_many_problems_the_first_are_told():
     many = "".join(f"k{i}: {i}\n" for i in range(5000))
     error = problems(TEXT + many)
