@@ -6,6 +6,7 @@ Tests that stop parts of a cluster have a bed of their own, in one process of py
 import contextlib
 import fcntl
 import functools
+import gc
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ import pytest
 from baseimage import Buildah, missing_tools
 from cluster.bed import Bed, Cluster
 from cluster.desk import Desk
+from cluster.proxy import Proxy
 from needs import lacking
 
 from k8sjob.rendering import write_context
@@ -163,7 +165,7 @@ def eventually(done, what, *, deadline=300.0):
             return found
         now = time.monotonic()
         assert now < end, f"waited {deadline:.0f} s in vain for {what}"
-        time.sleep(max(0.1, 2 * (now - begun)))  # a look that starts processes needs a processor
+        time.sleep(max(0.2, 2 * (now - begun)))  # a look that starts processes needs a processor
 
 
 @pytest.fixture(name="eventually", scope="session")
@@ -194,6 +196,22 @@ def either(desk, request):
     """The same, once for each client."""
     desk.by = ("--client", request.param)
     return desk
+
+
+@pytest.fixture
+def proxy(cluster, tmp_path):
+    """A proxy before the apiserver."""
+    made = Proxy(cluster.kubeconfig, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def collected():
+    """Nothing of a test's connections is left to be collected after it."""
+    yield
+    time.sleep(1)  # threads that read a stream see within a second that they are to end
+    gc.collect()
 
 
 @pytest.fixture

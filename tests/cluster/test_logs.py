@@ -1,18 +1,15 @@
 """The output of replicas on a real cluster: nothing that a node still has is lost or repeated."""
 
-import gc
 import itertools
 import json
 import random
 import re
 import threading
-import time
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from cluster import commands
-from cluster.proxy import Proxy
 
 from k8sjob.backends.connect import connect
 from k8sjob.observe.status import JobState, job_status
@@ -75,22 +72,6 @@ def command(cluster, namespace, tmp_path):
         return done.stdout, done.stderr
 
     return run
-
-
-@pytest.fixture
-def proxy(cluster, tmp_path):
-    """A proxy before the apiserver."""
-    made = Proxy(cluster.kubeconfig, tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def collected():
-    """Nothing of a test's connections is left to be collected after it."""
-    yield
-    time.sleep(1)  # threads that read a stream see within a second that they are to end
-    gc.collect()
 
 
 def texts(lines):

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+import yaml
 
 from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError
@@ -189,57 +190,6 @@ def test_a_version_from_the_future_is_answered_with_silence(backend, namespace):
         assert all(json.loads(line)["type"] == "ERROR" for line in lines)
 
 
-class Proxy:
-    """Stands between a client and the apiserver, and drops its connections when it is told to."""
-
-    PROGRAM = """
-import asyncio, signal, sys
-host, port = sys.argv[1].split(":")
-open_ones = set()
-async def pipe(reader, writer):
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
-async def carry(reader, writer):
-    try:
-        there = await asyncio.open_connection(host, int(port))
-    except OSError:
-        writer.close()
-        return
-    both = {writer, there[1]}
-    open_ones.update(both)
-    await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
-    open_ones.difference_update(both)
-def drop():
-    for writer in list(open_ones):
-        writer.transport.abort()
-async def main():
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, drop)
-    server = await asyncio.start_server(carry, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-asyncio.run(main())
-"""
-
-    def __init__(self, target):
-        argv = [sys.executable, "-c", self.PROGRAM, target.removeprefix("https://")]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        self.url = f"https://127.0.0.1:{self.process.stdout.readline().strip()}"
-
-    def drop(self):
-        self.process.send_signal(10)  # SIGUSR1
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-
 @pytest.fixture
 def settings(cluster):
     """The kubeconfig in use, with everything in it."""
@@ -248,19 +198,11 @@ def settings(cluster):
 
 
 @pytest.fixture
-def proxy(settings):
-    between = Proxy(settings["clusters"][0]["cluster"]["server"])
-    yield between
-    between.close()
-
-
-@pytest.fixture
-def through(settings, proxy, tmp_path, namespace, client):
+def through(proxy, tmp_path, namespace, client):
     """A back end that goes through the proxy, as another user where one is given."""
 
     def make(user=None):
-        there = json.loads(json.dumps(settings))
-        there["clusters"][0]["cluster"]["server"] = proxy.url
+        there = yaml.safe_load(proxy.kubeconfig.read_text())
         if user:
             there["users"][0]["user"] = user
         path = tmp_path / "kubeconfig"
@@ -274,7 +216,7 @@ def test_connections_that_are_dropped_and_can_be_made_again(through, proxy, runn
     backend = through()
     watcher = running(backend)
     for step in ("a", "b", "c"):
-        proxy.drop()
+        proxy.cut()
         change(watcher, step)
     assert "ConnectionLost" not in watcher.reasons()
     backend.delete(watcher.ref)
@@ -344,7 +286,7 @@ def cut_off(begun, revoke, proxy):
     """The same, when the token is worthless and the watch has to be begun anew."""
     watcher, first, file = begun
     revoke("first", first)
-    proxy.drop()
+    proxy.cut()
     return watcher, first, file
 
 
@@ -364,7 +306,7 @@ def test_a_token_that_is_renewed_in_time_is_not_noticed(begun, revoke, proxy, ac
     watcher, first, file = begun
     file.write_text(account("second"))
     revoke("first", first)
-    proxy.drop()
+    proxy.cut()
     change(watcher, "seen")
     assert "ConnectionLost" not in watcher.reasons()
 
