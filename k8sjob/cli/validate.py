@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import click
 
-from k8sjob.checks.lint import Severity, lint
 from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.options import folder_of, format_option, source_name
 from k8sjob.cli.output import count, document, line
@@ -79,6 +78,8 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
     there is an error among the findings.
     """
+    from k8sjob.checks.lint import Severity, lint  # noqa: PLC0415 - of no use for validate
+
     found = [finding for file in files or (job_file(Path(JOB_FILE)),) for finding in lint(file)]
     if output != "table":
         document([asdict(finding) for finding in found], output)
@@ -95,6 +96,8 @@ def show_lint_errors(file: Path) -> None:
 
     The job starts all the same: lint reads the script and cannot see every way through it.
     """
+    from k8sjob.checks.lint import Severity, lint  # noqa: PLC0415 - of no use for validate
+
     if str(file) == "-":
         return  # standard input was read by the command itself
     try:
