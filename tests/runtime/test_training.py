@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -56,6 +57,16 @@ def data(count=40):
 
 def prepare(job, build=lambda: nn.Linear(4, 2), **options):
     return job.prepare(build, **{"loss": functional.cross_entropy, "optimizer": SGD, **options})
+
+
+def loop(run, *, epochs=1, dataset=None, batch_size=10, sets=1, steps=1, **options):
+    """The usual loop; `sets` batches(...) an epoch and `steps` step(...) a batch are mistakes."""
+    dataset = data() if dataset is None else dataset
+    for _ in run.epochs(epochs):
+        for _ in range(sets):
+            for batch in run.batches(dataset, batch_size=batch_size, **options):
+                for _ in range(steps):
+                    run.step(*batch)
 
 
 def train(epochs, *, stop_after=None, **options):
@@ -225,9 +236,7 @@ def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path
         train(2, stop_after=2)
     with runtime.session() as job:
         run = prepare(job)
-        for _ in run.epochs(1):
-            for batch in run.batches(data(80), batch_size=10):
-                run.step(*batch)
+        loop(run, dataset=data(80))
     assert "epoch 0 starts again" in told("warning")[0]["message"]
     assert run.steps == 2 + 8
 
@@ -242,9 +251,7 @@ def test_the_loss_so_far_is_the_mean_over_the_samples(settings):
     with runtime.session() as job:
         run = prepare(job, optimizer=(torch.optim.SGD, {"lr": 0.0}))
         assert math.isnan(run.loss)
-        for _ in run.epochs(1):
-            for batch in run.batches(data(), batch_size=16):
-                run.step(*batch)
+        loop(run, batch_size=16)
         inputs, targets = data()[:]
         expected = functional.cross_entropy(run.model(inputs), targets).item()
         assert run.loss == pytest.approx(expected, rel=1e-6)
@@ -278,46 +285,9 @@ def test_inputs_may_be_several(settings):
         assert run.steps == 2
 
 
-def no_step(run):
-    for _ in run.epochs(1):
-        for _ in run.batches(data(), batch_size=10):
-            pass
-
-
-def two_steps(run):
-    for _ in run.epochs(1):
-        for batch in run.batches(data(), batch_size=10):
-            run.step(*batch)
-            run.step(*batch)
-
-
-def two_data_sets(run):
-    for _ in run.epochs(1):
-        for _ in range(2):
-            for batch in run.batches(data(), batch_size=10):
-                run.step(*batch)
-
-
 def two_loops(run):
     next(run.epochs(1))
     next(run.epochs(1))
-
-
-def empty_loop(run):
-    for _ in run.epochs(2):
-        run.batches(data(), batch_size=10)  # a generator, which nobody asks for a batch
-
-
-def batch_above_the_data(run):
-    for _ in run.epochs(1):
-        for batch in run.batches(data(), batch_size=41, tail="drop"):
-            run.step(*batch)
-
-
-def small_tail(run):
-    for _ in run.epochs(1):
-        for batch in run.batches([], batch_size=10):
-            run.step(*batch)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +296,17 @@ def small_tail(run):
         (lambda run: run.step(torch.ones(1, 4), torch.ones(1)), RuntimeError, "inside run.batches"),
         (lambda run: next(run.batches(data(), batch_size=1)), RuntimeError, "inside `for epoch"),
         (lambda run: next(run.epochs(0)), ValueError, "at least one"),
-        (no_step, RuntimeError, "was not given to run.step"),
-        (two_steps, RuntimeError, "once for each batch"),
+        (partial(loop, steps=0), RuntimeError, "was not given to run.step"),
+        (partial(loop, steps=2), RuntimeError, "once for each batch"),
         (two_loops, RuntimeError, "called before"),
-        (empty_loop, RuntimeError, r"run.epochs\(2\) ended without one optimizer step"),
-        (batch_above_the_data, ValueError, "leaves no batch: the data set has 40 samples"),
-        (two_data_sets, RuntimeError, "called before in epoch 0"),
-        (small_tail, ValueError, "is empty"),
+        (partial(loop, sets=0), RuntimeError, r"run.epochs\(1\) ended without one optimizer step"),
+        (
+            partial(loop, batch_size=41, tail="drop"),
+            ValueError,
+            "leaves no batch: the data set has 40 samples",
+        ),
+        (partial(loop, sets=2), RuntimeError, "called before in epoch 0"),
+        (partial(loop, dataset=[]), ValueError, "is empty"),
     ],
 )
 def test_misuse_is_told(settings, misuse, error, message):
