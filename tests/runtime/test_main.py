@@ -33,7 +33,7 @@ class TestBanner:
 
     def test_the_master_is_named_where_there_are_nodes_to_meet(self, run):
         environ = {**NODE_1, "MASTER_ADDR": "127.0.0.1"}
-        result = run("", environ=environ)
+        result = run("", environ=environ, timeouts={"flush": 0.1})
         assert "node 1 of 2" in result.err
         assert "master 127.0.0.1:23456" in result.err
 
@@ -131,7 +131,8 @@ class TestMastersName:
         assert result.out == ""
 
     def test_a_name_that_resolves_is_enough(self, run):
-        assert run("", environ={**NODE_1, "MASTER_ADDR": "LocalHost"}).code == 0
+        environ = {**NODE_1, "MASTER_ADDR": "LocalHost"}
+        assert run("", environ=environ, timeouts={"flush": 0.1}).code == 0
 
     @pytest.mark.parametrize(
         ("rank", "addr", "wait"),
