@@ -142,8 +142,13 @@ def findings(
         for source in [hit.source or first]
         if check.id not in silenced[source].get(hit.line, ())
     ]
-    for source, names in silenced.items():
-        found += _unknown_silences(names, {*known, UNKNOWN_IGNORE.id}, source)
+    ids = {*known, UNKNOWN_IGNORE.id}
+    for source, lines in silenced.items():
+        for line, names in lines.items():
+            for name in (name for name in names if name not in ids):
+                step = did_you_mean(name, ids, "see docs/reference/lint.md")
+                what = f"ignore[{name}]: there is no check of that name, so nothing is silenced"
+                found.append(UNKNOWN_IGNORE.finding(f"{what}; {step}", source, line))
     return sorted(
         dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)
     )
@@ -154,17 +159,3 @@ def _silenced(text: str) -> Iterator[tuple[int, list[str]]]:
         names = [name.strip() for group in _SILENCE.findall(line) for name in group.split(",")]
         if names:
             yield number, names
-
-
-def _unknown_silences(
-    silenced: dict[int, list[str]], known: set[str], source: str
-) -> Iterator[Finding]:
-    for line, names in silenced.items():
-        for name in names:
-            if name in known:
-                continue
-            step = did_you_mean(name, known, "see docs/reference/lint.md")
-            message = (
-                f"ignore[{name}]: there is no check of that name, so nothing is silenced; {step}"
-            )
-            yield UNKNOWN_IGNORE.finding(message, source, line)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.checks.lint.finding import Hit
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.errors import field_path
+from k8sjob.kube.objects import at_path
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 from k8sjob.targets.pytorchjob.schema import typed
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.errors import Problem
     from k8sjob.yamldoc import FieldPath
 
-__all__ = ["Container", "Job", "Json", "Replica", "get", "launcher_flags", "launcher_of"]
+__all__ = ["Container", "Job", "Json", "Replica", "launcher_flags", "launcher_of"]
 
 Json = dict[str, Any]
 
@@ -32,18 +33,6 @@ _LAUNCHERS: Final = re.compile(
     r"|colossalai|composer|torchx|ray\b|lightning"
 )
 _FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", "--run-path"})
-
-
-def get(value: Any, *path: str | int) -> Any:
-    """The value at a path, or None."""
-    for step in path:
-        if isinstance(value, dict):
-            value = value.get(step)
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        else:
-            return None
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class Container:
     def gpus(self) -> list[str]:
         """The resources among its limits and requests that count GPUs."""
         resources = self.data.get("resources")
-        names = {n for group in ("limits", "requests") for n in get(resources, group) or ()}
+        names = {n for group in ("limits", "requests") for n in at_path(resources, group) or ()}
         return sorted(name for name in names if re.search(r"/.*gpu|/mig-", name.lower()))
 
 
@@ -111,7 +100,7 @@ class Replica:
     @property
     def pod(self) -> Json:
         """Its pod spec."""
-        return get(self.data, "template", "spec") or {}
+        return at_path(self.data, "template", "spec") or {}
 
     def containers(self, kind: str = "containers") -> list[Container]:
         """Its containers, or its `initContainers`."""
@@ -153,9 +142,9 @@ class Job:
         """The next step in the words of the file that the user edits."""
         return spec if self.rendered else manifest
 
-    def get(self, *path: str | int) -> Any:
+    def get(self, *path: str) -> Any:
         """The value at a path, or None."""
-        return get(self.data, *path)
+        return at_path(self.data, *path)
 
     @cached_property
     def refusals(self) -> Sequence[Problem]:

@@ -7,9 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.manifest_facts import Job, Replica, get, launcher_flags, launcher_of
+from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
 from k8sjob.errors import field_path
+from k8sjob.kube.objects import at_path
 from k8sjob.targets.pytorchjob.schema import known_fields
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
     """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it before."""
     for replica in job.replicas:
-        most = max(replica.count, get(job.elastic, "maxReplicas") or 0)
+        most = max(replica.count, at_path(job.elastic, "maxReplicas") or 0)
         name = f"{job.name}-{replica.role.lower()}-{most - 1}"
         if len(name) > _MAX_NAME >= len(job.name):
             yield job.at(
@@ -151,8 +152,8 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
     """Under OnFailure or Always a crash is restarted without end, unless a backoffLimit counts."""
     policy = job.get("spec", "runPolicy")
     retried = _retried(job, "OnFailure", "Always")
-    limited = get(policy, "backoffLimit") is not None
-    if retried and not limited and get(policy, "activeDeadlineSeconds") is None:
+    limited = at_path(policy, "backoffLimit") is not None
+    if retried and not limited and at_path(policy, "activeDeadlineSeconds") is None:
         yield job.at(
             ("spec", "runPolicy") if policy else ("spec",),
             f"restartPolicy {retried[0].restart_policy} and no runPolicy.backoffLimit: a script "
@@ -184,10 +185,10 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
 def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
     """A job has succeeded when its Master has; under cleanPodPolicy None Workers keep running."""
     policy = job.get("spec", "runPolicy")
-    value = get(policy, "cleanPodPolicy")
+    value = at_path(policy, "cleanPodPolicy")
     worker = job.replica(Role.WORKER)
     ends_early = job.replica(Role.MASTER) is not None or job.elastic is not None
-    kept = value in (None, "None") and get(policy, "ttlSecondsAfterFinished") is None
+    kept = value in (None, "None") and at_path(policy, "ttlSecondsAfterFinished") is None
     gpus = worker.trainer.gpus if worker and worker.trainer else []
     if kept and ends_early and gpus:
         seen = "is None" if value else "is not set, which means None"
@@ -252,7 +253,7 @@ def _nproc_value(job: Job) -> Iterator[Hit]:
 @RULES.error
 def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
     """The operator multiplies WORLD_SIZE by nprocPerNode; only a launcher starts the processes."""
-    nproc = job.get("spec", "nprocPerNode") or get(job.elastic, "nProcPerNode")
+    nproc = job.get("spec", "nprocPerNode") or at_path(job.elastic, "nProcPerNode")
     if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
         return
     for replica, container in job.trainers():
@@ -318,7 +319,7 @@ def _no_master(job: Job) -> Iterator[Hit]:
     if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
         return
     container = worker.trainer
-    names = {get(variable, "name") for variable in container.items("env")}
+    names = {at_path(variable, "name") for variable in container.items("env")}
     given = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
     given |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
     text = " ".join(container.argv)

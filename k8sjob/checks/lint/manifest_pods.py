@@ -8,8 +8,8 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.manifest_facts import Container, Job, Replica, get
 from k8sjob.contract import Role
+from k8sjob.kube.objects import at_path
 from k8sjob.kube.quantity import parse
 from k8sjob.spec.names import is_image_reference
 from k8sjob.targets.pytorchjob.operator import operator_env
@@ -17,7 +17,7 @@ from k8sjob.targets.pytorchjob.operator import operator_env
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.lint.manifest_facts import Job
+    from k8sjob.checks.lint.manifest_facts import Container, Job, Replica
     from k8sjob.yamldoc import FieldPath
 
 __all__ = [
@@ -44,7 +44,7 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
         wins = [_injected(job, replica, index) for index in {0, replica.count - 1}]
         for container in replica.containers():
             for index, variable in enumerate(container.items("env")):
-                name, value = get(variable, "name"), get(variable, "value")
+                name, value = at_path(variable, "name"), at_path(variable, "value")
                 if name in wins[0] and any(env[name] != value for env in wins):
                     seen = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
                     yield job.at(
@@ -71,7 +71,7 @@ def _resources_rejected(job: Job) -> Iterator[Hit]:
 
 def _wrong_amounts(container: Container) -> Iterator[tuple[FieldPath, str]]:
     resources = container.data.get("resources")
-    limits, requests = get(resources, "limits") or {}, get(resources, "requests") or {}
+    limits, requests = at_path(resources, "limits") or {}, at_path(resources, "requests") or {}
     at: FieldPath = (*container.path, "resources")
     for name in dict.fromkeys([*limits, *requests]):
         limit, asked = _amount(limits.get(name)), _amount(requests.get(name))
@@ -100,7 +100,7 @@ def _amount(value: Any) -> Any:
 def _no_shared_memory(job: Job) -> Iterator[Hit]:
     """A container gets 64Mi of /dev/shm, through which DataLoader workers pass their batches."""
     for replica, container in job.trainers():
-        paths = [get(mount, "mountPath") for mount in container.items("volumeMounts")]
+        paths = [at_path(mount, "mountPath") for mount in container.items("volumeMounts")]
         has = any(str(path).rstrip("/") in ("/dev/shm", "/dev") for path in paths)  # noqa: S108 - a mount point
         if container.gpus and not has and replica.pod.get("hostIPC") is not True:
             yield job.at(
@@ -135,8 +135,10 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
     for group in ("annotations", "labels"):
         if _ISTIO not in (job.get("metadata", group) or {}):
             continue
-        metadata = [get(replica.data, "template", "metadata") for replica in job.replicas]
-        annotated = [get(m, "annotations", _ISTIO) or get(m, "labels", _ISTIO) for m in metadata]
+        metadata = [at_path(replica.data, "template", "metadata") for replica in job.replicas]
+        annotated = [
+            at_path(m, "annotations", _ISTIO) or at_path(m, "labels", _ISTIO) for m in metadata
+        ]
         if not all(annotated):
             yield job.at(
                 ("metadata", group, _ISTIO),
@@ -169,8 +171,6 @@ def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
     deciding: list[Replica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
         for container in replica.containers():
-            if container is replica.trainer or container.data == get(replica.trainer, "data"):
-                continue
             words = " ".join([*container.argv, str(container.data.get("image"))])
             if container.name != "pytorch" and _SERVERS.search(words):
                 yield job.at(

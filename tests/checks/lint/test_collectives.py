@@ -90,14 +90,6 @@ if rank == 0:
     a()
 ---
 class T:
-    def run(self):
-        dist.barrier()
-
-t = T()
-if rank == 0:
-    t.run()
----
-class T:
     def a(self):
         if self.rank == 0:
             self.b()
@@ -133,12 +125,6 @@ def total(x):
     dist.all_reduce(x)
     return x
 
-print(total(x) if rank == 0 else 0)
----
-def total(x):
-    dist.all_reduce(x)
-    return x
-
 if rank == 0:
     print(f'{total(x)}')
 ---
@@ -147,11 +133,6 @@ def save():
         return
     torch.save(m, 'm')
     dist.barrier()
----
-for s in range(9):
-    if rank != 0:
-        continue
-    dist.all_reduce(t)
 ---
 if rank != 0:
     sys.exit()
@@ -164,18 +145,6 @@ def mean(x):
 
 if rank == 0:
     mean(x)
----
-def mean(x):
-    if world_size > 1:
-        dist.all_reduce(x)
-
-if rank == 0:
-    mean(x)
----
-from torch.distributed import all_reduce as add
-
-if rank == 0:
-    add(t)
 ---
 def f():
     try:
@@ -208,11 +177,6 @@ def f():
 
 f()
 ---
-if rank == 0:
-    pass
-elif rank == 1:
-    dist.barrier()
----
 def main_first():
     if rank != 0:
         dist.barrier()
@@ -235,15 +199,13 @@ def test_the_ways_to_a_collective(body):
 
 
 IN_ORDER = """\
-match rank:
-    case 0:
-        dist.barrier()
-    case _:
-        dist.barrier()
+if rank == 0:
+    queue.barrier()
 ---
-match kind:
-    case 0:
-        dist.barrier()
+if rank == 0:
+    dist.broadcast(t, 0)
+elif rank == 1:
+    dist.broadcast(t, 0)
 ---
 def f(x):
     dist.all_reduce(x)
@@ -252,17 +214,6 @@ if rank == 0:
     f(a)
 else:
     f(b)
----
-def f():
-    dist.barrier()
-
-def g():
-    dist.barrier()
-
-if rank == 0:
-    f()
-else:
-    g()
 ---
 if rank != 0:
     dist.barrier()
@@ -320,12 +271,6 @@ def test(m, sync):
 if rank == 0:
     test(m, False)
 ---
-def test(m, sync):
-    return sync and dist.all_reduce(m)
-
-if rank == 0:
-    test(m, False)
----
 def work(sync):
     if sync:
         dist.barrier()
@@ -340,10 +285,6 @@ def later():
 
 if rank == 0:
     hooks.append(later)
----
-if rank == 0:
-    def hook():
-        dist.barrier()
 ---
 if rank == 0:
     model.train()
@@ -432,6 +373,9 @@ SESSION = "from k8sjob import runtime\n\n"
     [
         ("if job.is_main:\n    job.log(**run.evaluate(ds))", True),
         ("if job.is_main:\n    print(run.loss)", False),
+        ("if not job.is_main:\n    job.barrier()", True),
+        ("if job.is_main:\n    job.save(1, {})", True),
+        ("if job.is_main:\n    cache.save(1)", False),
         ("if job.rank == 0:\n    run.step(x, y)", True),
         ("for e in run.epochs(3):\n    if not job.is_main:\n        continue\n    run.evaluate(d)",
          True),

@@ -13,20 +13,31 @@ BLOCK = re.compile(r"^(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTI
 SUFFIXES = {"yaml": "yaml", "python": "py"}
 UNSILENCED = {"invalid-document", "script-syntax", "unknown-ignore"}
 """What cannot be parsed has no comments, and a wrong comment is not cured by another."""
-SECTIONS = dict(SECTION.findall((Path(__file__).parent / "examples.md").read_text()))
+EXAMPLES = (Path(__file__).parent / "examples.md").read_text()
+SECTIONS = dict(SECTION.findall(EXAMPLES))
+JOB = BLOCK.search(EXAMPLES)[3]
+
+
+def changed(text, diff):
+    """The text after a diff, whose hunks are where their old lines are first."""
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] for line in lines if line[0] in " -")
+        assert old in text
+        text = text.replace(old, "".join(line[1:] for line in lines if line[0] in " +"), 1)
+    return text
 
 
 def written(section, folder, *, corrected=False):
     """Write the section's files, and return the one to read."""
     blocks = BLOCK.findall(section)
+    diffs = [body for _, language, body in blocks if language == "diff"]
     _, language, text = blocks[0]
-    diff = next(body for _, language, body in blocks if language == "diff")
-    for hunk in diff.split("@@\n") if corrected else ():
-        lines = hunk.splitlines(keepends=True)
-        old = "".join(line[1:] for line in lines if line[0] in " -")
-        assert text.count(old) == 1
-        text = text.replace(old, "".join(line[1:] for line in lines if line[0] in " +"))
-    for name, _, body in BLOCK.findall(section):
+    if language == "diff":
+        language, text = "yaml", changed(JOB, diffs.pop(0))
+    if corrected:
+        text = changed(text, diffs[0]) if diffs else JOB
+    for name, _, body in blocks:
         if name:
             (folder / name).write_text(body)
     file = folder / f"{'good' if corrected else 'found'}.{SUFFIXES[language]}"

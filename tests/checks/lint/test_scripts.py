@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from textwrap import dedent, indent
+from textwrap import dedent
 
 import pytest
 from hypothesis import given
@@ -61,49 +61,6 @@ def test_nothing_is_executed(tmp_path):
 )
 def test_saving_on_every_rank(body, found):
     assert ids(body) == (["save-on-every-rank"] if found else [])
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ("if dist.get_rank() == 0:\n    dist.barrier()", True),
-        ("if dist.get_rank() != 0:\n    dist.barrier()", True),
-        ("if rank == 0:\n    dist.barrier()\nelse:\n    dist.barrier()", False),
-        ("if rank > 0:\n    dist.barrier()\nif rank == 0:\n    dist.barrier()", False),
-        ("if rank == 0:\n    dist.barrier(group)", False),
-        ("if rank == 0:\n    dist.all_reduce(x, group=pair)", False),
-        (
-            "if rank == 0:\n    dist.broadcast(x, 0)\nelif rank == 1:\n    dist.broadcast(x, 0)",
-            False,
-        ),
-        ("if rank in (0, 1):\n    dist.barrier()", False),
-        ("if dist.get_world_size() > 1:\n    dist.barrier()", False),
-        ("if rank == 0:\n    queue.barrier()", False),
-    ],
-)
-def test_a_collective_on_one_rank(body, found):
-    assert ids(body) == (["collective-on-one-rank"] if found else [])
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ("if job.is_main:\n    job.reduce(loss=(x, 1))", True),
-        ("if not job.is_main:\n    job.barrier()", True),
-        ("if job.rank == 0:\n    found = job.gather(x)", True),
-        ("if job.is_main:\n    job.save(1, {})", True),
-        ("if job.is_main:\n    job.log(loss=1)", False),
-        ("if job.is_main:\n    print(job.path('/data'))", False),
-        ("if job.rank == 0:\n    job.barrier()\nelse:\n    job.barrier()", False),
-        ("if job.is_main:\n    cache.save(1)", False),
-        ("found = job.gather(x)\nif job.is_main:\n    print(found)", False),
-    ],
-)
-def test_a_collective_of_the_session_on_one_rank(body, found):
-    session = "from k8sjob import runtime\n\nwith runtime.session() as job:\n"
-    assert ids(session + indent(body, "    "), group=False) == (
-        ["collective-on-one-rank"] if found else []
-    )
 
 
 @pytest.mark.parametrize(
