@@ -114,6 +114,7 @@ class Ranks:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(restart),
+            "TF_CPP_MIN_LOG_LEVEL": "2",  # JAX's
             "K8SJOB_CONFIG": RuntimeConfig(**self._config).encode(),
             **{key: value.replace("{rank}", str(rank)) for key, value in self._env.items()},
         }

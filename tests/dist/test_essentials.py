@@ -15,12 +15,8 @@ LAYOUT = {"fc1.weight": ROWS, "fc1.bias": ["model"], "fc2.weight": COLUMNS}
 PATHS = {".*/fc1/kernel": COLUMNS, ".*/fc1/bias": ["model"], ".*/fc2/kernel": ROWS}
 ENV = {
     "curves.py": {},
-    "keras_curves.py": {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-    "keras_mesh.py": {
-        "KERAS_BACKEND": "jax",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    },
+    "keras_curves.py": {"KERAS_BACKEND": "torch"},
+    "keras_mesh.py": {"KERAS_BACKEND": "jax"},
 }
 MODELS = {"curves.py": ["digits", "bags"], "keras_curves.py": ["dense"], "keras_mesh.py": ["dense"]}
 LAUNCHES = [  # (program, processes, {strategy: options})

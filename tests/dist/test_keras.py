@@ -9,7 +9,7 @@ from k8sjob.spec import load
 
 pytestmark = pytest.mark.dist
 TOLERANCE = 1e-5
-TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+TORCH = {"KERAS_BACKEND": "torch"}
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85), "keras-fit": ("val_accuracy", 0.85)}
 KERAS_ADAM = {"optimizer": ["keras", "Adam", {"learning_rate": 3e-3}]}

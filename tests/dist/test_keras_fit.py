@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.dist
 TOLERANCE = 1e-5
-TORCH = {"KERAS_BACKEND": "torch", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+TORCH = {"KERAS_BACKEND": "torch"}
 FIT = {"program": "keras_fit.py", "env": TORCH}
 
 ALIKE = {  # 100 samples in batches of 32: the last one has 4
