@@ -466,7 +466,7 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES)}"
+        message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
         return [Conflict("strategy.kind", message)]
     found = [*_of_options(kind, options), *_of_shape(row, shape)]
     if not found:
@@ -486,7 +486,7 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
         option = row.options.get(name)
         if option is None:
             owners = [other for other, found in STRATEGIES.items() if name in found.options]
-            message = f"no such setting; {_meant(name, row.options)}"
+            message = f"no such setting; {_meant(name, row.options, 'settings')}"
             if owners:
                 why = f": {row.lacks[name]}" if name in row.lacks else ""
                 message = f"{kind} has no such setting, but {', '.join(owners)}; leave it out{why}"
@@ -529,7 +529,7 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
         yield Conflict("strategy.backend", message)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is no backend here; {_meant(backend, BACKENDS)}"
+        message = f"{backend!r} is no backend here; {_meant(backend, BACKENDS, 'backends')}"
         yield Conflict("strategy.backend", message)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(
@@ -539,5 +539,5 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         )
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
-    return did_you_mean(word, known, f"there is {', '.join(known)}")
+def _meant(word: str, known: Iterable[str], what: str) -> str:
+    return did_you_mean(word, known, f"valid {what}: {', '.join(known)}")

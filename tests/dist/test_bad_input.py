@@ -86,7 +86,7 @@ LEARNING = {**SERVED["parameter_server: unpicklable"], "steps": 20}
 LAYOUT_FAULTS = {
     "a key that matches nothing": (
         {"fc9.weight": ROWS},
-        "'fc9.weight' matches no parameter and no output; there is fc1.weight, fc1.bias,",
+        "'fc9.weight' matches no parameter and no output; valid names: fc1.weight, fc1.bias,",
     ),
     "two keys that match one name": (
         {r"fc\d\.weight": ROWS, r"fc1\..*": ROWS},

@@ -48,7 +48,7 @@ WRONG = {
         {"options": {"model": 2, "layout": {"fc1/kernel": [None, "model"]}}},
         (
             "strategy.layout: 'fc1/kernel' matches no parameter and no output;"
-            " there is sequential/fc1/kernel"
+            " valid names: sequential/fc1/kernel"
         ),
     ),
     "two keys": (

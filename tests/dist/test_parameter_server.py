@@ -40,7 +40,7 @@ ONE_TRAINER = {
 WRONG = {
     "a table that is none": (
         served("momentum", tables=["dense"]),
-        "'dense' matches no table; there is bags, shades",
+        "'dense' matches no table; valid tables: bags, shades",
     ),
     "more servers than columns": (
         served("momentum", servers=7, tables=BOTH),
@@ -48,7 +48,7 @@ WRONG = {
     ),
     "no table": (
         {**served("momentum"), "model": "digits"},
-        "Sequential has no nn.EmbeddingBag for the servers; name nn.Embedding layers (there is",
+        "Sequential has no nn.EmbeddingBag for the servers; name nn.Embedding layers (valid",
     ),
 }
 LAUNCH = {"program": "curves.py", "strategy": "parameter_server", "limit": 300}

@@ -100,7 +100,7 @@ DROPPED = {
 WRONG = {
     "a split that is no layer": (
         pipeline("digits", ["fc3"]),
-        "'fc3' is no layer of the chain; there is fc1, act.0, act.1, fc2, tanh, out",
+        "'fc3' is no layer of the chain; valid layers: fc1, act.0, act.1, fc2, tanh, out",
     ),
     "stages in another order": (
         pipeline("digits", ["out", "fc2", "act.0"]),

@@ -189,7 +189,7 @@ def test_the_next_step_on_this_machine_is_another_one(snapshot, make_pod, line, 
 @pytest.mark.parametrize("kind", ["EnvError", "ValueError"])
 def test_a_setting_that_does_not_fit_is_a_field_of_the_job(snapshot, make_pod, kind):
     """The script is right, and job.yaml is not."""
-    said = "strategy.splits: 'fc9' is no layer of the chain; there is fc1, fc2"
+    said = "strategy.splits: 'fc9' is no layer of the chain; valid layers: fc1, fc2"
     end = ended(2 if kind == "EnvError" else 1, Reason(1, 0, kind, said).encode())
     pods = [make_pod("worker-0", "Failed", terminated=end)]
     (finding,) = diagnose(snapshot("Failed:x:why", pods=pods), {})

@@ -51,7 +51,7 @@ def test_patterns_are_names_or_match_whole_names():
 @pytest.mark.parametrize(
     ("patterns", "said"),
     [
-        (["layer"], "'layer' matches no layer; there is embed, layers, layers.0, "),
+        (["layer"], "'layer' matches no layer; valid layers: embed, layers, layers.0, "),
         (["layers", r"layers\.1"], "'layers.1' lies in 'layers', which is a block too"),
         (["head"], "embed.weight and head.weight are one parameter and must lie in one block"),
     ],

@@ -50,7 +50,7 @@ def test_a_tied_parameter_is_divided_under_all_its_names():
             {r"fc1\..*t": ["model", None], r"fc.*\.weight": ["model", None]},
             r"'fc1\\..*t' and 'fc.*\\.weight' both match fc1.weight",
         ),
-        ({"fc2.weight": ["model", None]}, "'fc2.weight' matches no parameter and no output; there"),
+        ({"fc2.weight": ["model", None]}, "'fc2.weight' matches no parameter and no output; valid"),
         ({"fc1.weight": ["model"]}, "fc1.weight has 2 dimensions, and its layout ['model'] has 1"),
         ({"fc1.weight": ["data", None]}, "fc1.weight is a parameter, and those are the same along"),
     ],

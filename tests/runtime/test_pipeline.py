@@ -139,5 +139,5 @@ def test_every_stage_takes_its_input_to_its_device_and_the_output_comes_back():
 
 
 def test_a_split_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="'2' is no layer of the chain; there is 0, 1"):
+    with pytest.raises(ValueError, match="'2' is no layer of the chain; valid layers: 0, 1"):
         prepared(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["2"])

@@ -69,7 +69,7 @@ def test_a_layer_with_state_is_in_one_stage(layer, said):
     ("model", "splits", "said"),
     [
         (nn.Linear(2, 2), ["0"], "Linear is not a chain of layers"),
-        (chain(), ["3"], "'3' is no layer of the chain; there is 0, 1.0, 1.1, 2"),
+        (chain(), ["3"], "'3' is no layer of the chain; valid layers: 0, 1.0, 1.1, 2"),
         (chain(), ["1"], "'1' is no layer of the chain"),
         (chain(), ["0"], "leave a stage without layers"),
         (chain(), ["2", "1.0"], "leave a stage without layers"),

@@ -31,7 +31,6 @@ __all__ = ["Strategy", "assemble", "clipping", "strategy"]
 _HOME: Final = {
     "data_parallel": ("strategies.ddp", "prepare_data_parallel"),
     "keras": ("keras.strategy", "prepare"),
-    "keras_mesh": ("keras.mesh", "prepare"),
     "model_split": ("strategies.pipeline", "prepare_model_split"),
 }
 """(module, function) of a strategy; for all others the module of its name, and `prepare`."""

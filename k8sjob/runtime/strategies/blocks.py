@@ -40,7 +40,9 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
         del layers[""]
         matched = [n for n in layers if n == pattern or re.fullmatch(pattern, n)]
         if not matched:
-            raise ValueError(f"strategy.blocks: {pattern!r} matches no layer; {names_of(layers)}")
+            raise ValueError(
+                f"strategy.blocks: {pattern!r} matches no layer; valid layers: {names_of(layers)}"
+            )
         found |= {name: layers[name] for name in matched}
     _check(model, found)
     return found
@@ -122,6 +124,6 @@ def _inside(name: str, outer: str) -> bool:
 
 
 def names_of(layers: Iterable[str]) -> str:
-    """The first names that there are, for a message."""
+    """The first names, for a message."""
     names = list(layers)
-    return f"there is {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+    return f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"

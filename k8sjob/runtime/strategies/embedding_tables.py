@@ -274,10 +274,10 @@ def choose(model: nn.Module, patterns: Sequence[str], servers: int) -> list[str]
         for name, layer in model.named_modules()
         if isinstance(layer, nn.EmbeddingBag | nn.Embedding)
     }
-    there = f"there is {', '.join(known) or 'none'}"
+    valid = f"valid tables: {', '.join(known) or 'none'}"
     for pattern in patterns:
         if not any(name == pattern or re.fullmatch(pattern, name) for name in known):
-            raise ValueError(f"strategy.tables: {pattern!r} matches no table; {there}")
+            raise ValueError(f"strategy.tables: {pattern!r} matches no table; {valid}")
     chosen = [
         name
         for name, layer in known.items()
@@ -287,7 +287,7 @@ def choose(model: nn.Module, patterns: Sequence[str], servers: int) -> list[str]
     if not chosen:
         raise ValueError(
             f"strategy.tables: {type(model).__name__} has no nn.EmbeddingBag for the servers; name"
-            f" nn.Embedding layers ({there}), or use kind: ddp"
+            f" nn.Embedding layers ({valid}), or use kind: ddp"
         )
     _check(model, chosen, servers)
     return chosen

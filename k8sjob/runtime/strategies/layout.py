@@ -89,7 +89,8 @@ def check_used(layout: Mapping[str, Axes], used: Collection[str], known: Iterabl
     for key in layout:
         if key not in used:
             raise ValueError(
-                f"strategy.layout: {key!r} matches no parameter and no output; {names_of(known)}"
+                f"strategy.layout: {key!r} matches no parameter and no output; valid names:"
+                f" {names_of(known)}"
             )
 
 

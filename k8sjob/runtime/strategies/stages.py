@@ -40,7 +40,8 @@ def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     for split in splits:
         if split not in links:
             raise ValueError(
-                f"strategy.splits: {split!r} is no layer of the chain; there is {', '.join(links)}"
+                f"strategy.splits: {split!r} is no layer of the chain; valid layers:"
+                f" {', '.join(links)}"
             )
     begins = [0, *(links.index(split) for split in splits), len(links)]
     for before, after in pairwise(begins):
