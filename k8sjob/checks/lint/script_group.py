@@ -28,33 +28,27 @@ _NODE_NAMES: Final = re.compile(
 def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
     """Variables that the script sets for itself, with their values."""
     for node in script.nodes:
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
-            if script.name(target.value) == "os.environ":
-                yield str(constant(target.slice)), node.value
-        elif isinstance(node, ast.Call) and script.name(node.func) == "os.environ.update":
-            for key, value in _items(node):
-                yield str(key), value
-
-
-def _items(call: ast.Call) -> Iterator[tuple[object, ast.expr]]:
-    """What a call of dict.update is given literally."""
-    for given in call.args:
-        if isinstance(given, ast.Dict):
-            yield from zip(map(constant, given.keys), given.values, strict=True)
-    yield from ((given.arg, given.value) for given in call.keywords)
+        match node:
+            case ast.Assign(targets=[ast.Subscript(value=owner, slice=key), *_], value=value):
+                if script.name(owner) == "os.environ":
+                    yield str(constant(key)), value
+            case ast.Call(func=function, args=args, keywords=named):
+                if script.name(function) == "os.environ.update":
+                    yield from ((str(given.arg), given.value) for given in named)
+                    for given in (one for one in args if isinstance(one, ast.Dict)):
+                        yield from zip(
+                            map(str, map(constant, given.keys)), given.values, strict=True
+                        )
+            case _:
+                pass
 
 
 def _spawns(script: Script) -> list[ast.Call]:
     """mp.spawn calls of a script that never asks which pod this is."""
     if script.setting.nodes == 1 or script.has_runtime or script.modules & MANAGED:
         return []
-    written = {
-        target.slice
-        for node in script.nodes
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Subscript)
-    }
+    items = (node for node in script.nodes if isinstance(node, ast.Subscript))
+    written = {item.slice for item in items if isinstance(item.ctx, ast.Store)}
     texts = (constant(node) for node in script.nodes if node not in written)
     if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in texts):
         return []
@@ -187,7 +181,7 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
         if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
             continue
-        what = script.name(call.func).rpartition(".")[2]
+        what = script.last_name(call.func)
         yield script.at(
             call,
             f"{what} is made, but nothing in this script makes a process group: it fails here; "
@@ -287,7 +281,7 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
 
 def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
     """Expressions that a call takes as the number of a GPU."""
-    last = script.name(call.func).rpartition(".")[2]
+    last = script.last_name(call.func)
     is_method = isinstance(call.func, ast.Attribute)
     candidates: list[ast.expr | None] = []
     if (is_method and last in ("cuda", "to")) or last == "set_device":
@@ -297,16 +291,14 @@ def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
     elif last == "DistributedDataParallel":
         ids = keyword(call, "device_ids", 1)
         candidates += [*(ids.elts if isinstance(ids, ast.List) else [])]
-    for candidate in candidates:
+    for candidate in filter(None, candidates):
         match candidate:
             case ast.JoinedStr(
-                values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=inner)]
+                values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=rank)]
             ):
-                yield inner
-            case ast.expr():
+                yield rank
+            case _:
                 yield candidate
-            case None:
-                pass
 
 
 def _is_global_rank(script: Script, node: ast.expr) -> bool:
@@ -322,8 +314,6 @@ def _is_rank_call(script: Script, node: ast.expr) -> bool:
         case ast.Call(func=function, args=[]):
             return script.name(function) == "torch.distributed.get_rank"
         case ast.Call(func=ast.Name(id="int"), args=[inner]):
-            return ast.unparse(inner).startswith(
-                ("os.environ['RANK']", "os.environ.get('RANK'", "os.getenv('RANK'")
-            )
+            return script.ranks.variable(inner) == "RANK"
         case _:
             return False

@@ -82,7 +82,9 @@ class Ranks:
     def truth(self, test: ast.expr | None) -> Truth:
         """What a test is on rank 0 and on rank 1, where there are several processes."""
         if test not in self._truths:
-            self._truths[test] = self._truth(test)
+            self._truths[test] = _UNKNOWN  # where it is nested too deep to be followed
+            with suppress(RecursionError):
+                self._truths[test] = self._truth(test)
         return self._truths[test]
 
     def _truth(self, test: ast.expr | None, depth: int = 0) -> Truth:
@@ -126,13 +128,13 @@ class Ranks:
             return RANKS
         if isinstance(node, ast.Call) and self._code.name(node.func) == "int" and node.args:
             return self._numbers(node.args[0], depth)
-        name = self._variable(node) or self._last_name(node)
+        name = self.variable(node) or self._last_name(node)
         return (_WORLD, _WORLD) if _COUNT.search(name) else None
 
     def _last_name(self, node: ast.expr) -> str:
         return self._code.last_name(node.func if isinstance(node, ast.Call) else node)
 
-    def _variable(self, node: ast.expr) -> str:
+    def variable(self, node: ast.expr) -> str:
         """The environment variable that an expression reads; empty if it is none."""
         match node:
             case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
@@ -154,7 +156,7 @@ class Ranks:
                 | ast.NamedExpr(value=inner)
             ):
                 return self._is_rank(inner, depth + 1)
-            case ast.Call() | ast.Subscript() if name := self._variable(node):
+            case ast.Call() | ast.Subscript() if name := self.variable(node):
                 return name in _RANK_VARIABLES
             case ast.Call():
                 return bool(_RANK.fullmatch(self._last_name(node)))
