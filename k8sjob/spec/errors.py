@@ -41,10 +41,7 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     found = []
     for detail in error.errors(include_url=False):
         at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
-        loc = _plain(detail["loc"])
-        rules = detail["ctx"]["broken"] if detail["type"] == "rules" else [((), None)]
-        for path, message in rules:
-            at = (*loc, *path)
+        for at, message in _found(detail):
             place = document.place(at, key=at_key) if document else (0, 0)
             found.append((place, at, message, detail))
     found.sort(key=lambda one: one[0])
@@ -183,11 +180,6 @@ def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, 
             yield from _paths(nested, (*base, name))
 
 
-def _plain(loc: Loc) -> Loc:
-    """Pydantic's location without the tags of unions and its mark for keys."""
-    return tuple(part for part in loc if not str(part).startswith("<") and part != "[key]")
-
-
 def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
     """Whether a field takes the value, by everything that holds for the field alone.
 
@@ -200,16 +192,17 @@ def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
     try:
         root.model_validate(data, context=UNEXPLAINED)
     except ValidationError as error:
-        return all(place[: len(at)] != at for place in _places(error))
+        found = (place for detail in error.errors() for place, _ in _found(detail))
+        return all(place[: len(at)] != at for place in found)
     return True
 
 
-def _places(error: ValidationError) -> Iterator[Loc]:
-    """Every field that an error is about."""
-    for found in error.errors():
-        loc = _plain(found["loc"])
-        broken = found["ctx"]["broken"] if found["type"] == "rules" else [((), "")]
-        yield from ((*loc, *path) for path, _ in broken)
+def _found(detail: ErrorDetails) -> Iterator[tuple[Loc, str | None]]:
+    """Every field that one of pydantic's errors is about; with the message of a broken rule."""
+    # Pydantic's location has tags of unions and a mark for keys.
+    loc = tuple(part for part in detail["loc"] if not str(part).startswith("<") and part != _KEY)
+    broken = detail["ctx"]["broken"] if detail["type"] == "rules" else [((), None)]
+    yield from (((*loc, *path), message) for path, message in broken)
 
 
 def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:
