@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from k8sjob.backends.connect import configured
 from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
@@ -53,7 +52,7 @@ def doctor_command(file: Path | None, place: Place, output: str) -> int:
     """
     spec = load(file) if file else None
     machine = look(place.client)
-    if place.is_local or not (place.is_cluster or configured()):
+    if not place.asks_cluster:
         report = Report([*here(machine), *_for_local_jobs(spec, file), _no_cluster(place)])
     else:
         report = _cluster(place, machine, spec)

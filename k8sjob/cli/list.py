@@ -9,7 +9,6 @@ from typing import Final
 import click
 
 from k8sjob.backends.api import LOCAL, JobRef, Json, Snapshot
-from k8sjob.backends.connect import configured
 from k8sjob.cli.failure import fail, say
 from k8sjob.cli.naming import Place, jobs_here, place_options
 from k8sjob.cli.options import format_option, selector_option
@@ -67,7 +66,7 @@ def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
         empty for all of them, or none.
     """
     found = [] if place.is_cluster else jobs_here(labels)
-    if not _asks_a_cluster(place):
+    if not place.asks_cluster:
         return found, False, ""
     try:
         cluster = place.connect()
@@ -82,13 +81,9 @@ def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
     return found + there, False, "" if place.all_namespaces else cluster.namespace
 
 
-def _asks_a_cluster(place: Place) -> bool:
-    return not place.is_local and (place.is_cluster or place.all_namespaces or configured())
-
-
 def _nothing(labels: str, place: Place, asked: str) -> str:
     fitting = f" with {labels}" if labels else ""
-    if not _asks_a_cluster(place):
+    if not place.asks_cluster:
         return f"no jobs{fitting} on this machine; start one with k8sjob run"
     where = f"in namespace {asked} of the cluster" if asked else "in the cluster"
     make = "k8sjob submit"

@@ -84,6 +84,11 @@ class Place:
         return bool(named or (self.namespace and self.namespace != LOCAL))
 
     @property
+    def asks_cluster(self) -> bool:
+        """Whether a cluster is looked at, alone or too: where one is meant or configured."""
+        return not self.is_local and (self.is_cluster or self.all_namespaces or configured())
+
+    @property
     def options(self) -> str:
         """The options that select the same cluster, for a command that is shown."""
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
@@ -291,7 +296,7 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     here, there = [], dict[str, str]()
     if not place.is_cluster and namespace in {"", LOCAL}:
         here = list(dict.fromkeys(s.job["metadata"]["name"] for s in local_backend().jobs()))
-    if not place.is_local and namespace != LOCAL and (place.is_cluster or configured()):
+    if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
             jobs = _within(GLANCE_SECONDS, lambda: place.connect(namespace or None).jobs())
             there = {s.job["metadata"]["name"]: s.job["metadata"]["namespace"] for s in jobs}

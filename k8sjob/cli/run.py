@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from k8sjob.backends.connect import configured
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.failure import say
 from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
@@ -109,7 +108,7 @@ def watch_command(job: str | None, output: str, no_logs: bool, labels: str, plac
 def _watch_all(output: str, labels: str, place: Place) -> int:
     """Many jobs of one place, until an interrupt comes."""
     stop = threading.Event()
-    if place.is_local or not (place.is_cluster or place.all_namespaces or configured()):
+    if not place.asks_cluster:
         jobs = partial(jobs_here, labels)
         if not jobs():
             say("no jobs on this machine yet; waiting for the first")
