@@ -102,11 +102,10 @@ def _left(folder, rank):
     return (folder / f"err-{rank}").read_text(), reason
 
 
-@pytest.mark.parametrize("nnodes", [1, 2])
-def test_a_finished_group_ends_well(nodes, nnodes):
+def test_a_finished_group_ends_well(nodes):
     """Its process group was there for a moment, and that is enough to have met."""
-    results = nodes("dist.destroy_process_group()", nnodes, nproc=2)
-    assert [(code, reason) for code, _, reason in results] == [(0, None)] * nnodes
+    results = nodes("together(); dist.destroy_process_group()", 2, nproc=2)
+    assert [(code, reason) for code, _, reason in results] == [(0, None)] * 2
 
 
 def test_a_killed_rank_is_told_from_its_peer(nodes):
@@ -158,9 +157,9 @@ def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
             raise ValueError("no such class: 11")
         together()
     """
-    (lost, err, _), (failed, _, why) = nodes(script, 2, limit=3, max_restarts=2)
+    (lost, err, _), (failed, _, why) = nodes(script, 2, limit=3, max_restarts=1)
     assert (lost, failed) == (ExitCode.PEER_LOST, 1), err
-    assert "restart 2 of 2" in err
+    assert "restart 1 of 1" in err
     assert (why.type, why.message) == ("ValueError", "no such class: 11")
 
 
@@ -169,9 +168,8 @@ def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
     [
         pytest.param("time.sleep(100)", marks=pytest.mark.essential),
         "ctypes.PyDLL(None).sleep(100)",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
     ],
-    ids=["asleep", "holds the lock", "stopped"],
+    ids=["asleep", "holds the lock"],
 )
 def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
     script = f"""
@@ -193,7 +191,7 @@ def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
     assert "rank 1 " in results[0][2].message
 
 
-def test_a_group_that_hung_meets_again(nodes):
+def test_a_group_that_hung_meets_again(nodes, tmp_path):
     script = """
         dog = watch(3)
         for step in range(30):
@@ -206,6 +204,8 @@ def test_a_group_that_hung_meets_again(nodes):
     results = nodes(script, 2, hang_timeout=3.0, max_restarts=2)
     assert [code for code, _, _ in results] == [0, 0], results
     assert "rank 1: Hang" in results[1][1]
+    for rank, (_, err, _) in enumerate(results):
+        assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
 
 
 def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
@@ -270,7 +270,7 @@ def test_a_module_level_model_does_not_abort_at_the_end(nodes):
         for _ in range(5):
             model(torch.randn(8, 64)).sum().backward()
     """
-    assert [code for code, _, _ in nodes(script, 1, nproc=3)] == [0]
+    assert [code for code, _, _ in nodes(script, 1, nproc=2)] == [0]
 
 
 RAW = """

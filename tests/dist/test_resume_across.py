@@ -71,7 +71,7 @@ def test_with_dropout_the_resumed_is_the_undisturbed_bit_by_bit(
     assert resumed.result["weights"] == undisturbed["weights"]
 
 
-@pytest.mark.parametrize(("seed", "victims"), [(0, [0, 1]), (1, [1]), (2, [0]), (3, [1])])
+@pytest.mark.parametrize(("seed", "victims"), [(0, [0, 1]), (1, [1]), (2, [0])])
 def test_ranks_killed_at_any_moment_go_on_from_a_whole_one(  # noqa: PLR0917 - fixtures
     start_ranks, run_ranks, tmp_path, whole, seed, victims
 ):
