@@ -56,6 +56,8 @@ class Apiserver:
             return status(404, "NotFound", f'namespaces "{namespace}" not found')
         if code := self.refusals.get("/".join(rest)):
             return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
+        if rest[:1] != [JOBS] and len(rest) > 1 and method == "GET":
+            return _missing(rest[1])
         if rest[:1] != [JOBS]:
             items = self._listed_pods() if rest[:1] == ["pods"] else []
             items = self.nodes if parts[-1] == "nodes" else items

@@ -70,12 +70,14 @@ class Plan:
         manifest: the rendered job.
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
+        companions: the objects that the job needs beside it, in a cluster.
     """
 
     spec: JobSpec
     manifest: Json
     image: str
     folder: Path
+    companions: tuple[Json, ...] = ()
 
     @property
     def context(self) -> Path:

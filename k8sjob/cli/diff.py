@@ -11,7 +11,14 @@ import click
 
 from k8sjob.cli.failure import fail, say
 from k8sjob.cli.naming import Place, place_options
-from k8sjob.cli.options import FILE, folder_of, image_option, onto_option, plain_http_option
+from k8sjob.cli.options import (
+    FILE,
+    folder_of,
+    image_option,
+    onto_option,
+    plain_http_option,
+    target_option,
+)
 from k8sjob.cli.output import some
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
@@ -38,9 +45,15 @@ _MOST_PATHS: Final = 6
 @image_option
 @onto_option
 @plain_http_option
+@target_option
 @place_options(local=False)
-def diff_command(
-    file: Path, image: str | None, onto: str | None, plain_http: tuple[str, ...], place: Place
+def diff_command(  # noqa: PLR0917 - click hands them over by name
+    file: Path,
+    image: str | None,
+    onto: str | None,
+    plain_http: tuple[str, ...],
+    target: str | None,
+    place: Place,
 ) -> int:
     """Show what would be different if FILE (default: job.yaml) replaced the job in the cluster.
 
@@ -49,6 +62,7 @@ def diff_command(
     """
     try:
         spec = load(file)
+        spec = spec.with_(target=target) if target else spec
         with located(file):
             plan = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
@@ -62,8 +76,9 @@ def diff_command(
         fail(str(error))
         return max(error.exit_code, 2)
     show_lines(found.lines)
-    edit = f"kubectl edit pytorchjob {plan.spec.name} -n {backend.namespace}{place.options}"
-    given = {"--image": image, "-n": place.namespace}
+    job = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
+    edit = f"kubectl edit {job} -n {backend.namespace}{place.options}"
+    given = {"--image": image, "--target": target, "-n": place.namespace}
     options = [word for name, value in given.items() if value for word in (name, value)]
     submit = shlex.join(["k8sjob", "submit", str(file), *options]) + place.options
     _explain(found, submit, edit)

@@ -14,11 +14,12 @@ from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.naming import Place, is_namespace, place_options
-from k8sjob.cli.options import folder_of, format_option
+from k8sjob.cli.options import folder_of, format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
 from k8sjob.spec import Image, JobSpec, load
+from k8sjob.targets.jobs import DEFAULT, by_name, target_of
 from k8sjob.view.sanitize import safe_line
 from k8sjob.view.views import console_for
 from k8sjob.yamldoc import dump
@@ -40,22 +41,24 @@ _WIDTH: Final = max(map(len, Verdict))
 
 @click.command("doctor")
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@target_option
 @place_options()
 @format_option("table", "json", "yaml")
-def doctor_command(file: Path | None, place: Place, output: str) -> int:
+def doctor_command(file: Path | None, target: str | None, place: Place, output: str) -> int:
     """Check that jobs can be submitted, and how to fix what is missing.
 
-    Checks the client, the cluster, the training operator, your permissions, free GPUs and the
+    Checks the client, the cluster, the controller of the jobs, your permissions, free GPUs and the
     namespace; with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is
     created or changed. If no cluster is configured, this machine is checked. The exit code is 1 if
     there is a problem.
     """
     spec = load(file) if file else None
+    spec = spec.with_(target=target) if spec and target else spec
     machine = look(place.client)
     if not place.asks_cluster:
         report = Report([*here(machine), *_for_local_jobs(spec, file), _no_cluster(place)])
     else:
-        report = _cluster(place, machine, spec)
+        report = _cluster(place, machine, spec, target)
     if output == "table":
         _show(report)
     else:
@@ -63,7 +66,7 @@ def doctor_command(file: Path | None, place: Place, output: str) -> int:
     return int(report.hindered)
 
 
-def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
+def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str | None) -> Report:
     namespace = place.namespace or (spec.namespace if spec else None)
     try:
         transport = place.connect(namespace).transport
@@ -73,7 +76,8 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None) -> Report:
         seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
         return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
     job = manifest(spec) if spec else None
-    facts = gather(transport, transport.namespace, job)
+    kind = target_of(job) if job else by_name(target or DEFAULT.name)
+    facts = gather(transport, transport.namespace, kind, job)
     report = examine(facts)
     version = str((facts.one("version") or {}).get("gitVersion", ""))
     checks = [*client(machine, place.client, version), *report.checks]

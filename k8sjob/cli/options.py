@@ -26,6 +26,7 @@ __all__ = [
     "selector",
     "selector_option",
     "source_name",
+    "target_option",
     "view_options",
 ]
 
@@ -51,6 +52,11 @@ plain_http_option = click.option(
     metavar="HOST",
     envvar="K8SJOB_PLAIN_HTTP",
     help="A registry (host[:port]) that has no TLS; may be given more than once.",
+)
+target_option = click.option(
+    "--target",
+    type=click.Choice(["pytorchjob", "job"]),
+    help="The kind of object that the job becomes, instead of the file's.",
 )
 selector_option = click.option(
     "-l",

@@ -18,8 +18,9 @@ from k8sjob.cli.options import (
     image_option,
     onto_option,
     plain_http_option,
+    target_option,
 )
-from k8sjob.cli.output import document, line
+from k8sjob.cli.output import document, line, text
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
@@ -27,6 +28,7 @@ from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
 from k8sjob.rendering import check_script
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
+from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +51,7 @@ _OUTCOMES = {
 @build_option
 @onto_option
 @plain_http_option
+@target_option
 @click.option("--watch", is_flag=True, help="Follow the job to its end, as k8sjob watch does.")
 @click.option("--replace", is_flag=True, help="Delete an existing job of that name first.")
 @click.option("--generate-name", is_flag=True, help="Add five random characters to the job's name.")
@@ -62,7 +65,7 @@ _OUTCOMES = {
     "--output",
     "output",
     type=click.Choice(["yaml", "json", "name"]),
-    help="Print the PyTorchJob, or its name as other commands accept it.",
+    help="Print the job's object, or its name as other commands accept it.",
 )
 @place_options(local=False)
 def submit_command(  # noqa: PLR0917 - click hands them over by name
@@ -71,6 +74,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     builds: bool,
     onto: str | None,
     plain_http: tuple[str, ...],
+    target: str | None,
     watch: bool,
     replace: bool,
     generate_name: bool,
@@ -85,8 +89,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
     If the same job exists and has not ended, it is attached to. Another one of that name, or one
     that has ended, is never touched without --replace: the difference is shown, and the exit code
-    is 1. The job is created by one request: a submission that is interrupted leaves a whole job or
-    none.
+    is 1. A submission that is interrupted leaves a whole job or none.
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
@@ -103,6 +106,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if contradict:
             raise click.UsageError(message)
     spec, folder = load(file), folder_of(file)
+    spec = spec.with_(target=target) if target else spec
     with located(file):
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name
@@ -174,8 +178,11 @@ def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
         manifest = {**manifest, "metadata": {**identity, **manifest["metadata"]}}
-    if output in {"yaml", "json"}:
-        document(manifest, output)
+    if output == "yaml":
+        text("---\n".join(map(dump, (*plan.companions, manifest))))
+    elif output == "json":
+        every = {"apiVersion": "v1", "kind": "List", "items": [*plan.companions, manifest]}
+        document(every if plan.companions else manifest, output)
     else:
         name = f"{namespace}/{plan.spec.name}" if namespace else plan.spec.name
         line(name if output == "name" else f"{name} created (dry run)")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
-from k8sjob.rendering import manifest
+from k8sjob.rendering import companions, manifest
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.rules import longest_name
 
@@ -60,7 +60,7 @@ def plan_job(
     """
     reference = spec.image_reference if image is None else image
     job = manifest(spec, reference, provenance=provenance)
-    return Plan(spec, job, reference, Path(folder).absolute())
+    return Plan(spec, job, reference, Path(folder).absolute(), companions(spec))
 
 
 def plan_submission(

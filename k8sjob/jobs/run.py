@@ -13,6 +13,7 @@ from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.rendering import check_script
 from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +44,8 @@ def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:
     Raises:
         SpecError: the overlay does not fit the manifest, or the script is not in the context.
     """
-    plan = plan_job(spec, folder)
+    # This machine keeps jobs as the training operator does, whatever they become in a cluster.
+    plan = plan_job(spec.model_copy(update={"target": DEFAULT.name}), folder)
     check_script(spec, Path(folder), here=True)
     return plan
 

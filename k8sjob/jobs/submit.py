@@ -219,7 +219,7 @@ class _Submission:
         self._planned = JobRef(plan.spec.name, backend.namespace)
 
     def run(self, *, replace: bool) -> Submitted:
-        outcome = Outcome.CREATED
+        outcome = self._of_another_kind(replace=replace)
         for _ in range(_ROUNDS):
             try:
                 return Submitted(self._create(), outcome)
@@ -250,6 +250,22 @@ class _Submission:
             f"jobs named {self._planned.name} appear and disappear too fast in namespace"
             f" {self._planned.namespace}; find out who else submits it, or use a generated name"
         )
+
+    def _of_another_kind(self, *, replace: bool) -> Outcome:
+        """Refuse the name of a job of another kind, or delete that job."""
+        other = self._backend.of_another_kind(self._plan.manifest)
+        if other is None:
+            return Outcome.CREATED
+        ref = JobRef.of(other)
+        if not replace:
+            raise JobExists(
+                f"{ref} already exists, and it is a {ref.kind}; replace it, or submit under a"
+                " generated name"
+            )
+        self._backend.dry_run(self._plan.manifest, name_free=True)
+        if not self._dry_run:
+            self._delete(other)
+        return Outcome.REPLACED
 
     def _create(self) -> JobRef:
         if not self._dry_run:

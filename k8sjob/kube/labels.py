@@ -25,7 +25,7 @@ ISTIO: Final = "sidecar.istio.io/inject"
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of the job, for Kueue: the queue in which it waits."""
 
-RESERVED: Final = ("training.kubeflow.org/",)
+RESERVED: Final = ("training.kubeflow.org/", "batch.kubernetes.io/")
 """How labels begin that controllers set on the pods of a job."""
 
 

@@ -89,7 +89,11 @@ def _written(job: _Json) -> _Json:
     metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
     annotations = metadata.get("annotations") or {}
     metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _BOOKKEEPING}
-    kept = {"apiVersion": job.get("apiVersion"), "kind": job.get("kind"), "spec": job.get("spec")}
+    kept = {
+        "apiVersion": job.get("apiVersion"),
+        "kind": job.get("kind"),
+        "spec": target_of(job).written(job),
+    }
     ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 

@@ -28,7 +28,7 @@ from k8sjob.errors import Problem, SpecError
 from k8sjob.kube.labels import IMAGE_ORIGIN, ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
-from k8sjob.targets.jobs import DEFAULT
+from k8sjob.targets.jobs import DEFAULT, by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMAGE_UID",
+    "companions",
     "container_argv",
     "container_env",
     "literal",
@@ -57,8 +58,9 @@ _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 
 
 def render(spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None) -> str:
-    """The job as a manifest, YAML; see `manifest` for the arguments."""
-    return _HEADER + yamldoc.dump(manifest(spec, image, provenance=provenance))
+    """All objects of the job as one stream of YAML; see `manifest` for the arguments."""
+    job = manifest(spec, image, provenance=provenance)
+    return _HEADER + "---\n".join(map(yamldoc.dump, (*companions(spec), job)))
 
 
 def manifest(
@@ -74,15 +76,15 @@ def manifest(
             still the same job.
 
     Raises:
-        SpecError: the overlay does not fit, see k8sjob.rendering.overlay; or `image` names none.
+        SpecError: the target lacks a field of the spec; the overlay does not fit, see
+            k8sjob.rendering.overlay; or `image` names none.
     """
-    import yaml  # noqa: PLC0415 - with the spec; a look at the package loads neither
-
+    target = by_name(spec.target)
+    if problems := list(target.refusals(spec)):
+        raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
-    target = DEFAULT
-    text = fill(target.template, **values, **target.values(spec))
-    # Text of our own, so the parser in C will do: a tenth of the time of the one with positions.
-    rendered: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    text = fill(target.template, **{**values, **target.values(spec)})
+    rendered = _parsed(text)
     overlay = yamldoc.dump(spec.overlay) if spec.overlay else ""
     annotations = {MANIFEST_DIGEST: hashlib.sha256((text + overlay).encode()).hexdigest()}
     if provenance is not None:
@@ -96,6 +98,25 @@ def manifest(
         image_is_built=spec.builds_image,
         restricted=spec.security == "restricted",
     )
+
+
+def companions(spec: JobSpec) -> tuple[dict[str, Any], ...]:
+    """The objects beside the job that its pods need, as those of `manifest`."""
+    values = {
+        "spec": spec,
+        "pod_labels": {**spec.labels, MANAGED_BY: "k8sjob"},
+        "port": DEFAULT_PORT,
+    }
+    templates = (template for _, template in by_name(spec.target).companions)
+    return tuple(_parsed(fill(template, **values)) for template in templates)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - with the spec; a look at the package loads neither
+
+    # Text of our own, so the parser in C will do: a tenth of the time of the one with positions.
+    parsed: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return parsed
 
 
 def container_argv(spec: JobSpec) -> tuple[list[str], list[str]]:
@@ -262,4 +283,5 @@ def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
     Raises:
         ValueError: the job has no such replica.
     """
-    return DEFAULT.injected_env(manifest(spec), role, index)
+    alike = spec.model_copy(update={"target": DEFAULT.name})
+    return DEFAULT.injected_env(manifest(alike), role, index)

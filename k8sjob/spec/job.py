@@ -59,6 +59,14 @@ class JobSpec(Part):
         NamespaceName | None,
         doc("Namespace of the job; null: the one of the kubeconfig's context.", "my-team"),
     ] = None
+    target: Annotated[
+        Literal["pytorchjob", "job"],
+        doc(
+            "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
+            " headless Service, which needs no operator; see docs/reference/targets.md.",
+            "job",
+        ),
+    ] = "pytorchjob"
     labels: Annotated[
         FrozenMap[LabelKey, LabelValue],
         doc("Labels of the job and its pods.", {"team": "vision"}),

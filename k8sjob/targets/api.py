@@ -127,6 +127,11 @@ class Target(Protocol):
         creations: what Events say of the creation of a Pod, then of other objects: the reason of
             a refusal, the reason of a success, and how the message of a success begins.
         template: the file in templates/ that lays a job out.
+        companions: the resource and the template of further objects, of the job's name.
+        jobs_selector: the label selector of such jobs among objects of the kind that are no
+            training; empty: all of them are.
+        kueue_framework: its name in integrations.frameworks of Kueue's settings.
+        keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
     """
 
     name: str
@@ -138,6 +143,10 @@ class Target(Protocol):
     init_container: str
     creations: tuple[tuple[str, str, str], ...]
     template: str
+    companions: tuple[tuple[str, str], ...]
+    kueue_framework: str
+    keeps_ended_pods: bool
+    jobs_selector: str
 
     # --- from a spec to an object
 
@@ -145,7 +154,11 @@ class Target(Protocol):
         """The fields of a spec that this kind of job cannot have."""
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have."""
+        """What the template needs beside the values that all kinds have.
+
+        Among them the variables of the containers that the controller does not inject: `injected`,
+        and `fields`, whose values are fields of the Pod.
+        """
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
@@ -156,6 +169,9 @@ class Target(Protocol):
         Raises:
             ValueError: the job has no such replica.
         """
+
+    def minimal(self, name: str, pod: Json) -> Json:
+        """The smallest job of one replica, with this spec of its Pod."""
 
     # --- a job
 
@@ -183,6 +199,9 @@ class Target(Protocol):
     def suspension(self, *, value: bool) -> Json:
         """The merge patch that suspends a job or resumes it."""
 
+    def gang(self, job: Json) -> Json | None:
+        """What the job asks of a gang scheduler; None where it asks nothing."""
+
     def active_deadline(self, job: Json) -> int | None:
         """After how many seconds the job is to be ended."""
 
@@ -194,6 +213,9 @@ class Target(Protocol):
 
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether the controller acts on a change of this field of a job that runs."""
+
+    def written(self, job: Json) -> Json:
+        """The spec of a job without what the apiserver adds to each job."""
 
     # --- its Pods and Events
 

@@ -8,6 +8,7 @@ from k8sjob.contract import Role
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
+from k8sjob.targets.job.target import IndexedJob
 from k8sjob.targets.pytorchjob.target import PyTorchJob
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ __all__ = [
     "CONTROLLERS",
     "DEFAULT",
     "TARGETS",
+    "by_name",
     "created_pods",
     "has_ended",
     "is_of_pods",
     "is_suspended",
     "job_path",
-    "named",
+    "newest_pods",
+    "of_kind",
     "own_pods",
     "owned",
     "pod_specs",
@@ -38,7 +41,7 @@ __all__ = [
 ]
 
 DEFAULT: Final[Target] = PyTorchJob()
-TARGETS: Final[tuple[Target, ...]] = (DEFAULT,)
+TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob())
 """All kinds of job, in the order in which a name is looked for."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
@@ -50,10 +53,15 @@ _SPARE_SECONDS: Final = 60
 
 def target_of(job: Json) -> Target:
     """The kind of a job; the default where it names none or another."""
-    return named(job.get("kind") or "")
+    return of_kind(job.get("kind") or "")
 
 
-def named(kind: str) -> Target:
+def by_name(name: str) -> Target:
+    """The target that job.yaml calls so."""
+    return next(target for target in TARGETS if target.name == name)
+
+
+def of_kind(kind: str) -> Target:
     """The target whose objects are of this kind; the default for another."""
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
 
@@ -131,8 +139,13 @@ def owned(pod: Json, uid: str) -> bool:
 def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
     """The job's pods, Master first and by index; not those of an earlier job of its name."""
     uid = job["metadata"]["uid"]
-    mine = (pod for pod in pods if owned(pod, uid))
-    return tuple(sorted(mine, key=lambda pod: replica_order(replica_of(pod))))
+    newest = newest_pods(pod for pod in pods if owned(pod, uid))
+    return tuple(newest[replica] for replica in sorted(newest, key=replica_order))
+
+
+def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
+    """The newest pod of each replica: some kinds keep those that failed before."""
+    return {replica_of(pod): pod for pod in sorted(pods, key=lambda pod: Object(pod).created)}
 
 
 def is_of_pods(job: Json, event: Json) -> bool:

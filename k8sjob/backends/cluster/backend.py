@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -11,19 +11,18 @@ from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
-from k8sjob.kube.client.listwatch import list_all, reflect, slim
+from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import same_manifest
-from k8sjob.kube.objects import Object
+from k8sjob.kube.labels import MANAGED_BY, same_manifest
+from k8sjob.kube.objects import Object, Pod
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,
-    DEFAULT,
     TARGETS,
     has_ended,
     is_suspended,
     job_path,
-    named,
+    of_kind,
     own_pods,
     owned,
     seconds_to_end,
@@ -45,6 +44,8 @@ __all__ = ["ClusterBackend"]
 
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
+_NOT_SERVED: Final = frozenset({403, 404})
+"""Codes of a kind of job that the cluster does not have, or the user may not read."""
 STRICT: Final = {"fieldValidation": "Strict"}
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
@@ -73,9 +74,76 @@ class ClusterBackend:
     # --- creating ---------------------------------------------------------------------------------
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job, after a strict dry run; see create_manifest."""
+        """Start a job, after a strict dry run; see create_manifest.
+
+        What it needs beside it is created first, and belongs to the job from then on; where the
+        job is refused, it is removed again.
+        """
         self.dry_run(plan.manifest)
-        return self.create_manifest(plan.manifest)
+        ref = self._of(plan.manifest)
+        made = [self._companion(one, ref) for one in self._companions(plan)]
+        try:
+            created = self.create_manifest(plan.manifest)
+        except JobExists:
+            raise  # the job of that name may be using them
+        except BaseException:
+            for path, there in made:
+                with suppress(ApiError):
+                    self._delete(path, there)
+            raise
+        for path, there in made:
+            owner = {
+                "apiVersion": plan.manifest["apiVersion"],
+                "kind": plan.manifest["kind"],
+                "name": created.name,
+                "uid": created.uid,
+            }
+            meta = {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}
+            with suppress(ApiError):  # without it `delete` removes them all the same
+                self.transport.request("PATCH", path, body={"metadata": meta})
+        return created
+
+    def _companions(self, plan: Plan) -> Iterator[tuple[str, Json]]:
+        """The path of each collection, and the object."""
+        namespace = self._of(plan.manifest).namespace
+        resources = (resource for resource, _ in target_of(plan.manifest).companions)
+        for resource, companion in zip(resources, plan.companions, strict=True):
+            yield path(resource, namespace), companion
+
+    def _companion(self, wanted: tuple[str, Json], ref: JobRef) -> tuple[str, Json]:
+        """The path of an object beside a job, created unless it is there, and the object.
+
+        Raises:
+            BackendError: the server refuses it, or another object has its name.
+        """
+        where, body = wanted
+        its_own = f"{where}/{ref.name}"
+        deadline = time.monotonic() + SUBMIT_SECONDS
+        while True:
+            try:
+                return its_own, self.transport.request("POST", where, query=STRICT, body=body)
+            except ApiError as error:
+                if error.reason != "AlreadyExists" and not _is_away(error):
+                    raise
+                if time.monotonic() > deadline:
+                    raise
+                with suppress(ApiError):
+                    there = self.transport.request("GET", its_own)
+                    if not _is_ours(there):
+                        kind = body["kind"]
+                        raise BackendError(
+                            f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
+                            " choose another name for the job"
+                        ) from error
+                    if not there["metadata"].get("ownerReferences"):
+                        return its_own, there  # of a submission that was cut off
+                time.sleep(1)  # it goes with the job that it belonged to
+
+    def _delete(self, path: str, there: Json) -> None:
+        """Delete an object as it was read."""
+        seen = {key: there["metadata"].get(key) for key in ("uid", "resourceVersion")}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
+        self.transport.request("DELETE", path, body=options)
 
     def create_manifest(self, manifest: Json) -> JobRef:
         """Create a job by one request; nothing is overwritten.
@@ -143,6 +211,15 @@ class ClusterBackend:
         """The job of that name, in the back end's namespace or another; JobNotFound without one."""
         return JobRef.of(self._get(JobRef(name, namespace or self.namespace)))
 
+    def of_another_kind(self, manifest: Json) -> Json | None:
+        """A job of another kind that has the name of this one; None as far as can be read."""
+        ref = self._of(manifest)
+        for target in TARGETS:
+            if target is not target_of(manifest):
+                with suppress(JobNotFound, ApiError):
+                    return self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
+        return None
+
     def jobs(
         self,
         *,
@@ -160,12 +237,7 @@ class ClusterBackend:
             pods: with their pods, where a job has not ended yet and pods may be read.
         """
         where = "" if all_namespaces else namespace or self.namespace
-        query = {"labelSelector": selector} if selector else None
-        found = [
-            job
-            for target in TARGETS
-            for job in list_all(self.transport, job_path(target, where), query).items
-        ]
+        found = self._jobs(where, selector)
         found.sort(key=lambda job: Object(job).created, reverse=True)
         theirs: dict[tuple[str, str, str], list[Json]] = {}
         if pods and not all(map(has_ended, found)):
@@ -176,6 +248,22 @@ class ClusterBackend:
             its_own = theirs.get((label, of.namespace, of.name), ())
             snapshots.append(Snapshot(job, own_pods(job, its_own)))
         return snapshots
+
+    def _jobs(self, namespace: str, selector: str) -> list[Json]:
+        """The jobs of all kinds that can be read; ApiError where none of them can."""
+        found: list[Json] = []
+        errors = []
+        for target in TARGETS:
+            try:
+                where, query = job_path(target, namespace), _query(target, selector)
+                found += list_all(self.transport, where, query).items
+            except ApiError as error:
+                if error.code not in _NOT_SERVED:
+                    raise
+                errors.append(error)
+        if errors and not found:
+            raise errors[0]
+        return found
 
     def _pods_by_job(
         self, namespace: str, labels: set[str]
@@ -258,8 +346,11 @@ class ClusterBackend:
             selector: a label selector, as kubectl takes it.
         """
         where = "" if all_namespaces else namespace or self.namespace
-        query = {"labelSelector": selector} if selector else None
-        return reflect(self.transport, job_path(DEFAULT, where), query, stop=stop)
+        reflections = [
+            reflect(self.transport, job_path(one, where), _query(one, selector), stop=stop)
+            for one in TARGETS
+        ]
+        return merged(reflections, stop=stop)
 
     def logs(
         self,
@@ -316,6 +407,7 @@ class ClusterBackend:
                 grace period.
         """
         job = self._get(ref)
+        target = target_of(job)
         verb = "suspended" if value else "resumed"
         if Object(job).deleting:
             raise BackendError(
@@ -325,10 +417,10 @@ class ClusterBackend:
         if has_ended(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and is_suspended(job):
-            self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting)
+            ended = not target.keeps_ended_pods
+            self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
-        target = target_of(job)
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
         self.transport.request("PATCH", job_path(target, *_at(ref)), body=body)
 
@@ -348,30 +440,45 @@ class ClusterBackend:
         if ref.uid:
             options["preconditions"] = {"uid": ref.uid}
         try:
-            self.transport.request("DELETE", job_path(self._kind(ref), *_at(ref)), body=options)
+            target = self._kind(ref)
+            self.transport.request("DELETE", job_path(target, *_at(ref)), body=options)
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise
+        for resource, _ in target.companions:
+            its_own = path(resource, *_at(ref))
+            with suppress(ApiError):  # those that belong to the job go with it
+                there = self.transport.request("GET", its_own)
+                if _is_ours(there) and not there["metadata"].get("ownerReferences"):
+                    self._delete(its_own, there)
 
     def wait_for_pods(
-        self, ref: JobRef, seconds: float, waiting: Callable[[float], object] | None = None
+        self,
+        ref: JobRef,
+        seconds: float,
+        waiting: Callable[[float], object] | None = None,
+        *,
+        ended: bool = True,
     ) -> None:
         """Return when a job has no pod any more.
 
         Args:
-            ref: the job, with its uid: pods of one before it are not its own.
+            ref: the job, with its kind and its uid: pods of one before it are not its own.
             seconds: how long to wait; the pods may take their whole grace period.
+            ended: pods that have ended count, too; the job was deleted.
             waiting: called with `seconds` if there is one.
 
         Raises:
             BackendError: there are still pods after so long.
         """
         deadline = time.monotonic() + seconds
-        where, selector = path("pods", ref.namespace), self._kind(ref).selector(ref.name)
+        where, selector = path("pods", ref.namespace), of_kind(ref.kind).selector(ref.name)
         of_job = {"labelSelector": selector}
         while pods := [
-            p for p in list_all(self.transport, where, of_job).items if owned(p, ref.uid)
+            pod
+            for pod in list_all(self.transport, where, of_job).items
+            if owned(pod, ref.uid) and (ended or Pod(pod).live)
         ]:
             if waiting:
                 waiting(seconds)
@@ -391,18 +498,27 @@ class ClusterBackend:
         return JobRef(meta["name"], meta.get("namespace") or self.namespace)
 
     def _get(self, ref: JobRef) -> Json:
-        try:
-            job = slim(self.transport.request("GET", job_path(self._kind(ref), *_at(ref))))
-        except ApiError as error:
-            if is_absent(error):
-                raise self._not_found(ref) from error
-            raise
-        if ref.uid and job["metadata"]["uid"] != ref.uid:
-            raise self._not_found(ref)
-        return job
+        """The job; where its kind is not known, the first one of its name."""
+        unserved = None
+        for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
+            try:
+                job = slim(self.transport.request("GET", job_path(target, *_at(ref))))
+            except ApiError as error:
+                if not is_absent(error):
+                    if ref.kind or error.code not in _NOT_SERVED:
+                        raise
+                    unserved = unserved or error
+                continue
+            if target.jobs_selector and not _is_ours(job):
+                continue
+            if not ref.uid or job["metadata"]["uid"] == ref.uid:
+                return {"apiVersion": target.api_version, "kind": target.kind, **job}
+        if unserved:
+            raise unserved
+        raise self._not_found(ref)
 
     def _kind(self, ref: JobRef) -> Target:
-        return named(ref.kind)
+        return of_kind(ref.kind) if ref.kind else target_of(self._get(ref))
 
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(
@@ -423,6 +539,16 @@ def _taken(ref: JobRef) -> Iterator[None]:
             f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
             f" {ref}`, or choose another name"
         ) from error
+
+
+def _is_ours(there: Json) -> bool:
+    return Object(there).labels.get(MANAGED_BY) == "k8sjob"
+
+
+def _query(target: Target, selector: str) -> dict[str, str] | None:
+    """The jobs of a kind with these labels."""
+    both = ",".join(filter(None, (target.jobs_selector, selector)))
+    return {"labelSelector": both} if both else None
 
 
 def _is_away(error: ApiError) -> bool:

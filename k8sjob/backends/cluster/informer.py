@@ -14,7 +14,7 @@ from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import in_time, new_event
 from k8sjob.kube.resources import path
-from k8sjob.targets.jobs import is_of_pods, job_path, named, own_pods, target_of
+from k8sjob.targets.jobs import is_of_pods, job_path, of_kind, own_pods, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +106,7 @@ class _Informer:
     def __init__(self, transport: Transport, ref: JobRef) -> None:
         self._transport, self._ref = transport, ref
         meta = {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid}
-        target = named(ref.kind)
+        target = of_kind(ref.kind)
         self._about = {"kind": target.kind, "metadata": meta}
         events = path("events", ref.namespace)
         own_events = {"fieldSelector": f"involvedObject.uid={ref.uid}"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Pod
 from k8sjob.kube.resources import path
-from k8sjob.targets.jobs import named, owned, replica_of
+from k8sjob.targets.jobs import newest_pods, of_kind, owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,11 +156,11 @@ class JobPods:
 
     def _list(self, now: float) -> None:
         few = self._asked if len(self._asked) <= _MAX_NAMED else ()
-        selector = named(self.ref.kind).selector(self.ref.name, few)
+        selector = of_kind(self.ref.kind).selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
         own = (p for p in found.get("items") or [] if not self.ref.uid or owned(p, self.ref.uid))
-        self._instances = {replica_of(pod): Instance.of(pod) for pod in own}
+        self._instances = {name: Instance.of(pod) for name, pod in newest_pods(own).items()}
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -72,10 +72,11 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
     controller = target_of(job).controller
-    its_own = {"labelSelector": controller.deployment}
-    yield _Lookup("deployments", query=its_own)
-    yield _Lookup("deployments", controller.namespace, query=its_own)  # where all are forbidden
-    yield _Lookup("pods", controller.namespace, query=its_own)
+    if controller.deployment:
+        its_own = {"labelSelector": controller.deployment}
+        yield _Lookup("deployments", query=its_own)
+        yield _Lookup("deployments", controller.namespace, query=its_own)  # where all are forbidden
+        yield _Lookup("pods", controller.namespace, query=its_own)
     if QUEUE in (job["metadata"].get("labels") or {}):
         queue = job["metadata"]["labels"][QUEUE]
         of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}

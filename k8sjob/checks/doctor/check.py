@@ -9,6 +9,8 @@ from enum import StrEnum
 from k8sjob.backends.api import Json
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.targets.api import Target  # noqa: TC001 - as those above
+from k8sjob.targets.jobs import DEFAULT
 
 __all__ = [
     "Answer",
@@ -125,7 +127,8 @@ class Facts:
         answers: by the question's name, see gather.py.
         allowed: what the user may do; without what could not be asked.
         usage: what Pods take of the nodes; None where not all of them may be read.
-        job: the PyTorchJob that is to be submitted; None where none was given.
+        target: the kind of the jobs that are to be submitted.
+        job: the one that is to be submitted; None where none was given.
     """
 
     context: str = ""
@@ -136,6 +139,7 @@ class Facts:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     allowed: Mapping[Permission, bool] = field(default_factory=dict)
     usage: Usage | None = None
+    target: Target = DEFAULT
     job: Json | None = None
 
     def one(self, question: str) -> Json | None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from k8sjob.checks.doctor.check import Answer, Facts
-from k8sjob.checks.doctor.needs import gang_of
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.capacity import add, taken
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.labels import QUEUE
-from k8sjob.targets.jobs import references
+from k8sjob.rendering.overlay import merge
+from k8sjob.targets.jobs import DEFAULT, job_path, references, target_of
 from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.resources import Reference
+    from k8sjob.targets.api import Target
 
 __all__ = ["gather", "gather_needs", "minimal_job"]
 
@@ -56,15 +57,24 @@ _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
-def gather(transport: Transport, namespace: str, job: Json | None = None) -> Facts:
+def gather(
+    transport: Transport, namespace: str, target: Target = DEFAULT, job: Json | None = None
+) -> Facts:
     """Everything about a cluster that a submission depends on; nothing in it is changed.
 
     Args:
         transport: the connection.
         namespace: where the job would go.
-        job: the rendered PyTorchJob that is to be submitted, if there is one.
+        target: the kind of job.
+        job: the rendered job that is to be submitted, if there is one.
     """
-    facts = Facts(context=transport.context, server=transport.server, namespace=namespace, job=job)
+    facts = Facts(
+        context=transport.context,
+        server=transport.server,
+        namespace=namespace,
+        target=target,
+        job=job,
+    )
     place = quote(namespace, safe="")
     start = time.monotonic()
     version = _ask(transport, "GET", "/version")
@@ -79,13 +89,14 @@ def gather(transport: Transport, namespace: str, job: Json | None = None) -> Fac
             for name, (path, query) in _QUESTIONS.items()
         }
         questions |= _about_needs(pool, transport, namespace, job)
-        path = f"/apis/kubeflow.org/v1/namespaces/{place}/pytorchjobs"
-        for name, body in (("dry run", job or minimal_job()), ("bad dry run", minimal_job("0-"))):
+        path = job_path(target, namespace)
+        good, bad = (minimal_job(target, prefix) for prefix in ("", "0-"))
+        for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(
                 _ask, transport, "POST", path, query=_DRY_RUN, body=_in(body, namespace)
             )
         reviews = {
-            one: pool.submit(_review, transport, one, namespace) for one in all_permissions()
+            one: pool.submit(_review, transport, one, namespace) for one in all_permissions(target)
         }
         user = pool.submit(_user, transport)
         answered = {one: review.result() for one, review in reviews.items()}
@@ -109,7 +120,10 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = _about_needs(pool, transport, namespace, job, timeout=_HURRY)
         answers = {name: question.result() for name, question in asked.items()}
-    return Facts(context=transport.context, namespace=namespace, answers=answers, job=job)
+    kind = target_of(job)
+    return Facts(
+        context=transport.context, namespace=namespace, answers=answers, target=kind, job=job
+    )
 
 
 def _about_needs(
@@ -118,10 +132,11 @@ def _about_needs(
     """The questions about what a job names: objects, its queue, its gang scheduler."""
     named = references(job or {})
     questions = {str(one): pool.submit(_there, transport, one, namespace, timeout) for one in named}
-    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or gang_of(job)):
+    target = target_of(job or {})
+    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
-    path = f"/apis/kubeflow.org/v1/namespaces/{quote(namespace, safe='')}/pytorchjobs"
+    path = job_path(target, namespace)
     if any(one.kind == "queue" for one in named):
         body = _in(_started(job), namespace)
         query = {"dryRun": "All"}
@@ -134,29 +149,21 @@ def _about_needs(
 def _started(job: Json) -> Json:
     """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
     meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
-    spec = job.get("spec") or {}
-    policy = {**(spec.get("runPolicy") or {}), "suspend": False}
-    return {**job, "metadata": meta, "spec": {**spec, "runPolicy": policy}}
+    started: Json = merge(job, target_of(job).suspension(value=False))
+    return {**started, "metadata": meta}
 
 
-def minimal_job(prefix: str = "") -> Json:
-    """The smallest PyTorchJob that the operator accepts, for a dry run.
+def minimal_job(target: Target, prefix: str = "") -> Json:
+    """The smallest job that a cluster accepts, for a dry run.
 
     Args:
+        target: the kind of job.
         prefix: of its name; "0-" makes a name that the apiserver takes and the operator's webhook
             refuses, which shows that the webhook answers.
     """
     container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"},
-        "spec": {
-            "pytorchReplicaSpecs": {
-                "Master": {"replicas": 1, "template": {"spec": {"containers": [container]}}}
-            }
-        },
-    }
+    name = f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"
+    return target.minimal(name, {"containers": [container]})
 
 
 def _in(job: Json, namespace: str) -> Json:

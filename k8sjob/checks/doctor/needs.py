@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, pod_requests
-from k8sjob.targets.jobs import pod_specs, references
+from k8sjob.targets.jobs import pod_specs, references, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.resources import Reference
 
-__all__ = ["gang", "gang_of", "named_objects", "queue", "quota_need", "unsaid"]
+__all__ = ["gang", "named_objects", "queue", "quota_need", "unsaid"]
 
 _COUNTED: Final = ("cpu", "memory")
 """What a quota wants every container to state."""
@@ -62,33 +62,26 @@ def named_objects(facts: Facts) -> Iterator[Check]:
 
 
 def queue(facts: Facts) -> Iterator[Check]:
-    """Whether Kueue is there and manages PyTorchJobs: else a job in its queue never starts."""
+    """Whether Kueue is there and manages such jobs: else a job in its queue never starts."""
     groups, asked = _groups(facts), facts.one("queue dry run")
     if groups is None or (facts.error("queue dry run") is None and asked is None):
         return
     without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
     if _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
-    elif asked and not ((asked.get("spec") or {}).get("runPolicy") or {}).get("suspend"):
+    elif asked and not facts.target.is_suspended(asked):
         yield problem(
             "queue",
-            "Kueue does not manage PyTorchJobs in this cluster",
-            "have kubeflow.org/pytorchjob added to integrations.frameworks in Kueue's"
+            f"Kueue does not manage {facts.target.kind}s in this cluster",
+            f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
             f" configuration, {without}",
         )
-
-
-def gang_of(job: Json) -> Json | None:
-    """What a job asks of a gang scheduler; None where it asks nothing."""
-    policy = (job.get("spec") or {}).get("runPolicy") or {}
-    found: Json | None = policy.get("schedulingPolicy")
-    return found
 
 
 def gang(facts: Facts) -> Iterator[Check]:
     """Whether a gang scheduler is there: else Pods of that scheduler are never placed."""
     groups = _groups(facts)
-    if groups is None or facts.job is None or gang_of(facts.job) is None:
+    if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
         return
     if not _GANGS & groups:
         yield problem(
@@ -140,7 +133,9 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
 
 def quota_need(job: Json) -> Amounts:
     """What a job adds to a ResourceQuota, under the names that quotas use."""
-    need: Amounts = {"count/pytorchjobs.kubeflow.org": Decimal(1)}
+    target = target_of(job)
+    group = target.api_version.partition("/")[0]
+    need: Amounts = {f"count/{target.resource}.{group}": Decimal(1)}
     for _, count, pod in pod_specs(job):
         for group in ("requests", "limits"):
             for what, amount in pod_requests(pod, group).items():
@@ -155,7 +150,7 @@ def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str
     """What a quota counts and some container of the job does not state.
 
     Args:
-        job: the PyTorchJob.
+        job: the rendered job.
         counted: the names in the quota.
         filled: what LimitRanges fill in where it is not stated, as "limits.memory".
     """

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
+from k8sjob.targets.jobs import DEFAULT, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.client.transport import ApiError
+    from k8sjob.targets.api import Target
 
 __all__ = [
     "RULES",
@@ -65,6 +67,7 @@ class Rule:
         verbs: what is done with it.
         used_by: what does not work, or says less, without it.
         vital: no job can be submitted without it.
+        target: the kind of job that it is for; empty: all of them.
     """
 
     grant: Grant
@@ -73,6 +76,7 @@ class Rule:
     verbs: tuple[str, ...]
     used_by: str
     vital: bool = False
+    target: str = ""
 
     @property
     def name(self) -> str:
@@ -86,15 +90,33 @@ class Rule:
         return tuple(Permission(verb, self.resource, self.group, wide) for verb in self.verbs)
 
 
-_JOBS: Final = ("kubeflow.org", "pytorchjobs")
 _READ: Final = ("get", "list", "watch")
 
+
+def _submitting() -> Iterator[Rule]:
+    """What creating and changing the jobs of each kind needs."""
+    for one in TARGETS:
+        of_jobs = Grant.SUBMITTER, one.api_version.partition("/")[0], one.resource
+        yield Rule(*of_jobs, ("create",), "submit", vital=True, target=one.name)
+        yield Rule(*of_jobs, ("patch",), "suspend, resume", target=one.name)
+        yield Rule(*of_jobs, ("delete",), "delete, submit --replace", target=one.name)
+        for resource, _ in one.companions:
+            verbs = ("create", "patch", "get", "delete")
+            of_it = f"submit and delete, target {one.name}"
+            yield Rule(Grant.SUBMITTER, "", resource, verbs, of_it, vital=True, target=one.name)
+
+
+def _viewing() -> Iterator[Rule]:
+    for one in TARGETS:
+        group = one.api_version.partition("/")[0]
+        of_jobs = Grant.VIEWER, group, one.resource, _READ, "every command about jobs"
+        yield Rule(*of_jobs, vital=True, target=one.name)
+
+
 RULES: Final = (
-    Rule(Grant.SUBMITTER, *_JOBS, ("create",), "submit", vital=True),
-    Rule(Grant.SUBMITTER, *_JOBS, ("patch",), "suspend, resume"),
-    Rule(Grant.SUBMITTER, *_JOBS, ("delete",), "delete, submit --replace"),
+    *_submitting(),
     Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
-    Rule(Grant.VIEWER, *_JOBS, _READ, "every command about jobs", vital=True),
+    *_viewing(),
     Rule(Grant.VIEWER, "", "pods", _READ, "status, watch, logs, why"),
     Rule(Grant.VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
     Rule(Grant.VIEWER, "", "events", ("list", "watch"), "watch, why"),
@@ -128,9 +150,14 @@ def rules(grant: Grant) -> list[Rule]:
     return [rule for rule in RULES if rule.grant in grants]
 
 
-def all_permissions() -> list[Permission]:
-    """Every question, once."""
-    return list(dict.fromkeys(one for rule in RULES for one in rule.permissions))
+def rules_of(target: Target) -> list[Rule]:
+    """The rows that matter for one kind of job."""
+    return [rule for rule in RULES if rule.target in {"", target.name}]
+
+
+def all_permissions(target: Target = DEFAULT) -> list[Permission]:
+    """Every question about one kind of job, once."""
+    return list(dict.fromkeys(one for rule in rules_of(target) for one in rule.permissions))
 
 
 def role(grant: Grant, namespace: str = "") -> Json:
@@ -219,7 +246,8 @@ def permissions(facts: Facts) -> Iterator[Check]:
             "what is missing shows when a command is refused",
         )
         return
-    lacking = [(rule, missing) for rule in RULES if (missing := _missing(rule, facts))]
+    rows = rules_of(facts.target)
+    lacking = [(rule, missing) for rule in rows if (missing := _missing(rule, facts))]
     ours = [(rule, missing) for rule, missing in lacking if not rule.grant.cluster_wide]
     details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
     who, where = facts.user or "you", facts.namespace
@@ -242,7 +270,8 @@ def permissions(facts: Facts) -> Iterator[Check]:
 
 def asked_for(facts: Facts) -> list[Json]:
     """The Role and RoleBinding that the user lacks; empty where nothing is missing."""
-    complete = all(not _missing(rule, facts) for rule in RULES if not rule.grant.cluster_wide)
+    rows = rules_of(facts.target)
+    complete = all(not _missing(rule, facts) for rule in rows if not rule.grant.cluster_wide)
     if complete or not facts.allowed:
         return []
     subject = _subject(facts.user)

@@ -136,7 +136,8 @@ class _Failure:
 
     def webhook(self, name: str) -> str:
         """Whose webhook it is."""
-        owners = (one.name for one in self.controllers.values() if name.endswith(one.webhooks))
+        known = (one for one in self.controllers.values() if one.webhooks)
+        owners = (one.name for one in known if name.endswith(one.webhooks))
         return next(owners, f"the webhook {name}")
 
     @property

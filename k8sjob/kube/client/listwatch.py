@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.client.transport import ApiError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from threading import Event
 
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
 
-__all__ = ["Change", "Kind", "Page", "list_all", "pages", "reflect", "slim"]
+__all__ = ["Change", "Kind", "Page", "list_all", "merged", "pages", "reflect", "slim"]
 
 PAGE: Final = 250
 """Objects in one answer: some 2 MB of jobs, which are parsed before the next ones come."""
@@ -41,6 +44,8 @@ LOST_LISTS: Final = 2
 """How many lists in a row must fail until the connection counts as lost."""
 REFUSED_SECONDS: Final = 30.0
 """An apiserver that was just started may not know a role or a CRD yet."""
+LOOK_SECONDS: Final = 0.2
+"""How long a merged watch waits until it looks whether it is to stop."""
 _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 
 
@@ -190,6 +195,63 @@ def reflect(
         longest = min(pause * 2 ** min(tries, 10), max(MAX_SECONDS, pause))
         # At random, so that many watchers do not come back all at once.
         stop.wait(longest * random.uniform(0.5, 1))  # noqa: S311 - no secret
+
+
+def merged(reflections: Sequence[Iterator[Change]], *, stop: Event) -> Iterator[Change]:
+    """The changes of several collections as those of one, until `stop` is set.
+
+    A collection that is not there at the beginning, or may not be read, is left out, unless none
+    can be read.
+
+    Raises:
+        ApiError: no collection can be read, or one can no longer be read.
+    """
+    changes: SimpleQueue[tuple[int, Change | Exception]] = SimpleQueue()
+
+    def run(number: int, reflection: Iterator[Change]) -> None:
+        try:
+            for change in reflection:
+                changes.put((number, change))
+        except Exception as error:  # noqa: BLE001 - raised by the merger
+            changes.put((number, error))
+
+    for number, reflection in enumerate(reflections):
+        threading.Thread(target=run, args=(number, reflection), daemon=True).start()
+    merger = _Merger(len(reflections))
+    while not stop.is_set():
+        with suppress(Empty):
+            yield from merger.changes(*changes.get(timeout=LOOK_SECONDS))
+
+
+class _Merger:
+    """What is known of several collections: which are read, and to which the connection is lost."""
+
+    def __init__(self, number: int) -> None:
+        self._unsynced, self._readable = set(range(number)), number
+        self._lost: set[int] = set()
+
+    def changes(self, number: int, change: Change | Exception) -> Iterator[Change]:
+        """What a change of one of them is for all."""
+        if isinstance(change, Exception):
+            absent = isinstance(change, ApiError) and change.code in {403, 404}
+            self._readable -= 1
+            if number not in self._unsynced or not absent or not self._readable:
+                raise change
+            change = Change(Kind.SYNCED)
+        match change.kind:
+            case Kind.SYNCED:
+                self._unsynced.discard(number)
+                shown = not self._unsynced
+            case Kind.LOST:
+                self._lost.add(number)
+                shown = len(self._lost) == 1
+            case Kind.RESTORED:
+                self._lost.discard(number)
+                shown = not self._lost
+            case _:
+                shown = True
+        if shown:
+            yield change
 
 
 class _Reflection:

@@ -117,9 +117,9 @@ def _never_admitted(facts: Facts, queue: str) -> tuple[str, str] | None:
         return what, f"correct kueue_queue ({shown})"
     if ("workloads", "") in missing and created and facts.now - created > _SILENCE:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}"
-        step = "check whether its controller runs, and have kubeflow.org/pytorchjob in"
+        step = f"check whether its controller runs, and have {facts.target.kueue_framework} in"
         step += " integrations.frameworks of its settings"
-        return f"{what}: it does not run, or does not manage PyTorchJobs here", step
+        return f"{what}: it does not run, or does not manage {facts.target.kind}s here", step
     return None
 
 
@@ -208,10 +208,9 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
             "see what that controller reports about it, or leave managedBy out",
         )
         return
-    step = (
-        "check whether it runs (kubectl get deployment -A | grep training-operator) and its logs;"
-        " it takes the job up when it is back"
-    )
+    labels = facts.target.controller.deployment
+    look = f"(kubectl get deployment -A -l {labels}) " if labels else ""
+    step = f"check whether it runs {look}and its logs; it takes the job up when it is back"
     last = max(_signs_of_life(facts), default=None)
     if last is None:
         if status.created and now - status.created > _ANSWER:

@@ -71,6 +71,10 @@ class PyTorchJob:
         ("FailedCreateService", "SuccessfulCreateService", "Created service: "),
     )
     template = "pytorchjob.yaml.j2"
+    companions: tuple[tuple[str, str], ...] = ()
+    kueue_framework = "kubeflow.org/pytorchjob"
+    keeps_ended_pods = False
+    jobs_selector = ""
 
     # --- from a spec to an object
 
@@ -84,6 +88,8 @@ class PyTorchJob:
             "nproc_per_node": str(spec.nproc_per_node),
             "backoff_limit": backoff_limit(spec),
             "gang_size": (spec.gang and spec.gang.min_available) or spec.nnodes,
+            "injected": {},
+            "fields": {},
         }
 
     def problems(self, manifest: Json) -> list[Problem]:
@@ -93,6 +99,16 @@ class PyTorchJob:
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The operator's variables, which win over those of the manifest."""
         return operator.operator_env(job, role, index)
+
+    def minimal(self, name: str, pod: Json) -> Json:
+        """A Master alone."""
+        master = {"replicas": 1, "template": {"spec": pod}}
+        return {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": {"name": name},
+            "spec": {"pytorchReplicaSpecs": {Role.MASTER.value: master}},
+        }
 
     # --- a job
 
@@ -158,6 +174,11 @@ class PyTorchJob:
         """The same."""
         return {"spec": {"runPolicy": {"suspend": value}}}
 
+    def gang(self, job: Json) -> Json | None:
+        """spec.runPolicy.schedulingPolicy."""
+        found: Json | None = _policy(job).get("schedulingPolicy")
+        return found
+
     def active_deadline(self, job: Json) -> int | None:
         """spec.runPolicy.activeDeadlineSeconds."""
         found: int | None = _policy(job).get("activeDeadlineSeconds")
@@ -175,6 +196,10 @@ class PyTorchJob:
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
         """The run policy, but for what the gang scheduler has read."""
         return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)
+
+    def written(self, job: Json) -> Json:
+        """The whole spec."""
+        return Object(job).spec
 
     # --- its Pods and Events
 

@@ -149,7 +149,7 @@ def test_all_jobs_the_newest_first_and_page_by_page(backend, script, listed):
     assert [j["metadata"]["name"] for j in found] == ["new", "old"]
     assert {j["kind"] for j in found} == {"PyTorchJob"}
     assert all("managedFields" not in j["metadata"] for j in found)
-    assert [(q["labelSelector"], q.get("continue")) for q in script.of("GET")] == [
+    assert [(q["labelSelector"], q.get("continue")) for q in script.of("GET")[:2]] == [
         ("a=b", None),
         ("a=b", "more"),
     ]
@@ -159,7 +159,7 @@ def test_pages_that_are_too_old_are_read_at_once(backend, script, listed, error)
     first = listed(9, job("a", "1"), more="more")
     script.on("GET", JOBS, first, error(410, "Expired"), listed(12, job("a", "1"), job("b", "2")))
     assert len(backend.jobs()) == 2
-    assert "limit" not in script.of("GET")[-1]
+    assert "limit" not in script.of("GET")[2]
 
 
 def test_jobs_of_all_namespaces(backend, script, listed):

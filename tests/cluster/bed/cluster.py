@@ -10,7 +10,11 @@ from k8sjob.kube.client.python_client import PythonTransport
 from k8sjob.kube.client.transport import ApiError
 
 REPOSITORY = "k8sjob-tests"  # one for all images: what a repository has is not pushed again
-GROUPS = {"pytorchjobs": "apis/kubeflow.org/v1", "storageclasses": "apis/storage.k8s.io/v1"}
+GROUPS = {
+    "jobs": "apis/batch/v1",
+    "pytorchjobs": "apis/kubeflow.org/v1",
+    "storageclasses": "apis/storage.k8s.io/v1",
+}
 
 
 def path(resource, *, namespace="", name="", part=""):

@@ -1,0 +1,1 @@
+"""Kubernetes' own Job, Indexed, with a headless Service: no operator is needed."""

@@ -1,0 +1,165 @@
+"""An Indexed Job for what is a PyTorchJob elsewhere: the same commands, numbers and recovery."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from k8sjob.jobs.plan import plan_job
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import JobState, job_status
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import replica_of
+
+from .desk import SLEEP
+
+TESTS = Path(__file__).resolve().parents[1]
+LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
+
+
+@pytest.fixture
+def programs(tmp_path):
+    shutil.copy(TESTS / "dist/programs/train.py", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def start(desk, programs, image_of):
+    """Creates a job that runs train.py on three nodes: its reference."""
+
+    def submit(target, options, **fields):
+        spec = JobSpec(
+            name=f"{target}-run",
+            namespace=desk.namespace,
+            target=target,
+            image={"repository": "registry.example/tests/targets", "base": "debian"},
+            replicas={"workers": 2},
+            resources={"cpu": 1, "memory": "2Gi", "requests": {"cpu": "50m", "memory": "200Mi"}},
+            run={
+                "script": "train.py",
+                "args": [json.dumps(options)],
+                "env": {"OMP_NUM_THREADS": "1"},
+            },
+            **fields,
+        )
+        return desk.backend.create(plan_job(spec, programs, image=image_of(spec, programs)))
+
+    return submit
+
+
+@pytest.fixture
+def ended(desk, eventually):
+    """Waits for a job's end: its snapshot."""
+
+    def wait(ref):
+        over = lambda: job_status(desk.backend.snapshot(ref)).state.finished  # noqa: E731
+        eventually(over, f"the end of {ref}", deadline=600)
+        return desk.backend.snapshot(ref)
+
+    return wait
+
+
+def result(desk, ref):
+    lines = [line.text for line in desk.backend.logs(ref, "master-0")]
+    (found,) = [line for line in lines if line.startswith("RESULT ")] or [lines[-20:]]
+    return json.loads(found.removeprefix("RESULT "))
+
+
+def test_what_a_user_does_with_a_job(desk, eventually):
+    file, tiny = desk.file(target="job"), f"{desk.namespace}/tiny"
+    assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
+    assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
+    assert desk.call("diff", file) == ("", "")
+    (service,) = desk.objects("services").values()
+    (owner,) = service["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Job", desk.objects("jobs")["tiny"]["metadata"]["uid"])
+    eventually(lambda: desk.status().state is JobState.RUNNING, "its pods")
+    eventually(lambda: "hello" in desk.call("logs", tiny, "-r", "worker-0")[0], "its output")
+
+    desk.call("suspend", tiny)
+    eventually(lambda: desk.status().state is JobState.SUSPENDED, "its suspension")
+    desk.call("resume", tiny)
+    eventually(lambda: desk.status().state is JobState.RUNNING, "its pods again")
+    assert {replica.name for replica in desk.status().replicas} == {"master-0", "worker-0"}
+
+    _, err = desk.call("submit", file, "--target", "pytorchjob", code=1)
+    assert "tiny already exists, and it is a Job" in err
+    other = desk.file(f"echo other; {SLEEP}", target="job")
+    assert "another job than this one" in desk.call("submit", other, code=1)[1]
+    desk.call("submit", other, "--replace")
+    eventually(lambda: "other" in desk.call("logs", tiny, "-r", "master-0")[0], "the other one")
+
+    desk.call("delete", f"{desk.namespace}/tiny")
+    eventually(lambda: not desk.objects("jobs") and not desk.objects("services"), "its end")
+
+
+def test_what_is_rendered_is_what_kubectl_takes(desk, eventually):
+    text, _ = desk.call("render", desk.file("exit 0", target="job"))
+    desk.cluster.kubectl("apply", "-n", desk.namespace, "-f", "-", stdin=text)
+    eventually(lambda: desk.status().state is JobState.SUCCEEDED, "its end")
+    desk.call("delete", f"{desk.namespace}/tiny")
+    eventually(lambda: not desk.objects("services"), "the Service, which no job owned")
+
+
+def test_nothing_is_left_of_a_job_that_is_refused(desk):
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"count/jobs.batch": "0"}},
+    }
+    desk.cluster.kubectl("create", "-n", desk.namespace, "-f", "-", stdin=yaml.safe_dump(quota))
+    _, err = desk.call("submit", desk.file(target="job"), code=1)
+    assert "quota" in err
+    assert desk.objects("services") == {}
+
+
+def test_the_numbers_are_those_of_a_pytorchjob(desk, start, ended):
+    refs = [start(target, {"epochs": 2, "dropout": 0.3}) for target in ("pytorchjob", "job")]
+    for ref in refs:
+        assert job_status(ended(ref)).state is JobState.SUCCEEDED
+    one, other = (result(desk, ref) for ref in refs)
+    assert one["losses"] == other["losses"]
+    assert one["weights"] == other["weights"]
+
+
+def test_a_lost_pod_comes_back_and_the_training_continues(
+    desk, start, ended, checkpoints, eventually
+):
+    checkpoints("checkpoints")
+    ref = start(
+        "job",
+        LONG,
+        checkpoint={"dir": "/checkpoints", "every": 1},
+        volumes=[{"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}],
+    )
+
+    def saved():
+        return any(
+            '"kind":"checkpoint"' in line.text for line in desk.backend.logs(ref, "master-0")
+        )
+
+    eventually(saved, "a checkpoint")
+    (lost,) = [p for p in desk.backend.snapshot(ref).pods if replica_of(p) == "worker-0"]
+    desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
+    found = ended(ref)
+    assert job_status(found).state is JobState.SUCCEEDED
+    undisturbed = start("pytorchjob", {**LONG, "pause": 0})
+    ended(undisturbed)
+    assert result(desk, ref)["losses"] == result(desk, undisturbed)["losses"]
+
+
+def test_an_error_of_the_script_ends_the_job_at_once(desk, ended):
+    spec = yaml.safe_load(
+        desk.file("test $RANK = 1 && exit 7; sleep 600 & wait", target="job").read_text()
+    )
+    policy = {"restart_policy": "ExitCode", "termination_grace": "2s"}
+    made = JobSpec.model_validate({**spec, "policy": policy})
+    ref = desk.backend.create(plan_job(made))
+    snapshot = ended(ref)
+    assert job_status(snapshot).state is JobState.FAILED
+    first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
+    assert (first.cause, first.replica) == (Cause.CRASH, "worker-0")
