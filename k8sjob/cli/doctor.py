@@ -19,7 +19,7 @@ from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
 from k8sjob.spec import Image, JobSpec, load
-from k8sjob.targets.jobs import DEFAULT, by_name, target_of
+from k8sjob.targets.jobs import DEFAULT, by_name
 from k8sjob.view.sanitize import safe_line
 from k8sjob.view.views import console_for
 from k8sjob.yamldoc import dump
@@ -76,8 +76,8 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
         return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
     job = manifest(spec) if spec else None
-    kind = target_of(job) if job else by_name(target or DEFAULT.name)
-    facts = gather(transport, transport.namespace, kind, job)
+    kind = by_name(target or DEFAULT.name)
+    facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)
     version = str((facts.one("version") or {}).get("gitVersion", ""))
     checks = [*client(machine, place.client, version), *report.checks]

@@ -44,6 +44,13 @@ def test_manifest(job, golden, crd_problems):
     assert webhook_problems(manifest) == []
 
 
+@pytest.mark.parametrize("example", ["digits-ddp", "own-script", "transformer-fsdp"])
+def test_indexed_job(example, golden):
+    folder = ROOT / "manifests" / example
+    spec = load(folder / "job.yaml").with_(target="job")
+    golden(folder / "indexed-job.yaml", render(spec))
+
+
 @pytest.mark.parametrize("kind", DOCKERFILES)
 def test_dockerfile(kind, golden):
     spec = load(ROOT / "manifests" / DOCKERFILES[kind] / "job.yaml")

@@ -58,16 +58,17 @@ _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 def gather(
-    transport: Transport, namespace: str, target: Target = DEFAULT, job: Json | None = None
+    transport: Transport, namespace: str, job: Json | None = None, *, target: Target = DEFAULT
 ) -> Facts:
     """Everything about a cluster that a submission depends on; nothing in it is changed.
 
     Args:
         transport: the connection.
         namespace: where the job would go.
-        target: the kind of job.
         job: the rendered job that is to be submitted, if there is one.
+        target: the kind of job, where none is given.
     """
+    target = target_of(job) if job else target
     facts = Facts(
         context=transport.context,
         server=transport.server,

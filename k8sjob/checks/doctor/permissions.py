@@ -97,19 +97,21 @@ def _submitting() -> Iterator[Rule]:
     """What creating and changing the jobs of each kind needs."""
     for one in TARGETS:
         of_jobs = Grant.SUBMITTER, one.api_version.partition("/")[0], one.resource
-        yield Rule(*of_jobs, ("create",), "submit", vital=True, target=one.name)
-        yield Rule(*of_jobs, ("patch",), "suspend, resume", target=one.name)
-        yield Rule(*of_jobs, ("delete",), "delete, submit --replace", target=one.name)
+        of = "" if one is DEFAULT else f" (target {one.name})"
+        yield Rule(*of_jobs, ("create",), f"submit{of}", vital=True, target=one.name)
+        yield Rule(*of_jobs, ("patch",), f"suspend, resume{of}", target=one.name)
+        yield Rule(*of_jobs, ("delete",), f"delete, submit --replace{of}", target=one.name)
         for resource, _ in one.companions:
-            verbs = ("create", "patch", "get", "delete")
-            of_it = f"submit and delete, target {one.name}"
-            yield Rule(Grant.SUBMITTER, "", resource, verbs, of_it, vital=True, target=one.name)
+            verbs = ("create", "get", "patch", "delete")
+            used_by = f"submit, delete{of}"
+            yield Rule(Grant.SUBMITTER, "", resource, verbs, used_by, vital=True, target=one.name)
 
 
 def _viewing() -> Iterator[Rule]:
     for one in TARGETS:
         group = one.api_version.partition("/")[0]
-        of_jobs = Grant.VIEWER, group, one.resource, _READ, "every command about jobs"
+        of = "" if one is DEFAULT else f" (target {one.name})"
+        of_jobs = Grant.VIEWER, group, one.resource, _READ, f"every command about jobs{of}"
         yield Rule(*of_jobs, vital=True, target=one.name)
 
 

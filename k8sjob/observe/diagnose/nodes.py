@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["displaced", "ended_by_displacement", "lost_or_displaced"]
 
-_RECREATED: Final = (
-    "the operator recreates it; with checkpoints the job continues from the newest one"
-)
+_RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
@@ -106,7 +104,7 @@ def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
             yield ReplicaFinding(
                 Cause.NODE_LOST,
                 f"its node {pod.node} {what}",
-                "after five minutes the cluster gives its pods up and the operator recreates them;"
+                "after five minutes the cluster gives its pods up and they are created again;"
                 f" have the node checked (kubectl describe node {pod.node}), and if it is really"
                 f" off, kubectl delete pod --force -n {facts.namespace} for those on it",
                 pod.replica,

@@ -191,7 +191,7 @@ class IndexedJob:
         return (JobState.RUNNING if well else JobState.CREATED), {}
 
     def times(self, job: Json) -> tuple[str | None, str | None]:
-        """status.startTime and completionTime; a failed job ends when its Pods are told to."""
+        """status.startTime and completionTime; a failed job ends when its Pods do."""
         status = Object(job).status
         failing = true_conditions(status).get("FailureTarget", {})
         ended = status.get("completionTime") or failing.get("lastTransitionTime")

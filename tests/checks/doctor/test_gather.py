@@ -2,6 +2,7 @@ from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.gather import minimal_job
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.targets.jobs import DEFAULT
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 
@@ -66,8 +67,10 @@ def test_a_page_that_is_refused_makes_no_half_count(cluster):
 
 
 def test_the_minimal_job_is_one_and_the_bad_one_is_bad_in_its_name_alone():
-    assert webhook_problems(minimal_job()) == []
-    assert [problem.field for problem in webhook_problems(minimal_job("0-"))] == ["metadata.name"]
+    assert webhook_problems(minimal_job(DEFAULT)) == []
+    assert [problem.field for problem in webhook_problems(minimal_job(DEFAULT, "0-"))] == [
+        "metadata.name"
+    ]
 
 
 def test_the_job_goes_into_the_namespace_that_is_meant(cluster, make_job):

@@ -13,7 +13,9 @@ from k8sjob.checks.doctor.permissions import (
     all_permissions,
     binding,
     role,
+    rules_of,
 )
+from k8sjob.targets.jobs import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[3]
 RBAC = ROOT / "manifests/rbac"
@@ -45,12 +47,12 @@ def test_nothing_secret_and_nothing_in_pods_is_granted():
     granted = {(rule.group, rule.resource) for rule in RULES}
     assert not granted & {("", "secrets"), ("", "pods/exec"), ("", "pods/attach"), ("", "*")}
     changed = {r.name for r in RULES if not {"get", "list", "watch"}.issuperset(r.verbs)}
-    assert changed == {"pytorchjobs.kubeflow.org"}
+    assert changed == {"pytorchjobs.kubeflow.org", "jobs.batch", "services"}
 
 
 def test_each_permission_is_asked_for_once():
     asked = all_permissions()
-    assert len(asked) == len(set(asked)) == sum(len(rule.verbs) for rule in RULES)
+    assert len(asked) == len(set(asked)) == sum(len(rule.verbs) for rule in rules_of(DEFAULT))
 
 
 def test_a_review_names_subresource_group_and_namespace():
