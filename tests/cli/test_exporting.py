@@ -209,8 +209,8 @@ HUGE = 1 << 58
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (chunks_of(((0, 0), (3, 3))), "has the shape (4, 3), and chunks of 9 elements"),
-        (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "chunks of 15 elements"),
+        (chunks_of(((0, 0), (3, 3))), r"shape (4, 3), and no chunk holds [3:4, 0:3]"),
+        (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "2 chunks hold [1:2, 0:3]"),
         (chunks_of(((0, 0), (2, 3)), ((3, 0), (2, 3))), "a chunk at [3:5, 0:3] outside of it"),
         (chunks_of(((0,), (4,))), "is not described as torch does it"),
         (chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)), f"of {HUGE * 12:,} bytes, of which"),

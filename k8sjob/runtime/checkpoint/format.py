@@ -12,6 +12,7 @@ import math
 import pickle
 from collections import Counter
 from copy import copy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from k8sjob.runtime.checkpoint import digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -257,7 +258,7 @@ _Box = tuple[tuple[int, int], ...]
 
 
 def _problem(metadata: Metadata, sizes: Mapping[str, int]) -> str | None:
-    """The first tensor whose chunks are not in the files, or not all of it; None: none.
+    """The first tensor that the chunks of a description do not make up exactly; None: none.
 
     Torch's reader trusts the description: what no chunk covers stays uninitialised memory.
     `sizes` are the bytes of the checkpoint's files, by name.
@@ -283,7 +284,7 @@ def _wrong(
         return f"has the shape {shape!r}"
     if not isinstance(dtype, torch.dtype):
         return f"has the type {dtype!r}"
-    found: dict[_Box, int] = {}
+    boxes: set[_Box] = set()
     for chunk in about.chunks:
         pairs = zip(chunk.offsets, chunk.sizes, strict=True)
         box = tuple((start, start + size) for start, size in pairs)
@@ -291,7 +292,7 @@ def _wrong(
             return f"has the shape {tuple(shape)}, and a chunk at {_region(box)} outside of it"
         if not (elements := math.prod(chunk.sizes)):
             continue
-        found[box] = elements
+        boxes.add(box)
         place = places.get(MetadataIndex(name, chunk.offsets))
         if place is None:
             return f"has a chunk at {_region(box)} that is in no file"
@@ -300,10 +301,33 @@ def _wrong(
         if place.offset < 0 or there < needed:
             held = f"of which {file} has {max(0, there):,}"
             return f"has a chunk at {_region(box)} of {needed:,} bytes, {held}"
-    total, fault = sum(found.values()), f"has the shape {tuple(shape)}, and chunks of"
-    return "" if total == math.prod(shape) else f"{fault} {total:,} elements"
+    fault = _uncovered(tuple(shape), boxes) if math.prod(shape) else ""
+    return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
 
 
-def _region(box: _Box) -> str:
-    """A box as a Python index."""
-    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box], at: _Box = ()) -> str:
+    """Where boxes within a shape leave a gap or overlap; empty where they cover it exactly.
+
+    Goes through one dimension after the other, slab by slab between the boxes' edges.
+    """
+    dimension = len(at)
+    if not boxes:
+        return f"no chunk holds {_region(at, shape)}"
+    if dimension == len(shape):
+        return f"{len(boxes)} chunks hold {_region(at)}" if len(boxes) > 1 else ""
+    upcoming = sorted(boxes, key=lambda box: box[dimension], reverse=True)
+    edges = {0, shape[dimension], *(edge for box in boxes for edge in box[dimension])}
+    here: list[_Box] = []
+    for start, stop in pairwise(sorted(edges)):
+        here = [box for box in here if box[dimension][1] > start]
+        while upcoming and upcoming[-1][dimension][0] <= start:
+            here.append(upcoming.pop())
+        if fault := _uncovered(shape, here, (*at, (start, stop))):
+            return fault
+    return ""
+
+
+def _region(box: _Box, shape: tuple[int, ...] = ()) -> str:
+    """A box as a Python index; the other dimensions of a shape are whole."""
+    shown = [f"{start}:{stop}" for start, stop in box] + [f"0:{n}" for n in shape[len(box) :]]
+    return f"[{', '.join(shown)}]"
