@@ -118,8 +118,15 @@ def serve(requests):
         state.send(str(child).encode())
         state.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
         os._exit(0)
-    args, env, cwd = json.loads(request)
-    for number, descriptor in enumerate(descriptors[:2], 1):
+    for inherited in (requests, state):
+        inherited.detach()  # its number will be another's, which it would close at the end
+    become(*json.loads(request), descriptors[:2])
+    main()
+
+
+def become(args, env, cwd, streams):
+    """Take on the arguments, the environment, the folder and the streams of a command."""
+    for number, descriptor in enumerate(streams, 1):
         os.dup2(descriptor, number)
     # Those of this process think that they write to what they had before.
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", 1, closefd=False)  # noqa: SIM115
@@ -128,7 +135,6 @@ def serve(requests):
     os.environ.update(env)
     os.chdir(cwd)
     sys.argv = ["k8sjob", *args]
-    main()
 
 
 def reaped():
