@@ -22,7 +22,7 @@ from k8sjob.kube.labels import MANAGED_BY, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference
-from k8sjob.targets.jobs import seconds_to_end
+from k8sjob.targets.jobs import seconds_to_end, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +205,7 @@ def submit_plan(
 
 def compare(plan: Plan, backend: ClusterBackend) -> Difference:
     """What would be different if the planned job replaced the one of its name."""
-    existing = _existing(backend, plan.spec.name)
+    existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
     return difference(existing, _with_defaults(backend, plan.manifest))
 
 
@@ -224,10 +224,15 @@ class _Submission:
             try:
                 return Submitted(self._create(), outcome)
             except JobExists:
-                existing = _existing(self._backend, self._plan.spec.name)
+                existing = _existing(self._backend, self._plan.manifest)
             if existing is None:
                 continue
             ref = JobRef.of(existing)
+            if target_of(existing).jobs_selector and not _is_ours(existing):
+                raise JobExists(
+                    f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
+                    " choose another name"
+                )
             if existing["metadata"].get("deletionTimestamp"):
                 if self._dry_run:
                     self._backend.dry_run(self._plan.manifest, name_free=True)
@@ -288,8 +293,7 @@ class _Submission:
         if same and not state.finished:
             return
         which = "this job" if same else "another job than this one"
-        labels = existing["metadata"].get("labels") or {}
-        creator = "" if labels.get(MANAGED_BY) == "k8sjob" else ", not created by k8sjob"
+        creator = "" if _is_ours(existing) else ", not created by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
             f"{ref} already exists: {which}{creator}, {ended}; replace it, or submit under a"
@@ -343,9 +347,15 @@ class _Submission:
             time.sleep(_POLL_SECONDS)
 
 
-def _existing(backend: ClusterBackend, name: str) -> Json | None:
+def _is_ours(job: Json) -> bool:
+    return (job["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
+
+
+def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
+    """The job of that kind and name, whoever created it."""
+    name = manifest["metadata"]["name"]
     try:
-        return backend.snapshot(JobRef(name, backend.namespace)).job
+        return backend.snapshot(JobRef(name, backend.namespace, kind=manifest["kind"])).job
     except JobNotFound:
         return None
 

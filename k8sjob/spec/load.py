@@ -111,7 +111,7 @@ def refuse_manifests(documents: list[Document]) -> None:
     ]
     document, kind = (ours or found)[0]
     file = document.source if document.source not in ("", "<stdin>") else "FILE"
-    step = "k8sjob runs PyTorchJobs alone; start a job.yaml with `k8sjob init`"
+    step = "only PyTorchJobs can be adopted; start a job.yaml with `k8sjob init`"
     if kind == _OURS:
         step = f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml that renders it"
     raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")

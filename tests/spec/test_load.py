@@ -112,7 +112,11 @@ PYTORCHJOB = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}
         (PYTORCHJOB, 2, "`k8sjob adopt job.yaml` prints the job.yaml that renders it"),
         (f"kind: Service\n---\n{PYTORCHJOB}", 4, "`k8sjob adopt job.yaml` prints the job.yaml"),
         ("kind: List\nitems:\n- kind: PyTorchJob\n", 1, "`k8sjob adopt job.yaml` prints"),
-        ("kind: TFJob\nspec: {}\n", 1, "kind TFJob, not a job.yaml; k8sjob runs PyTorchJobs alone"),
+        (
+            "kind: TFJob\nspec: {}\n",
+            1,
+            "kind TFJob, not a job.yaml; only PyTorchJobs can be adopted",
+        ),
         ("kind: PodList\nitems: [{metadata: {name: a}}]\n", 1, "kind PodList, not a job.yaml"),
     ],
 )

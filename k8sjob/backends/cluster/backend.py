@@ -18,6 +18,7 @@ from k8sjob.kube.objects import Object, Pod
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,
+    DEFAULT,
     TARGETS,
     has_ended,
     is_suspended,
@@ -77,17 +78,16 @@ class ClusterBackend:
         """Start a job, after a strict dry run; see create_manifest.
 
         What it needs beside it is created first, and belongs to the job from then on; where the
-        job is refused, it is removed again.
+        server refuses the job, it is removed again.
         """
         self.dry_run(plan.manifest)
         ref = self._of(plan.manifest)
-        made = [self._companion(one, ref) for one in self._companions(plan)]
+        made = [self._companion(one, ref, plan.manifest) for one in self._companions(plan)]
         try:
             created = self.create_manifest(plan.manifest)
-        except JobExists:
-            raise  # the job of that name may be using them
-        except BaseException:
-            for path, there in made:
+        except ApiError as error:  # JobExists is none: the job of that name may be using them
+            # So may one that was created though its answer was lost.
+            for path, there in made if 400 <= error.code < 500 else ():
                 with suppress(ApiError):
                     self._delete(path, there)
             raise
@@ -110,10 +110,11 @@ class ClusterBackend:
         for resource, companion in zip(resources, plan.companions, strict=True):
             yield path(resource, namespace), companion
 
-    def _companion(self, wanted: tuple[str, Json], ref: JobRef) -> tuple[str, Json]:
+    def _companion(self, wanted: tuple[str, Json], ref: JobRef, manifest: Json) -> tuple[str, Json]:
         """The path of an object beside a job, created unless it is there, and the object.
 
         Raises:
+            JobExists: another client has created the job by now.
             BackendError: the server refuses it, or another object has its name.
         """
         where, body = wanted
@@ -137,6 +138,7 @@ class ClusterBackend:
                         ) from error
                     if not there["metadata"].get("ownerReferences"):
                         return its_own, there  # of a submission that was cut off
+                    self.dry_run(manifest)
                 time.sleep(1)  # it goes with the job that it belonged to
 
     def _delete(self, path: str, there: Json) -> None:
@@ -217,7 +219,9 @@ class ClusterBackend:
         for target in TARGETS:
             if target is not target_of(manifest):
                 with suppress(JobNotFound, ApiError):
-                    return self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
+                    there = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
+                    if not target.jobs_selector or _is_ours(there):
+                        return there
         return None
 
     def jobs(
@@ -252,7 +256,7 @@ class ClusterBackend:
     def _jobs(self, namespace: str, selector: str) -> list[Json]:
         """The jobs of all kinds that can be read; ApiError where none of them can."""
         found: list[Json] = []
-        errors = []
+        errors: dict[str, ApiError] = {}
         for target in TARGETS:
             try:
                 where, query = job_path(target, namespace), _query(target, selector)
@@ -260,9 +264,11 @@ class ClusterBackend:
             except ApiError as error:
                 if error.code not in _NOT_SERVED:
                     raise
-                errors.append(error)
-        if errors and not found:
-            raise errors[0]
+                errors[target.name] = error
+        refused = errors.get(DEFAULT.name)
+        # Without the operator there are none of its kind; those that are forbidden may be there.
+        if refused and not found and (len(errors) == len(TARGETS) or refused.code == 403):
+            raise refused
         return found
 
     def _pods_by_job(
@@ -495,7 +501,8 @@ class ClusterBackend:
 
     def _of(self, manifest: Json) -> JobRef:
         meta = manifest["metadata"]
-        return JobRef(meta["name"], meta.get("namespace") or self.namespace)
+        namespace = meta.get("namespace") or self.namespace
+        return JobRef(meta["name"], namespace, kind=manifest.get("kind") or "")
 
     def _get(self, ref: JobRef) -> Json:
         """The job; where its kind is not known, the first one of its name."""
@@ -507,9 +514,10 @@ class ClusterBackend:
                 if not is_absent(error):
                     if ref.kind or error.code not in _NOT_SERVED:
                         raise
-                    unserved = unserved or error
+                    if target is DEFAULT:  # who has only its kind may not read the others
+                        unserved = error
                 continue
-            if target.jobs_selector and not _is_ours(job):
+            if not ref.kind and target.jobs_selector and not _is_ours(job):
                 continue
             if not ref.uid or job["metadata"]["uid"] == ref.uid:
                 return {"apiVersion": target.api_version, "kind": target.kind, **job}

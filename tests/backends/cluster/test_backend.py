@@ -8,10 +8,15 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.kube.labels import MANIFEST_DIGEST
+from k8sjob.jobs.plan import plan_job
+from k8sjob.jobs.submit import submit_plan
+from k8sjob.kube.labels import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.spec import JobSpec
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 ONE = f"{JOBS}/one"
+BATCH = "/apis/batch/v1/namespaces/team/jobs"
+SERVICES = "/api/v1/namespaces/team/services"
 PODS = "/api/v1/namespaces/team/pods"
 EVENTS = "/api/v1/namespaces/team/events"
 MADE = "2026-11-21T12:00:00Z"
@@ -38,6 +43,13 @@ def pod(role, index, owner="uid-1", version=1):
 def happening(about, reason, **times):
     meta = {"name": reason, "uid": reason, "resourceVersion": "1"}
     return {"metadata": meta, "involvedObject": {"name": about}, "reason": reason, **times}
+
+
+@pytest.fixture
+def indexed():
+    """The plan of a job whose pods need a Service."""
+    spec = {"name": "one", "image": "i", "target": "job", "run": {"command": ["true"]}}
+    return plan_job(JobSpec.model_validate(spec))
 
 
 @pytest.fixture
@@ -93,6 +105,37 @@ def test_a_request_that_did_not_arrive_is_made_again(backend, script, error):
     assert backend.create_manifest(job()).uid == "uid-1"
 
 
+def test_a_job_of_others_is_neither_replaced_nor_overlooked(
+    backend, script, listed, error, indexed
+):
+    script.on("POST", BATCH, error(409, "AlreadyExists", '"one" already exists'))
+    others = {"name": "one", "namespace": "team", "uid": "theirs"}
+    script.on("GET", f"{BATCH}/one", {"kind": "Job", "metadata": others, "spec": {}})
+    script.on("GET", PODS, listed(1)).on("GET", EVENTS, listed(1))
+    for replace in (False, True):
+        with pytest.raises(JobExists, match="it is a Job that k8sjob has not created"):
+            submit_plan(indexed, backend, replace=replace)
+
+
+@pytest.mark.parametrize("code", [403, 504, 0], ids=["refused", "late", "lost"])
+def test_a_service_stays_where_its_job_may_have_been_created(code, backend, script, error, indexed):
+    service = {"metadata": {"uid": "s", "resourceVersion": "1"}}
+    script.on("POST", SERVICES, service).on("DELETE", f"{SERVICES}/one", {})
+    script.on("POST", BATCH, {}, error(code, "Whatever"))
+    with pytest.raises(BackendError):
+        backend.create(indexed)
+    assert bool(script.of("DELETE")) is (code == 403)
+
+
+def test_of_two_who_submit_at_once_the_second_finds_the_job(backend, script, error, indexed):
+    taken = error(409, "AlreadyExists", '"one" already exists')
+    owned = {"labels": {MANAGED_BY: "k8sjob"}, "ownerReferences": [{"uid": "of the first"}]}
+    script.on("POST", SERVICES, taken).on("GET", f"{SERVICES}/one", {"metadata": owned})
+    script.on("POST", BATCH, {}, taken)
+    with pytest.raises(JobExists):
+        backend.create(indexed)
+
+
 @pytest.mark.parametrize("reason", ["Untrusted", "Unusable", ""])
 def test_what_no_waiting_mends_is_raised_at_once(reason, backend, script, error):
     script.on("POST", JOBS, error(reason=reason), job())
@@ -138,6 +181,24 @@ def test_a_cluster_without_the_operator_is_not_one_without_the_job(backend, scri
     with pytest.raises(BackendError, match="training operator is not installed") as told:
         backend.find("one")
     assert not isinstance(told.value, JobNotFound)
+
+
+def test_who_may_read_no_other_kind_of_job_misses_nothing(backend, script, listed, error):
+    denied = error(403, "Forbidden", "no")
+    script.on("GET", JOBS, listed(1)).on("GET", BATCH, denied).on("GET", f"{BATCH}/one", denied)
+    assert backend.jobs() == []
+    with pytest.raises(JobNotFound):
+        backend.find("one")
+
+
+def test_without_the_operator_there_are_jobs_of_the_other_kind_alone(
+    backend, script, listed, error
+):
+    script.on("GET", JOBS, error(404, "", "404 page not found")).on("GET", BATCH, listed(1))
+    assert backend.jobs() == []
+    script.on("GET", BATCH, error(403, "Forbidden", "no"))
+    with pytest.raises(BackendError, match="training operator is not installed"):
+        backend.jobs()
 
 
 def test_all_jobs_the_newest_first_and_page_by_page(backend, script, listed):
