@@ -46,6 +46,7 @@ class Controller:
         deployment: the label selector of its Deployment and of its Pods.
         namespace: where it is installed by default.
         missing: what to do where the cluster does not know the kind.
+        delay: after how many seconds at most it replaces a Pod, where it waits with that.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Controller:
     deployment: str
     namespace: str
     missing: str
+    delay: int = 0
 
 
 def path(

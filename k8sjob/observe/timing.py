@@ -337,7 +337,8 @@ def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
         if about.get("kind") == "Pod":
             replica = target.replica_named(job_name, about.get("name", ""))
             seen[replica][about.get("uid", "")].events.append(event)
-    created = {replica: _first_seen(event) for replica, event in created_pods(job, snapshot.events)}
+    creations = reversed(list(created_pods(job, snapshot.events)))  # the first one counts
+    created = {replica: _first_seen(event) for replica, event in creations}
     found = []
     for name in replica_names(job):
         pods = sorted(seen[name].values(), key=lambda pod: pod.first_seen)

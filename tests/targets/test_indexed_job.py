@@ -1,11 +1,15 @@
 """An Indexed Job as a target: what is rendered, and how its objects are read."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 import yaml
 
+from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Role
 from k8sjob.errors import SpecError
 from k8sjob.kube.objects import Object
+from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import companions, manifest, render, replica_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
@@ -21,6 +25,7 @@ from k8sjob.targets.jobs import (
 )
 
 TARGET = by_name("job")
+NOW = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -85,17 +90,21 @@ def test_the_service_gives_the_pods_their_names():
 @pytest.mark.parametrize(
     ("policy", "restart", "limit", "rules"),
     [
-        ({}, "Never", 9, 2),
-        ({"restart_policy": "OnFailure", "max_restarts": 2}, "OnFailure", 6, 0),
-        ({"restart_policy": "Never"}, "Never", 0, 0),
-        ({"max_restarts": 0}, "Never", 0, 2),
+        ({}, "Never", 9, ["Ignore", "Ignore", "FailJob"]),
+        ({"restart_policy": "OnFailure", "max_restarts": 2}, "OnFailure", 7, []),
+        ({"restart_policy": "OnFailure", "max_restarts": 0}, "OnFailure", 0, []),
+        ({"restart_policy": "Never"}, "Never", 0, ["Ignore"]),
+        ({"max_restarts": 0}, "Never", 0, ["Ignore", "Ignore", "FailJob"]),
     ],
 )
 def test_restarts(policy, restart, limit, rules):
     made = manifest(spec(policy=policy))["spec"]
     assert made["template"]["spec"]["restartPolicy"] == restart
     assert made["backoffLimit"] == limit
-    assert len(made.get("podFailurePolicy", {}).get("rules", ())) == rules
+    found = made.get("podFailurePolicy", {}).get("rules", [])
+    assert [rule["action"] for rule in found] == rules
+    if rules:  # what a suspension ends is no failure
+        assert found[0]["onExitCodes"]["values"] == [143]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +163,23 @@ def test_a_failed_job_ends_when_its_pods_are_ended():
     times = {"lastTransitionTime": "2026-01-01T00:00:09Z"}
     failed = job(startTime="2026-01-01T00:00:01Z", **condition("FailureTarget", **times))
     assert TARGET.times(failed) == ("2026-01-01T00:00:01Z", "2026-01-01T00:00:09Z")
+
+
+@pytest.mark.parametrize(("noticed", "findings"), [(True, 0), (False, 1)])
+def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, findings):
+    status = condition("FailureTarget", lastTransitionTime="2026-01-01T00:00:10Z")
+    late = job(startTime="2026-01-01T00:00:00Z", active=3, **(status if noticed else {}))
+    late["spec"]["activeDeadlineSeconds"] = 10
+    found = diagnose(Snapshot(late, (pod(0), pod(1), pod(2))), {}, now=NOW)
+    assert [one.cause for one in found].count(Cause.DEADLINE) == findings
+
+
+def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent():
+    lacking = Snapshot(job(active=2), (pod(0), pod(1)))
+    found = diagnose(lacking, {}, now=NOW)
+    assert Cause.OPERATOR_SILENT not in {one.cause for one in found}
+    found = diagnose(lacking, {}, now=NOW + timedelta(seconds=660))
+    assert Cause.OPERATOR_SILENT in {one.cause for one in found}
 
 
 def test_suspension():

@@ -160,10 +160,11 @@ def _with_others(facts: Facts, finding: Finding, first: End, failed: list[End]) 
         message += ago(moment, facts.now, again=True)
     if (times_recreated := facts.recreated(first.replica)) > 1:
         message += f"; its pod was recreated {times_recreated} times"
-        step += (
-            "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has one,"
-            " policy.max_restarts"
-        )
+        if not facts.target.keeps_ended_pods:
+            step += (
+                "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has"
+                " one, policy.max_restarts"
+            )
     concerned = finding.replicas or (finding.replica,)
     replicas = tuple(dict.fromkeys((*concerned, *(end.replica for end in same))))
     return replace(finding, message=message, next_step=step, replicas=replicas, over=over)

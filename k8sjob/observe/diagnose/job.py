@@ -137,10 +137,10 @@ def deleting(facts: Facts) -> Iterator[Finding]:
             f" get {facts.kubectl_name} -o yaml"
         )
     elif finalizers:
-        step += (
-            f" (kubectl get {facts.pods_argument}); the webhook of {facts.target.controller.name}"
-            " must answer for its end"
-        )
+        step += f" (kubectl get {facts.pods_argument})"
+        if facts.target.controller.webhooks:
+            name = facts.target.controller.name
+            step += f"; the webhook of {name} must answer for its end"
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
     yield Finding(Cause.DELETING, what, step)
 
@@ -181,8 +181,8 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
     """
     seconds, started = _deadline(facts), facts.status.started
-    state = facts.status.state
-    if state.finished or state in _HELD or seconds is None or started is None:
+    state, (_, noticed) = facts.status.state, facts.target.times(facts.snapshot.job)
+    if noticed or state.finished or state in _HELD or seconds is None or started is None:
         return
     end = started + timedelta(seconds=seconds)
     if facts.now > end + _ANSWER:
@@ -220,7 +220,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
                 f" has no status, no events and no pods{_operator_deployment(facts)}",
                 step,
             )
-    elif now - last > _SILENCE:
+    elif now - last > _SILENCE + timedelta(seconds=facts.target.controller.delay):
         yield Finding(
             Cause.OPERATOR_SILENT,
             f"{listed(facts.missing)}: no pod, and {name} has created none; its"

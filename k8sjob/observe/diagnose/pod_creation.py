@@ -43,7 +43,7 @@ _RULES: Final = (
         Cause.QUOTA,
         "the namespace's quota {quota!r} has no room: {amounts}",
         "delete jobs that are not needed, ask for less (replicas, resources), or have the quota"
-        " raised: kubectl describe quota {quota} -n {namespace}. The operator retries",
+        " raised: kubectl describe quota {quota} -n {namespace}. It is tried again",
     ),
     Rule(
         r"failed quota: (?P<quota>[^:]+): must specify (?P<missing>[^\n]+)",
@@ -84,7 +84,7 @@ _RULES: Final = (
         r'failed calling webhook "(?P<webhook>[^"]+)": (?P<detail>.*)',
         Cause.WEBHOOK,
         "the admission webhook {webhook!r} does not answer: {detail}",
-        "it is the cluster's, not the job's: have its service checked; the operator retries",
+        "it is the cluster's, not the job's: have its service checked; it is tried again",
     ),
     Rule(
         r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<detail>.*)',
@@ -116,7 +116,7 @@ _RULES: Final = (
         r"",
         Cause.REFUSED,
         "the apiserver refuses it: {message}",
-        "change the job so that it is accepted; the operator retries",
+        "change the job so that it is accepted; it is tried again",
     ),
 )
 

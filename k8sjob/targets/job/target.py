@@ -60,6 +60,7 @@ class IndexedJob:
         deployment="",
         namespace="",
         missing="every cluster has it: look at the apiserver",
+        delay=600,  # from 10 s on, doubled for each Pod that has failed
     )
     init_container = ""
     creations: tuple[tuple[str, str, str], ...] = (
@@ -91,13 +92,16 @@ class IndexedJob:
         """What the template needs beside the values that all kinds have."""
         policy, nodes = spec.restart_policy, spec.nnodes
         restarts = 0 if policy == "Never" else spec.policy.max_restarts
+        limit = restarts * nodes  # one restart of the group is up to one of each node
         return {
             "nodes": nodes,
-            # It counts Pods that failed, or under OnFailure restarts; one restart of the group is
-            # up to one of each node.
-            "backoff_limit": restarts * nodes,
+            # So many Pods may fail; but so many restarts of containers, under OnFailure, are too
+            # many, unless it is 0.
+            "backoff_limit": limit + 1 if limit and policy == "OnFailure" else limit,
             "restart_policy": "Never" if policy == "ExitCode" else policy,
             "retried_codes": [int(code) for code in _RETRIED] if policy == "ExitCode" else [],
+            # Pods that a suspension ends would count as failed; a Job under OnFailure has no rules.
+            "stopped_code": None if policy == "OnFailure" else int(ExitCode.STOPPED),
             "port_name": "rendezvous",
             "injected": self._env(spec.name, nodes, spec.nproc_per_node),
             "fields": dict.fromkeys(("RANK", "PET_NODE_RANK"), f"metadata.annotations['{_INDEX}']"),
