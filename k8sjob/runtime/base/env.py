@@ -225,6 +225,8 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     nproc = _nproc(environ)
     nnodes = _nnodes(environ, nproc)
     node_rank = _node_rank(environ, nnodes)
+    if is_elastic(environ):
+        _check_bounds(environ, nnodes)
     if node_rank >= nnodes:
         raise EnvError(
             f"RANK={node_rank} is not below the number of nodes, {nnodes} "
@@ -334,10 +336,7 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
             "be the number of nodes, PET_NNODES, times the processes on each, PET_NPROC_PER_NODE; "
             "remove those that run.env or the image sets, and set replicas.nproc_per_node"
         )
-    nnodes = world // nproc
-    if is_elastic(environ):
-        _check_bounds(environ, nnodes)
-    return nnodes
+    return world // nproc
 
 
 def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
