@@ -322,8 +322,7 @@ class TestHang:
         def hold_the_lock():
             ctypes.PyDLL(None).sleep(60)
         if os.environ["RANK"] == "1":
-            Observer.watched = True  # as in a session's training
-            time.sleep(0.7)
+            Observer.expect(progress=True)  # as in a session's training
     """
 
     @pytest.mark.parametrize(

@@ -4,10 +4,14 @@ tests/dist.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 import types
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,6 +72,17 @@ def test_an_observer_is_seen_without_torch(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     Observer(tmp_path / "seen", 1, 0).write()
     assert read_seen(tmp_path / "seen") == RUNS
+
+
+def test_a_full_disk_is_no_hang(monkeypatch, tmp_path):
+    file = tmp_path / "seen"
+    observer = Observer(file, 1, 0)
+    observer.write()
+    os.utime(file, (0, 0))
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(Observer, "watched", True)
+    observer.write()
+    assert file.stat().st_mtime > 0
 
 
 STUCK = Seen(torch=True, ranks=3, step=7, where="main.py:9 in train", waited=600, stuck=True)

@@ -90,6 +90,7 @@ class Observer:
     resumed: ClassVar[int] = 0
     in_session: ClassVar[bool] = False
     watched: ClassVar[bool] = False
+    _running: ClassVar[Observer | None] = None
 
     def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
         """An observer; start() begins.
@@ -101,26 +102,43 @@ class Observer:
         """
         self._stall = StallClock(hang_timeout)
         self._file, self._world_size = file, world_size
-        self._written = Seen()
+        self._written, self._writing = Seen(), threading.Lock()
         self._largest, self._steps, self._counting = 0, 0, False
+
+    @classmethod
+    def expect(cls, *, progress: bool) -> None:
+        """Set `watched`, and tell the agent at once: a C call may hold Python's lock next."""
+        cls.watched = progress
+        if cls._running is not None:
+            cls._running.write()
 
     def start(self) -> None:
         """Look until the process ends."""
         if self._file is not None:
+            Observer._running = self
+            os.register_at_fork(after_in_child=self._forget)
             threading.Thread(target=self._watch, daemon=True, name="k8sjob-observer").start()
 
     def write(self) -> None:
-        """Look, and write the state if it has changed; else only renew the file's time."""
-        seen = self.look()
+        """Look, renew the file's time, and write the state if it has changed."""
         if self._file is None:
             return
+        with self._writing:
+            self._write(self._file, self.look())
+
+    @classmethod
+    def _forget(cls) -> None:
+        cls._running = None  # its thread is not in the child, and may have held the lock
+
+    def _write(self, file: Path, seen: Seen) -> None:
         with suppress(OSError):
+            os.utime(file)  # also where the disk is full: the agent takes an old file for a hang
             if seen == self._written:
-                os.utime(self._file)
                 return
-            draft = self._file.with_suffix(".new")
+        with suppress(OSError):
+            draft = file.with_suffix(".new")
             draft.write_text(json.dumps(asdict(seen)))
-            draft.replace(self._file)
+            draft.replace(file)
             self._written = seen
 
     def _watch(self) -> None:

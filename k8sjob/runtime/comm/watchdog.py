@@ -149,15 +149,16 @@ class Watchdog:
     def begin(self) -> None:
         """Watch this rank's progress; the first beat is due within the timeout."""
         if not self._watching:
-            self._watching = Observer.watched = True
+            self._watching = True
             self.beat(self._last[1])
+            Observer.expect(progress=True)
 
     def pause(self) -> None:
         """Do not watch this rank's progress until the next begin()."""
         if self._watching:
-            self._watching = Observer.watched = False
-            self._idle = _END
+            self._watching, self._idle = False, _END
             self.beat(self._last[1])
+            Observer.expect(progress=False)
 
     def beat(self, step: int, phase: str = "compute") -> None:
         """Record that this rank makes progress.
