@@ -88,6 +88,33 @@ class TestOneRank:
         assert re.search(rf'\[rank 0\]   File "{tmp_path}/main.py", line \d+ in asleep', result.err)
         assert result.seconds < 40
 
+    def test_it_ends_even_where_nothing_can_be_logged(self, run):
+        script = [self.HANG, "sys.stderr = None; asleep()"]
+        result = run(script, timeouts={"exit": 1.0})
+        assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hang")
+        assert result.seconds < 40
+
+    def test_it_ends_a_main_thread_that_hangs_in_its_answer_to_an_alarm(self, run):
+        script = [
+            self.HANG,
+            """
+        class Memory(dict):
+            def check(self, keys): return all(key in self for key in keys)
+            def set(self, key, value): self[key] = value.encode()
+            def get(self, key): return self[key]
+        dog.close()
+        dog = Watchdog(Memory(), dist_env(os.environ), timeout=0.5, ranks=range(2),
+                       error_file=config.error_file())
+        dog.begin()
+        assert dog.find_hang("no answer", RuntimeError(), late=True)
+        asleep()
+        """,
+        ]
+        result = run(script, timeouts={"exit": 1.0})
+        assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hung")
+        assert "no answer" in result.reason.message
+        assert result.seconds < 40
+
     def test_a_closed_one_is_silent(self, run, tmp_path):
         result = run([self.HANG, "dog.close(); time.sleep(1.5)"], hang_timeout=0.5)
         assert result.code == 0

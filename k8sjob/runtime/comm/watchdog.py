@@ -235,7 +235,10 @@ class Watchdog:
                 self._raise_alarm(f"the others have waited {age:.0f} s")
             if self._wake.wait(self._period):
                 break
-        if self._alarm.is_set() and not (self._by_main or self._closed.is_set()):
+        while self._by_main and not self._closed.wait(self._period):
+            if time.monotonic() - self._last[2] > self._timeout + 5 * self._settle + TIMEOUTS.exit:
+                break  # the main thread was to end this process, and hangs on its way
+        if self._alarm.is_set() and not self._closed.is_set():
             self._end_process()
 
     def _raise_alarm(self, message: str, *, by_main: bool = False) -> bool:
@@ -249,15 +252,16 @@ class Watchdog:
         return True
 
     def _end_process(self) -> NoReturn:
+        # The log, or the disk with the script, may be what the main thread waits for.
+        limit = threading.Timer(TIMEOUTS.exit, os._exit, [ExitCode.HUNG])
+        limit.name, limit.daemon = "k8sjob-limit", True
+        limit.start()
         age = time.monotonic() - self._last[2]
         guilty, text = self._find_culprits()
         if self._message:
             message = f"{text}; {self._message}"
         else:
             message = f"no progress for {age:.0f} s: {text}"
-        # One piece, with the rank on each line.
-        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
-        sys.stderr.flush()
         where, step = _position(self._beats, guilty)
         write_reason(
             Reason(
@@ -272,6 +276,9 @@ class Watchdog:
             ),
             self._error_file,
         )
+        # One piece, with the rank on each line.
+        sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
+        sys.stderr.flush()
         self._await_others()
         os._exit(ExitCode.HUNG)
 
