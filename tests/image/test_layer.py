@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -232,6 +233,15 @@ def test_a_disk_that_is_full(code, tmp_path):
     env = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert f"the layer cannot be written to {tmp_path}: File too large; make space" in done.stderr
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+@pytest.mark.parametrize("size", [0, 2_000_000])
+def test_a_disk_that_is_full_again_when_the_file_is_closed(monkeypatch, size, zstd):
+    full = Path("/dev/full")
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda _size: full.open("wb"))
+    with pytest.raises(ImageError, match="No space left on device; make space"):
+        write_layer([(entry("data.bin", 0o644, size=size), [os.urandom(size)])], zstd=zstd)
 
 
 MEMORY = f"""

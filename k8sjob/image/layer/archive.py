@@ -113,8 +113,8 @@ def write_layer(
     Raises:
         ImageError: there is no space for it, or no zstd here.
     """
-    with ExitStack() as failed:
-        try:
+    try:
+        with ExitStack() as failed:
             file = failed.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
             packed = _Hashed(cast("IO[bytes]", file))
             with _zstd_writer(packed) if zstd else _gzip_writer(packed) as compressed:
@@ -126,12 +126,13 @@ def write_layer(
                     raw.write(bytes(-raw.size % tarfile.BLOCKSIZE))
                 raw.write(bytes(2 * tarfile.BLOCKSIZE))
                 raw.write(bytes(-raw.size % tarfile.RECORDSIZE))
-        except OSError as error:
-            raise ImageError(
-                f"the layer cannot be written to {tempfile.tempdir or 'a temporary folder'}:"
-                f" {error.strerror}; make space, or name another folder by TMPDIR"
-            ) from None
-        failed.pop_all()
+            file.flush()
+            failed.pop_all()
+    except OSError as error:  # closing a file writes what is left of it, and fails once more
+        raise ImageError(
+            f"the layer cannot be written to {tempfile.tempdir or 'a temporary folder'}:"
+            f" {error.strerror}; make space, or name another folder by TMPDIR"
+        ) from None
     return Layer(FileContent(packed.digest, packed.size, file), raw.digest, zstd=zstd)
 
 
