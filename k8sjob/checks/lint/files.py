@@ -113,7 +113,7 @@ def _read(file: Path, source: str) -> str:
         return decode_source(data) if is_python else data.decode("utf-8-sig")
     except OSError as error:
         raise _refusal(f"cannot be read: {error.strerror or error}", source) from None
-    except (SyntaxError, UnicodeDecodeError) as error:
+    except (SyntaxError, UnicodeError, LookupError) as error:  # the last: as rot13
         message = f"{error}; save the file as UTF-8"
         raise SpecError([Problem("", message)], source) from None
 

@@ -136,6 +136,6 @@ def _local(name: str, roots: Sequence[Path]) -> Module | None:
             try:
                 if file.is_file() and len(data := content(file)) <= MAX_BYTES:
                     return parse_module(decode_source(data), str(file), name, parent)
-            except (OSError, SyntaxError, ValueError, RecursionError):
+            except (OSError, SyntaxError, ValueError, LookupError, RecursionError):
                 return None
     return None

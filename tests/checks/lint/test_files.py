@@ -129,6 +129,12 @@ def test_a_script_in_an_encoding_of_its_own(job):
     (job.parent / "main.py").write_bytes(b"name = '\xe9'\n")
     with pytest.raises(SpecError, match=r"main\.py: .*; save the file as UTF-8"):
         lint(job)
+    (job.parent / "main.py").write_bytes(b"import other\n")
+    for name in (b"rot13", b"undefined"):  # codecs that are not for texts
+        (job.parent / "other.py").write_bytes(b"# coding: %s\n" % name)
+        assert ids(job) == []
+        with pytest.raises(SpecError, match=r"other\.py: .*; save the file as UTF-8"):
+            lint(job.parent / "other.py")
 
 
 DOCKERFILE = "FROM python:3.12\nRUN pip install torch\nCOPY . /app\n"
