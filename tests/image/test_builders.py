@@ -132,11 +132,15 @@ def program(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize("where", [None, "container", "pod"])
+@pytest.mark.parametrize("where", [None, "container", "pod", "privileged container"])
 def test_in_a_container_the_isolation_is_by_chroot(order, program, monkeypatch, home, where):
-    mark = home / "mark"
+    """But not in a privileged one, where containers run, and who leaves a chroot has all of it."""
+    mark, status = home / "mark", home / "status"
     monkeypatch.setattr(containers, "_CONTAINER_MARKS", (str(mark),))
-    if where == "container":
+    monkeypatch.setattr(containers, "_STATUS", status)
+    bounds = "000001ffffffffff" if where == "privileged container" else "00000000a80425fb"
+    status.write_text(f"CapPrm:\t0000000000000000\nCapBnd:\t{bounds}\n")
+    if where and where != "pod":
         mark.touch()
     if where == "pod":
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -147,7 +151,7 @@ def test_in_a_container_the_isolation_is_by_chroot(order, program, monkeypatch, 
         with pytest.raises(ImageError, match=r"buildah failed .*no output$"):
             BUILDERS["buildah"].build(order())
     called = ["--isolation chroot" in line for line in calls.read_text().splitlines()]
-    assert called == [where is not None, False]
+    assert called == [where in {"container", "pod"}, False]
 
 
 def test_where_no_containers_run_the_variable_is_named(order, bare, program):

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +44,10 @@ __all__ = [
 _ISOLATION: Final = "BUILDAH_ISOLATION"
 """The variable by which the user decides how commands are isolated."""
 _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
-"""Files that docker, podman and systemd put into containers."""
+"""Files that docker, podman and systemd (in WSL, too) put into containers."""
+_STATUS: Final = Path("/proc/self/status")
+_LOADS_MODULES: Final = 1 << 16
+"""CAP_SYS_MODULE, which of containers only privileged ones have: others run in them."""
 _OCI_RUNTIME: Final = re.compile(r"\b(?:crun|runc)\b")
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_proxy")
 
@@ -143,11 +146,11 @@ def build_by(program: str) -> Callable[[BuildRequest], None]:
 
     def build(request: BuildRequest) -> None:
         name = f"localhost/k8sjob-{request.tag}"
-        chroot = _ISOLATION not in os.environ and is_container()
+        chroot = _ISOLATION not in os.environ and is_container() and not is_privileged()
         if chroot:
             request.say(
-                f"{program}: this is a container, in which others seldom run; building with"
-                f" --isolation chroot, unless {_ISOLATION} says otherwise"
+                f"{program}: this is a container without privileges, in which others seldom run;"
+                f" building with --isolation chroot, unless {_ISOLATION} says otherwise"
             )
         with written(request) as recipe, ExitStack() as opened:
             try:
@@ -167,6 +170,15 @@ def is_container() -> bool:
     """Whether this is a container, or a pod of Kubernetes."""
     marks = map(Path, _CONTAINER_MARKS)
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in marks)
+
+
+def is_privileged() -> bool:
+    """Whether this may do what the machine's root may: then a step can leave a mere chroot."""
+    with suppress(OSError, StopIteration):
+        lines = _STATUS.read_text().splitlines()
+        rights = next(line for line in lines if line.startswith("CapBnd:"))
+        return bool(int(rights.split()[1], 16) & _LOADS_MODULES)
+    return False
 
 
 def buildah_argv(
