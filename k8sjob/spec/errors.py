@@ -205,6 +205,10 @@ def _found(detail: ErrorDetails) -> Iterator[tuple[Loc, str | None]]:
     yield from (((*loc, *path), message) for path, message in broken)
 
 
+_FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""What people write for a boolean: an example of the opposite would mislead them."""
+
+
 def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:
     """Values that may have been meant, the likeliest first; not all of them fit the field.
 
@@ -220,7 +224,7 @@ def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any
         for number in (int, float):
             with suppress(ValueError):
                 yield number(wrong)
-        yield {"true": True, "yes": True, "on": True, "false": False, "no": False}.get(wrong)
+        yield _FLAGS.get(wrong.lower())
         yield _pairs([wrong])
         if field in {"args", "command"}:
             yield shell_words(wrong)
@@ -233,6 +237,7 @@ def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any
         yield int(wrong)
     else:
         yield [wrong]
+        yield bool(wrong) if wrong in (0, 1) else None
 
 
 def _pairs(items: Iterable[Any]) -> dict[Any, Any] | None:

@@ -203,6 +203,8 @@ def test_the_example_of_a_field_is_accepted(path):
         ("image.apt", "git curl", ["git", "libgl1"]),
         ("image.repository", "localhost:5000/a@sha256:" + "0" * 64, "localhost:5000/a"),
         ("host_network", "yes", True),
+        ("host_network", "False", False),
+        ("host_network", 0, False),
         ("labels", "team=vision", {"team": "vision"}),
         ("name", "My Job", "my-job"),
     ],
