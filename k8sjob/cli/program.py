@@ -38,7 +38,7 @@ COMMANDS: Final = {
         Command("Begin", "adopt", "init", "Turn a PyTorchJob manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
-        Command("Check", "render", "render", "Print the PyTorchJob manifest, or the Dockerfile"),
+        Command("Check", "render", "render", "Print the manifest, or the Dockerfile"),
         Command("Check", "lint", "validate", "Find what will hang, be rejected or go wrong"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
         Command("Run", "run", "run", "Run a job on this machine and follow it"),

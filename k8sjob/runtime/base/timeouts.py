@@ -45,7 +45,7 @@ class Timeouts:
         placed: for the first node of a round to write its address.
         settled: length of a round after which earlier failures do not count.
         linger: for the others to learn from the host of an elastic group's store that it is done.
-        exit: for a failed process's threads and atexit handlers, and for a watchdog's last words:
+        exit: for a failed process's threads and atexit handlers, and for a watchdog's last output:
             its peers wait for it.
         destroy: for a process group; NCCL's can wait for ever for a lost peer.
         stop: for all ranks to agree where to stop.
