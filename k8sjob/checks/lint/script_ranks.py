@@ -176,7 +176,7 @@ class Ranks:
         """A rank, or a variable or a function that says something about it."""
         if self._is_rank(node, depth):
             return tuple(bool(rank) for rank in RANKS)
-        known = {self._truth(value, depth + 1) for value in self._code.values(node)}
+        known = {self.truth(value) for value in self._code.values(node)}
         if several := [one for one in known if one[0] != one[1]]:
             return several[0] if len(several) == 1 else _UNKNOWN
         name = self._last_name(node)

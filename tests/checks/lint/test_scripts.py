@@ -395,3 +395,9 @@ def test_many_assignments_of_one_variable_take_no_long_time():
     began = time.process_time()
     assert lint_script(text) == []
     assert time.process_time() - began < 10
+
+
+def test_a_function_that_calls_itself_in_many_places_is_looked_at_once():
+    returns = "".join(f"    if x == {n}: return f({n + 1})\n" for n in range(40))
+    script = f"import torch.distributed as dist\ndef f(x):\n{returns}    return f(0)\n"
+    assert lint_script(f"{script}if f(1):\n    dist.all_reduce(t)\n") == []
