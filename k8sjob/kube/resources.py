@@ -45,7 +45,7 @@ class Controller:
         webhooks: how the names of its admission webhooks end.
         deployment: the label selector of its Deployment and of its Pods.
         namespace: where it is installed by default.
-        missing: what to do where the cluster does not know the kind.
+        missing: the next step if the cluster does not have the kind.
         delay: after how many seconds at most it replaces a Pod, where it waits with that.
     """
 

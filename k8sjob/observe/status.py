@@ -13,8 +13,8 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import moment
-from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import created_pods, replica_names, replica_of, target_of
+from k8sjob.targets.api import JobState, created_pods
+from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     started, finished = target.times(job)
     # Under restart policy ExitCode a container starts again in a new Pod.
     made: Counter[str] = Counter()
-    for replica, event in created_pods(job, snapshot.events):
+    for replica, event in created_pods(target, job, snapshot.events):
         made[replica] += (event.get("series") or {}).get("count") or event.get("count") or 1
     replicas = tuple(_replica(pod, made) for pod in snapshot.pods)
     return JobStatus(

@@ -21,7 +21,8 @@ from k8sjob.contract import CONTAINER_NAME, Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, speaker
-from k8sjob.targets.jobs import created_pods, replica_names, replica_of, target_of
+from k8sjob.targets.api import created_pods
+from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -337,7 +338,7 @@ def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
         if about.get("kind") == "Pod":
             replica = target.replica_named(job_name, about.get("name", ""))
             seen[replica][about.get("uid", "")].events.append(event)
-    creations = reversed(list(created_pods(job, snapshot.events)))  # the first one counts
+    creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
     found = []
     for name in replica_names(job):

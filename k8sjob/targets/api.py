@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
 
-__all__ = ["JobState", "RecordedEnd", "Replicas", "Target"]
+__all__ = ["JobState", "RecordedEnd", "Replicas", "Target", "created_pods"]
 
 
 class JobState(StrEnum):
@@ -127,6 +127,7 @@ class Target(Protocol):
         creations: what Events say of the creation of a Pod, then of other objects: the reason of
             a refusal, the reason of a success, and how the message of a success begins.
         template: the file in templates/ that lays a job out.
+        file: what a rendered manifest is called in a folder; job.yaml is the spec.
         companions: the resource and the template of further objects, of the job's name.
         jobs_selector: the label selector of such jobs among objects of the kind that are no
             training; empty: all of them are.
@@ -143,6 +144,7 @@ class Target(Protocol):
     init_container: str
     creations: tuple[tuple[str, str, str], ...]
     template: str
+    file: str
     companions: tuple[tuple[str, str], ...]
     kueue_framework: str
     keeps_ended_pods: bool
@@ -233,3 +235,14 @@ class Target(Protocol):
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How often a replica's Pod was created again because it had failed."""
+
+
+def created_pods(target: Target, job: Json, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
+    """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
+    name = Object(job).name
+    _, reason, prefix = target.creations[0]
+    for event in events:
+        if event.get("reason") == reason:
+            pod = event.get("message", "").removeprefix(prefix)
+            if replica := target.replica_named(name, pod):
+                yield replica, event

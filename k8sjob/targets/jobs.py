@@ -22,7 +22,6 @@ __all__ = [
     "DEFAULT",
     "TARGETS",
     "by_name",
-    "created_pods",
     "has_ended",
     "is_of_pods",
     "is_suspended",
@@ -155,14 +154,3 @@ def is_of_pods(job: Json, event: Json) -> bool:
         return False
     made = moment(Object(job).created)
     return made is None or event_time(event) >= made
-
-
-def created_pods(job: Json, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
-    """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
-    target, name = target_of(job), Object(job).name
-    _, reason, prefix = target.creations[0]
-    for event in events:
-        if event.get("reason") == reason:
-            pod = event.get("message", "").removeprefix(prefix)
-            if replica := target.replica_named(name, pod):
-                yield replica, event

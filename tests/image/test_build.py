@@ -272,6 +272,7 @@ def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_p
         if line.strip() == "waiting":
             break
     assert settles(sleeping)
+    time.sleep(1)  # buildah watches for signals a moment after its step has begun
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (128 + number, ""), err

@@ -34,6 +34,7 @@ from k8sjob.targets.pytorchjob.reconcile import (
     finished,
     new_pod,
 )
+from k8sjob.targets.pytorchjob.target import STOPPED_REASON
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Json
@@ -145,7 +146,7 @@ class Supervisor:
             )
         if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
             message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
-            status = fail(self._status, "PyTorchJobStopped", message, now)
+            status = fail(self._status, STOPPED_REASON, message, now)
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):

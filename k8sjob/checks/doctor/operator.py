@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +37,6 @@ _LONG_SLEEP: Final = 1.0
 
 def crd(facts: Facts) -> Iterator[Check]:
     """Whether PyTorchJob is served as kubeflow.org/v1."""
-    if facts.target is not DEFAULT:
-        return
     resources = (facts.one("jobs api") or {}).get("resources") or ()
     trainer = facts.one("trainer api") is not None
     if any(resource.get("name") == "pytorchjobs" for resource in resources):
@@ -65,8 +62,6 @@ def crd(facts: Facts) -> Iterator[Check]:
 
 def webhook(facts: Facts) -> Iterator[Check]:
     """Whether the operator's webhook answers: it must refuse a job with a bad name."""
-    if facts.target is not DEFAULT:
-        return
     error = facts.error("bad dry run")
     said = error.said if error else ""
     if _answers(facts):
@@ -146,8 +141,6 @@ def _refused(error: ApiError, what: str, namespace: str) -> tuple[str, str]:
 
 def operator(facts: Facts) -> Iterator[Check]:
     """Whether the operator runs: its Deployment, or what its webhook shows."""
-    if facts.target is not DEFAULT:
-        return
     deployments = facts.items("operator")
     if deployments is None:
         deployments = facts.items("operator's own namespace")
@@ -186,8 +179,6 @@ def _deployment(deployment: Json) -> Check:
 
 def init_image(facts: Facts) -> Iterator[Check]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
-    if facts.target is not DEFAULT:
-        return
     if facts.one("jobs api") is None:
         return
     step = (
@@ -221,8 +212,6 @@ def init_wait(facts: Facts) -> Iterator[Check]:
 
     Pods of a job are made at the same time, so the first look-up nearly always comes too early.
     """
-    if facts.target is not DEFAULT:
-        return
     waits = {
         float(found[1])
         for _, container in _init_containers(facts)

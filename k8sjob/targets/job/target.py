@@ -18,7 +18,7 @@ from k8sjob.errors import Problem
 from k8sjob.kube.labels import MANAGED_BY
 from k8sjob.kube.objects import Object, true_conditions
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState, RecordedEnd, Replicas
+from k8sjob.targets.api import JobState, RecordedEnd, Replicas, created_pods
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -67,6 +67,7 @@ class IndexedJob:
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
     )
     template = "job.yaml.j2"
+    file = "indexed-job.yaml"
     companions: tuple[tuple[str, str], ...] = (("services", "service.yaml.j2"),)
     kueue_framework = "batch/job"
     keeps_ended_pods = True
@@ -123,16 +124,11 @@ class IndexedJob:
         }
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """None that the apiserver does not say itself."""
-        return (
-            []
-            if Object(manifest).spec.get("completionMode") == "Indexed"
-            else [
-                Problem(
-                    "spec.completionMode", "a replica's rank is its completion index; use Indexed"
-                )
-            ]
-        )
+        """Whether it is Indexed; the apiserver says the rest itself."""
+        if Object(manifest).spec.get("completionMode") == "Indexed":
+            return []
+        message = "a replica's rank is its completion index; use Indexed"
+        return [Problem("spec.completionMode", message)]
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""
@@ -283,14 +279,7 @@ class IndexedJob:
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
-        _, reason, prefix = self.creations[0]
-        created = [
-            event
-            for event in events
-            if event.get("reason") == reason
-            and self.replica_named(Object(job).name, event.get("message", "").removeprefix(prefix))
-            == replica
-        ]
+        created = [name for name, _ in created_pods(self, job, events) if name == replica]
         return max(len(created) - 1, 0)
 
 

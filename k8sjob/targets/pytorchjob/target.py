@@ -71,6 +71,7 @@ class PyTorchJob:
         ("FailedCreateService", "SuccessfulCreateService", "Created service: "),
     )
     template = "pytorchjob.yaml.j2"
+    file = "pytorchjob.yaml"
     companions: tuple[tuple[str, str], ...] = ()
     kueue_framework = "kubeflow.org/pytorchjob"
     keeps_ended_pods = False
