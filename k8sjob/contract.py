@@ -21,6 +21,7 @@ __all__ = [
     "CHECKPOINT_DIR_ENV",
     "CONFIG_ENV",
     "CONTAINER_NAME",
+    "CONTAINER_NAMES",
     "DEFAULT_PORT",
     "ERROR_FILE_ENV",
     "LIFELINE_ENV",
@@ -56,6 +57,8 @@ WORKDIR: Final = "/app"
 """Where the build context lies in an image, and the container's working directory."""
 CONTAINER_NAME: Final = "pytorch"
 """The container that the training operator looks for in each replica (webhook rule)."""
+CONTAINER_NAMES: Final = (CONTAINER_NAME, "node")
+"""How the container that trains is called, the second one by Kubeflow Trainer (webhook rule)."""
 PORT_NAME: Final = "pytorchjob-port"
 """The container port whose number the operator injects as MASTER_PORT."""
 DEFAULT_PORT: Final = 23456

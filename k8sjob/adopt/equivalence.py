@@ -9,6 +9,7 @@ from k8sjob.contract import (
     AGENT,
     CONFIG_ENV,
     CONTAINER_NAME,
+    CONTAINER_NAMES,
     DEFAULT_PORT,
     PORT_NAME,
     Role,
@@ -57,11 +58,11 @@ _MARKS: Final = (
 
 
 def config_of(manifest: Json) -> str | None:
-    """The value of K8SJOB_CONFIG in the first `pytorch` container that has one."""
+    """The value of K8SJOB_CONFIG in the first training container that has one."""
     for _, pod in pods(manifest):
         for container in mappings(pod.get("containers")):
             for variable in mappings(container.get("env")):
-                if variable.get("name") == CONFIG_ENV and container.get("name") == CONTAINER_NAME:
+                if variable.get("name") == CONFIG_ENV and container.get("name") in CONTAINER_NAMES:
                     return str(variable.get("value"))
     return None
 

@@ -12,9 +12,9 @@ import click
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import count, document, line, table
-from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 from k8sjob.kube.labels import IMAGE_ORIGIN
+from k8sjob.kube.objects import training
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobState, JobStatus, ReplicaStatus, job_status, speaker
@@ -23,7 +23,6 @@ from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, Json, Snapshot
@@ -134,7 +133,7 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
 def image(job: Json) -> str | None:
     """The image that the manifest gives the job's first replica."""
     for _, _, spec in pod_specs(job):
-        return _of_training(spec.get("containers")).get("image")
+        return training(spec.get("containers")).get("image")
     return None
 
 
@@ -166,13 +165,9 @@ def _made_of(job: Json) -> list[str]:
 
 def _digest(pod: Json) -> str | None:
     """The digest of the image that a pod really runs, as its node reports it."""
-    status = _of_training((pod.get("status") or {}).get("containerStatuses"))
+    status = training((pod.get("status") or {}).get("containerStatuses"))
     found = _DIGEST.search(status.get("imageID") or "")
     return found[1] if found else None
-
-
-def _of_training(containers: Iterable[Json] | None) -> Json:
-    return next((c for c in containers or () if c.get("name") == CONTAINER_NAME), {})
 
 
 def times(status: JobStatus) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME
+from k8sjob.contract import CONTAINER_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +25,7 @@ __all__ = [
     "moment",
     "new_event",
     "stamp",
+    "training",
     "true_conditions",
 ]
 
@@ -123,8 +124,7 @@ class Pod(Object):
     @property
     def container(self) -> Object:
         """The status of the training container; empty before the kubelet has written it."""
-        statuses = self.status.get("containerStatuses") or ()
-        return Object(next((one for one in statuses if one.get("name") == CONTAINER_NAME), {}))
+        return Object(training(self.status.get("containerStatuses")))
 
     @property
     def restarts(self) -> int:
@@ -226,3 +226,9 @@ def new_event(about: Json, kind: str, reason: str, message: str, now: datetime) 
 def containers(pod: Json) -> list[Json]:
     """The containers of a Pod's spec, in the order in which they start."""
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+
+
+def training(items: Iterable[Json] | None) -> Json:
+    """Of the containers of a Pod, or of their statuses, the training one's; empty without one."""
+    named = {one.get("name"): one for one in items or ()}
+    return next((named[name] for name in CONTAINER_NAMES if name in named), {})

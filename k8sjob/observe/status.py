@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
-from k8sjob.contract import CONTAINER_NAME, Reason, Role, decode_object
+from k8sjob.contract import Reason, Role, decode_object
 from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import moment
+from k8sjob.kube.objects import moment, training
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -178,7 +178,7 @@ def _serving(job: Json) -> int:
 
 def last_end(pod: Json) -> Json:
     """The newest `terminated` state of the Pod's training container; empty if it never ended."""
-    container = _container((pod.get("status") or {}).get("containerStatuses"))
+    container = training((pod.get("status") or {}).get("containerStatuses"))
     now, before = container.get("state") or {}, container.get("lastState") or {}
     ended: Json = now.get("terminated") or before.get("terminated") or {}
     return ended
@@ -188,7 +188,7 @@ def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     name = replica_of(pod)
     role, _, index = name.rpartition("-")
-    container = _container(status.get("containerStatuses"))
+    container = training(status.get("containerStatuses"))
     ended = last_end(pod)
     waiting, reason, message, restarts = _wait(pod)
     phase = "Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending")
@@ -228,17 +228,10 @@ def _wait(pod: Json) -> tuple[bool, str, str, int]:
             waiting.get("message") or ended.get("message", ""),
             int(init.get("restartCount", 0)),
         )
-    waiting = (_container(status.get("containerStatuses")).get("state") or {}).get("waiting")
+    waiting = (training(status.get("containerStatuses")).get("state") or {}).get("waiting")
     if not waiting:
         return False, "", "", 0
     return True, waiting.get("reason", ""), waiting.get("message", ""), 0
-
-
-def _container(statuses: Sequence[Json] | None) -> Json:
-    for container in statuses or ():
-        if container.get("name") == CONTAINER_NAME:
-            return dict(container)
-    return {}
 
 
 def _message(message: str) -> str:

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import LOCAL, JobRef
-from k8sjob.contract import CONTAINER_NAME, Event, EventKind
+from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, speaker
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutputTimes", "Phase", "Row", "Timing", "output_times", "read_output_times", "timing"]
 
-_TRAINING_FIELD: Final = f"spec.containers{{{CONTAINER_NAME}}}"
+_TRAINING_FIELDS: Final = {f"spec.containers{{{name}}}" for name in CONTAINER_NAMES}
 _INIT_FIELD: Final = re.compile(r"spec\.initContainers\{(?P<name>[^}]+)\}")
 _PULL_TIME: Final = re.compile(
     r" in (?P<alone>[0-9.hmsµn]+)(?: \([0-9.hmsµn]+ including waiting\))?"
@@ -184,7 +184,7 @@ class _Pod:
         """Take the moments from the object and its Events; see _pods."""
         self.events.sort(key=lambda event: _first_seen(event) or _Moment(0.0))
         status = self.object.get("status") or {}
-        ours = [e for e in self.events if _subject_field(e) in {"", _TRAINING_FIELD}]
+        ours = [e for e in self.events if _subject_field(e) in {"", *_TRAINING_FIELDS}]
         pulled = _find(ours, "Pulled")
         self.pulling, self.pulled = _first_seen(_find(ours, "Pulling")), _first_seen(pulled)
         self.pull_message = pulled.get("message", "")
@@ -450,7 +450,7 @@ def _container_starts(statuses: Sequence[Json], events: Iterable[Json]) -> Itera
     stamps = [
         _moment((state.get(kind) or {}).get("startedAt"))
         for status in statuses
-        if status.get("name") == CONTAINER_NAME
+        if status.get("name") in CONTAINER_NAMES
         for state in (status.get("state") or {}, status.get("lastState") or {})
         for kind in ("running", "terminated")
     ]

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import at_path
+from k8sjob.kube.objects import at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.jobs import target_of
 
@@ -37,7 +36,7 @@ def apply_overlay(
         manifest: a rendered job.
         overlay: the spec's overlay.
         image_is_built: the image comes out of a build; then the digest of that build is what the
-            `pytorch` containers run, and an overlay must not put another in its place.
+            training containers run, and an overlay must not put another in its place.
         restricted: the Pods must pass the Pod Security Standard of that name.
 
     Raises:
@@ -131,9 +130,10 @@ def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
 def _images(manifest: _Json, overlay: _Json) -> Iterator[Problem]:
     for replicas in target_of(manifest).replicas(manifest):
         path = (*replicas.path, "spec", "containers")
+        name = training(replicas.pod.get("containers")).get("name")
         containers = at_path(overlay, *path)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            if at_path(container, "name") == CONTAINER_NAME and "image" in container:
+            if at_path(container, "name") == name and "image" in container:
                 yield Problem(
                     field_path(("overlay", *path, index, "image")),
                     f"{container['image']!r} would replace the image that is built; change `image`"

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.contract import CONTAINER_NAME
 from k8sjob.kube.objects import Pod
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import newest_pods, of_kind, owned
@@ -57,6 +58,7 @@ class Instance:
 
     Attributes:
         pod: the Pod's name.
+        container: the name of its training container.
         uid: the Pod's uid.
         number: the container's restart count.
         state: "waiting", "running" or "terminated".
@@ -67,6 +69,7 @@ class Instance:
     """
 
     pod: str
+    container: str
     uid: str
     number: int
     state: str
@@ -85,6 +88,7 @@ class Instance:
             state = "terminated"  # evicted, or its node is lost
         return cls(
             pod=pod.name,
+            container=str(pod.container.raw.get("name", CONTAINER_NAME)),
             uid=pod.uid,
             number=pod.restarts,
             state=state,

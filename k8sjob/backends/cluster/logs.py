@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.contract import CONTAINER_NAME
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.resources import path
@@ -315,7 +314,7 @@ class _Output:
     def _lines(
         self, now: Instance, *, before: bool, follow: bool, tail: int | None
     ) -> Iterator[bytes]:
-        query = {"container": CONTAINER_NAME, "timestamps": "true"}
+        query = {"container": now.container, "timestamps": "true"}
         if tail is not None:
             query["tailLines"] = str(tail)
         if since := (tail is None and self._seen.since) or self.since:

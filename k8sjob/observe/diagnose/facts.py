@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason
+from k8sjob.contract import CONTAINER_NAMES, ExitCode, Reason
 from k8sjob.kube.objects import moment
 from k8sjob.observe.status import job_status, last_end, processes
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -125,8 +125,8 @@ class Pod:
     @property
     def trainer(self) -> Container | None:
         """The container that trains."""
-        found = (c for c in self.containers if c.name == CONTAINER_NAME and not c.init)
-        return next(found, None)
+        named = {one.name: one for one in self.containers if not one.init}
+        return next((named[name] for name in CONTAINER_NAMES if name in named), None)
 
     def condition(self, kind: str) -> Json:
         """Its condition of that type; empty if there is none."""

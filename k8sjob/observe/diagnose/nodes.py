@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import CONTAINER_NAME
+from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, grouped
 from k8sjob.targets.api import JobState
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["displaced", "ended_by_displacement", "lost_or_displaced"]
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
+_STOPPING: Final = tuple(f"Stopping container {name}" for name in CONTAINER_NAMES)
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
@@ -208,7 +209,7 @@ def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
         return ReplicaFinding(Cause.EVICTED, why, _RECREATED, replica)
-    if reason == "Killing" and message.startswith(f"Stopping container {CONTAINER_NAME}"):
+    if reason == "Killing" and message.startswith(_STOPPING):
         step = f"{_RECREATED}; a drain, an autoscaler or kubectl delete pod does this"
         return ReplicaFinding(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
