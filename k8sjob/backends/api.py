@@ -91,7 +91,8 @@ class Snapshot:
     """A job and what belongs to it, at one moment.
 
     Attributes:
-        job: the job's object with its status.
+        job: the job's object with its status, and its `child` where its kind has one; see
+            k8sjob.targets.api.Target.
         pods: its Pods, by replica type (Master first) and index.
         events: the Events of the job and of its pods, oldest first.
     """

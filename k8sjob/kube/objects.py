@@ -36,10 +36,13 @@ Json = dict[str, Any]
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
-def at_path(value: Any, *path: str) -> Any:
-    """What a value of any shape has at a path of keys; None where a key or a mapping is missing."""
+def at_path(value: Any, *path: str | int) -> Any:
+    """What a value of any shape has at a path of keys and indexes; None where one is missing."""
     for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(key, int):
+            value = value[key] if isinstance(value, list) and key < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
     return value
 
 

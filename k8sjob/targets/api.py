@@ -83,7 +83,7 @@ class Replicas:
 
     role: Role
     count: int
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     template: Json
     restart_policy: str
 
@@ -122,6 +122,8 @@ class Target(Protocol):
         api_version: of the object.
         resource: the plural, in paths.
         job_label: the label of a job's Pods whose value is the job's name.
+        owner_label: the label of a job's Pods whose value is the job's uid; empty: the job is their
+            controller.
         controller: who works on such jobs.
         init_container: what the controller puts in front of some Pods; empty: nothing.
         creations: what Events say of the creation of a Pod, then of other objects: the reason of
@@ -140,6 +142,7 @@ class Target(Protocol):
     api_version: str
     resource: str
     job_label: str
+    owner_label: str
     controller: Controller
     init_container: str
     creations: tuple[tuple[str, str, str], ...]
@@ -220,6 +223,12 @@ class Target(Protocol):
         """The spec of a job without what the apiserver adds to each job."""
 
     # --- its Pods and Events
+
+    def child(self, name: str) -> str:
+        """The name of the Job that the controller makes of a job, and whose Pods are the job's.
+
+        Empty where there is none. A job that was read to be shown has that Job as `child`.
+        """
 
     def replica_of(self, pod: Json) -> str:
         """The replica that a Pod is, "worker-2"; empty for a Pod of another kind of job."""

@@ -22,6 +22,8 @@ __all__ = [
     "DEFAULT",
     "TARGETS",
     "by_name",
+    "child_events",
+    "child_path",
     "has_ended",
     "is_of_pods",
     "is_suspended",
@@ -37,6 +39,7 @@ __all__ = [
     "replica_order",
     "seconds_to_end",
     "target_of",
+    "with_child",
 ]
 
 DEFAULT: Final[Target] = PyTorchJob()
@@ -68,6 +71,24 @@ def of_kind(kind: str) -> Target:
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:
     """The path of a job, or of all jobs of a kind; see k8sjob.kube.resources.path."""
     return path(target.resource, namespace, name, api_version=target.api_version)
+
+
+def child_path(namespace: str = "", name: str = "") -> str:
+    """The path of a job's `child`, or of all that there are; see Target.child."""
+    return path("jobs", namespace, name, api_version="batch/v1")
+
+
+def child_events(target: Target, name: str) -> str:
+    """The field selector of the events about a job's `child`; empty where the kind has none."""
+    child = target.child(name)
+    return child and f"involvedObject.kind=Job,involvedObject.name={child}"
+
+
+def with_child(job: Json, child: Json | None) -> Json:
+    """The job with its `child`, where that is of this job and of none before it."""
+    if child is None or not owned(target_of(job), child, Object(job).uid):
+        return job
+    return {**job, "child": child}
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -129,16 +150,18 @@ def replica_order(replica: str) -> tuple[bool, int]:
     return role != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
 
 
-def owned(pod: Json, uid: str) -> bool:
-    """Whether no controller but the job of this uid owns a pod that carries the job's name."""
+def owned(target: Target, pod: Json, uid: str) -> bool:
+    """Whether a pod that carries a job's name is of the job of this uid, and of no other."""
+    if target.owner_label:
+        return Object(pod).labels.get(target.owner_label) == uid
     owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
     return all(owner.get("uid") == uid for owner in owners)
 
 
 def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
     """The job's pods, Master first and by index; not those of an earlier job of its name."""
-    uid = job["metadata"]["uid"]
-    newest = newest_pods(pod for pod in pods if owned(pod, uid))
+    target, uid = target_of(job), job["metadata"]["uid"]
+    newest = newest_pods(pod for pod in pods if owned(target, pod, uid))
     return tuple(newest[replica] for replica in sorted(newest, key=replica_order))
 
 
@@ -148,9 +171,13 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
 
 
 def is_of_pods(job: Json, event: Json) -> bool:
-    """Whether an event is about one of the job's pods, also one that no longer exists."""
+    """Whether an event is about one of the job's pods, also one that no longer exists, or `child`.
+
+    The name of a child is no pod's.
+    """
     about = str(Object(event).part("involvedObject").get("name", ""))
-    if not target_of(job).replica_named(Object(job).name, about):
+    target, name = target_of(job), Object(job).name
+    if not target.replica_named(name, about) and about != target.child(name):
         return False
     made = moment(Object(job).created)
     return made is None or event_time(event) >= made

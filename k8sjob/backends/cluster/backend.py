@@ -20,6 +20,7 @@ from k8sjob.targets.jobs import (
     CONTROLLERS,
     DEFAULT,
     TARGETS,
+    child_path,
     has_ended,
     is_suspended,
     job_path,
@@ -28,6 +29,7 @@ from k8sjob.targets.jobs import (
     owned,
     seconds_to_end,
     target_of,
+    with_child,
 )
 
 if TYPE_CHECKING:
@@ -243,6 +245,7 @@ class ClusterBackend:
         where = "" if all_namespaces else namespace or self.namespace
         found = self._jobs(where, selector)
         found.sort(key=lambda job: Object(job).created, reverse=True)
+        children = self._children(where, found)
         theirs: dict[tuple[str, str, str], list[Json]] = {}
         if pods and not all(map(has_ended, found)):
             theirs = self._pods_by_job(where, {target_of(job).job_label for job in found})
@@ -250,7 +253,8 @@ class ClusterBackend:
         for job in found:
             of, label = JobRef.of(job), target_of(job).job_label
             its_own = theirs.get((label, of.namespace, of.name), ())
-            snapshots.append(Snapshot(job, own_pods(job, its_own)))
+            child = children.get((of.namespace, target_of(job).child(of.name)))
+            snapshots.append(Snapshot(with_child(job, child), own_pods(job, its_own)))
         return snapshots
 
     def _jobs(self, namespace: str, selector: str) -> list[Json]:
@@ -270,6 +274,15 @@ class ClusterBackend:
         if refused and not found and (len(errors) == len(TARGETS) or refused.code == 403):
             raise refused
         return found
+
+    def _children(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], Json]:
+        """The `child` of these jobs by namespace and name; see Target.child."""
+        found = []
+        for label in {one.job_label for one in map(target_of, jobs) if one.child("any")}:
+            with suppress(ApiError):  # a list without them says less
+                query = {"labelSelector": label}
+                found += list_all(self.transport, child_path(namespace), query).items
+        return {(child.namespace, child.name): child.raw for child in map(Object, found)}
 
     def _pods_by_job(
         self, namespace: str, labels: set[str]
@@ -479,12 +492,13 @@ class ClusterBackend:
             BackendError: there are still pods after so long.
         """
         deadline = time.monotonic() + seconds
-        where, selector = path("pods", ref.namespace), of_kind(ref.kind).selector(ref.name)
+        target = of_kind(ref.kind)
+        where, selector = path("pods", ref.namespace), target.selector(ref.name)
         of_job = {"labelSelector": selector}
         while pods := [
             pod
             for pod in list_all(self.transport, where, of_job).items
-            if owned(pod, ref.uid) and (ended or Pod(pod).live)
+            if owned(target, pod, ref.uid) and (ended or Pod(pod).live)
         ]:
             if waiting:
                 waiting(seconds)

@@ -10,11 +10,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.kube.client.listwatch import Kind, list_all, reflect
+from k8sjob.kube.client.listwatch import Kind, list_all, reflect, slim
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import in_time, new_event
 from k8sjob.kube.resources import path
-from k8sjob.targets.jobs import is_of_pods, job_path, of_kind, own_pods, target_of
+from k8sjob.targets.jobs import (
+    child_events,
+    child_path,
+    is_of_pods,
+    job_path,
+    of_kind,
+    own_pods,
+    target_of,
+    with_child,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,13 +59,27 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
                 return []
             raise
 
-    of_job = {"labelSelector": target_of(job).selector(meta["name"])}
-    with ThreadPoolExecutor(3) as pool:
+    def child() -> Json | None:
+        try:
+            where = child_path(meta["namespace"], target.child(meta["name"]))
+            return slim(transport.request("GET", where))
+        except ApiError as error:
+            if error.code in {403, 404}:
+                return None
+            raise
+
+    target = target_of(job)
+    of_job = {"labelSelector": target.selector(meta["name"])}
+    of_child = child_events(target, meta["name"])
+    with ThreadPoolExecutor(5) as pool:
         pods = pool.submit(list_all, transport, path("pods", meta["namespace"]), of_job)
         own = pool.submit(events, f"involvedObject.uid={meta['uid']}")
-        theirs = pool.submit(events, "involvedObject.kind=Pod")
-    found = [*own.result(), *(event for event in theirs.result() if is_of_pods(job, event))]
-    return Snapshot(job, own_pods(job, pods.result().items), in_time(found))
+        selectors = filter(None, ("involvedObject.kind=Pod", of_child))
+        theirs = [pool.submit(events, selector) for selector in selectors]
+        made = pool.submit(child) if of_child else None
+    below = (event for found in theirs for event in found.result() if is_of_pods(job, event))
+    shown = with_child(job, made.result() if made else None)
+    return Snapshot(shown, own_pods(job, pods.result().items), in_time([*own.result(), *below]))
 
 
 def snapshots(
@@ -112,16 +135,26 @@ class _Informer:
         own_events = {"fieldSelector": f"involvedObject.uid={ref.uid}"}
         warnings = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
         by_name = {"fieldSelector": f"metadata.name={ref.name}"}
+
+        def below(event: Json) -> bool:
+            return is_of_pods(self._about, event)
+
         self._sources = {
             "job": _Source(job_path(target, ref.namespace), by_name),
             "pods": _Source(
                 path("pods", ref.namespace), {"labelSelector": target.selector(ref.name)}
             ),
             "the job's events": _Source(events, own_events, optional=True),
-            "the pods' events": _Source(
-                events, warnings, keep=lambda event: is_of_pods(self._about, event), optional=True
-            ),
+            "the pods' events": _Source(events, warnings, keep=below, optional=True),
         }
+        if of_child := child_events(target, ref.name):
+            named = {"fieldSelector": f"metadata.name={target.child(ref.name)}"}
+            self._sources |= {
+                "its Job": _Source(child_path(ref.namespace), named, optional=True),
+                "its Job's events": _Source(
+                    events, {"fieldSelector": of_child}, keep=below, optional=True
+                ),
+            }
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._begun = time.monotonic()
@@ -162,13 +195,16 @@ class _Informer:
     def snapshot(self) -> Snapshot | None:
         """The job as it is known; None: it is gone."""
         with self._news:
-            jobs, pods, own, theirs = (list(found.values()) for found in self._objects.values())
+            found = {name: list(objects.values()) for name, objects in self._objects.items()}
             notices = tuple(self._notices)
-        job = next((one for one in jobs if one["metadata"]["uid"] == self._ref.uid), None)
+        job = next((one for one in found["job"] if one["metadata"]["uid"] == self._ref.uid), None)
         if job is None:
             return None
-        events = in_time([*own, *(event for event in theirs if is_of_pods(job, event))])
-        return Snapshot(job, own_pods(job, pods), (*events, *notices))
+        others = (*found["the pods' events"], *found.get("its Job's events", ()))
+        below = (event for event in others if is_of_pods(job, event))
+        events = in_time([*found["the job's events"], *below])
+        shown = with_child(job, next(iter(found.get("its Job", ())), None))
+        return Snapshot(shown, own_pods(job, found["pods"]), (*events, *notices))
 
     def _ready(self) -> bool:
         needed = {name for name in self._unsynced if not self._sources[name].optional}

@@ -160,11 +160,12 @@ class JobPods:
 
     def _list(self, now: float) -> None:
         few = self._asked if len(self._asked) <= _MAX_NAMED else ()
-        selector = of_kind(self.ref.kind).selector(self.ref.name, few)
+        target, uid = of_kind(self.ref.kind), self.ref.uid
+        selector = target.selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
-        own = (p for p in found.get("items") or [] if not self.ref.uid or owned(p, self.ref.uid))
+        own = (p for p in found.get("items") or [] if not uid or owned(target, p, uid))
         self._instances = {name: Instance.of(pod) for name, pod in newest_pods(own).items()}
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -307,11 +307,11 @@ class Facts:
 
     @cached_property
     def job_events(self) -> tuple[Json, ...]:
-        """The Events about the job itself, oldest first."""
+        """The Events about the job itself, and about its `child`, oldest first."""
         return tuple(
             event
             for event in self.snapshot.events
-            if (event.get("involvedObject") or {}).get("kind") == self.target.kind
+            if (event.get("involvedObject") or {}).get("kind") != "Pod"
         )
 
     @cached_property

@@ -1,58 +1,37 @@
 """An Indexed Job as a target: batch/v1, kept by the Job controller of every cluster.
 
-A replica is a completion index, so all of them are alike; index 0 is the Master. Their names come
-from a headless Service of the job's name: NAME-0.NAME is the Master's. The Job controller injects
-the index alone (as an annotation of the Pod), so the manifest has the variables that the training
-operator would inject. A Pod that failed stays beside the one that takes its place.
-
-Behaviour: Kubernetes 1.31, pkg/controller/job.
+Its Pods' names come from a headless Service of the job's name: NAME-0.NAME is the Master's.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
-from k8sjob.errors import Problem
-from k8sjob.kube.labels import MANAGED_BY
-from k8sjob.kube.objects import Object, true_conditions
+from k8sjob.kube.objects import Object
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState, RecordedEnd, Replicas, created_pods
+from k8sjob.targets.api import JobState
+from k8sjob.targets.indexed import JOB_NAME, Indexed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Mapping
 
     from k8sjob.kube.objects import Json
-    from k8sjob.spec import JobSpec
 
 __all__ = ["IndexedJob"]
 
-_JOB_NAME: Final = "batch.kubernetes.io/job-name"
-_INDEX: Final = "batch.kubernetes.io/job-completion-index"
-"""A label of the Pod since Kubernetes 1.28, and an annotation."""
-_MANAGER: Final = "kubernetes.io/job-controller"
-_SIGNALS: Final = (130, 134, 135, 137, 139)
-"""128 + SIGINT, SIGABRT, SIGBUS, SIGKILL, SIGSEGV."""
-_RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.STOPPED})
-"""Exit codes after which a replica starts again under the restart policy ExitCode: a rule of a Job
-has at most 255 of them, and these are what the runtime and the kernel end a container with."""
-
-
-_ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
-"""Conditions of a job that has come to its end, and whose Pods are still being counted."""
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 
 
-class IndexedJob:
+class IndexedJob(Indexed):
     """batch/v1, without any operator; see k8sjob.targets.api.Target."""
 
     name = "job"
     kind = "Job"
     api_version = "batch/v1"
     resource = "jobs"
-    job_label = _JOB_NAME
+    job_label = JOB_NAME
+    owner_label = ""
     controller = Controller(
         kind="Job",
         name="the Job controller",
@@ -62,182 +41,18 @@ class IndexedJob:
         missing="every cluster has it: look at the apiserver",
         delay=600,  # from 10 s on, doubled for each Pod that has failed
     )
-    init_container = ""
-    creations: tuple[tuple[str, str, str], ...] = (
-        ("FailedCreate", "SuccessfulCreate", "Created pod: "),
-    )
     template = "job.yaml.j2"
     file = "indexed-job.yaml"
     companions: tuple[tuple[str, str], ...] = (("services", "service.yaml.j2"),)
     kueue_framework = "batch/job"
-    keeps_ended_pods = True
-    jobs_selector = f"{MANAGED_BY}=k8sjob"
 
-    # --- from a spec to an object
-
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What needs replicas that differ, or an operator."""
-        if spec.replicas.elastic is not None:
-            yield _lacks(("replicas", "elastic"), "its number of Pods does not change by itself")
-        if spec.resources.master is not None:
-            yield _lacks(("resources", "master"), "all its Pods are alike")
-        if spec.gang is not None:
-            yield _lacks(("gang",), "no operator makes a PodGroup for it")
-        if spec.policy.clean_pod_policy != "Running":
-            why = "Pods that run when it ends are always deleted, and those that have ended stay"
-            yield _lacks(("policy", "clean_pod_policy"), f"{why} until the job is deleted")
-        if spec.policy.restart_policy == "Always":
-            yield _lacks(("policy", "restart_policy"), "its Pods have OnFailure or Never")
-
-    def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have."""
-        policy, nodes = spec.restart_policy, spec.nnodes
-        restarts = 0 if policy == "Never" else spec.policy.max_restarts
-        limit = restarts * nodes  # one restart of the group is up to one of each node
-        return {
-            "nodes": nodes,
-            # So many Pods may fail; but so many restarts of containers, under OnFailure, are too
-            # many, unless it is 0.
-            "backoff_limit": limit + 1 if limit and policy == "OnFailure" else limit,
-            "restart_policy": "Never" if policy == "ExitCode" else policy,
-            "retried_codes": [int(code) for code in _RETRIED] if policy == "ExitCode" else [],
-            # Pods that a suspension ends would count as failed; a Job under OnFailure has no rules.
-            "stopped_code": None if policy == "OnFailure" else int(ExitCode.STOPPED),
-            "port_name": "rendezvous",
-            "injected": self._env(spec.name, nodes, spec.nproc_per_node),
-            "fields": dict.fromkeys(("RANK", "PET_NODE_RANK"), f"metadata.annotations['{_INDEX}']"),
-        }
-
-    @staticmethod
-    def _env(name: str, nodes: int, nproc: int) -> dict[str, str]:
-        """What the training operator would inject, but for the rank."""
-        address, port = f"{name}-0.{name}", str(DEFAULT_PORT)
-        return {
-            "PYTHONUNBUFFERED": "1",
-            "MASTER_PORT": port,
-            "PET_MASTER_PORT": port,
-            "MASTER_ADDR": address,
-            "PET_MASTER_ADDR": address,
-            "WORLD_SIZE": str(nodes * nproc),
-            "PET_NPROC_PER_NODE": str(nproc),
-            "PET_NNODES": str(nodes),
-        }
-
-    def problems(self, manifest: Json) -> list[Problem]:
-        """Whether it is Indexed; the apiserver says the rest itself."""
-        if Object(manifest).spec.get("completionMode") == "Indexed":
-            return []
-        message = "a replica's rank is its completion index; use Indexed"
-        return [Problem("spec.completionMode", message)]
-
-    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
-        """The rank, from the completion index."""
-        rank = index + (Role(role) is Role.WORKER)
-        if not 0 <= rank < _nodes(job) or (Role(role) is Role.MASTER and index):
-            raise ValueError(f"{Object(job).name} has no {role}-{index}: it has {_nodes(job)} Pods")
-        return {"RANK": str(rank), "PET_NODE_RANK": str(rank)}
-
-    def minimal(self, name: str, pod: Json) -> Json:
-        """One completion."""
-        template = {"spec": {"restartPolicy": "Never", **pod}}
-        return {
-            "apiVersion": self.api_version,
-            "kind": self.kind,
-            "metadata": {"name": name},
-            "spec": {"completionMode": "Indexed", "completions": 1, "template": template},
-        }
-
-    # --- a job
-
-    def replicas(self, job: Json) -> tuple[Replicas, ...]:
-        """spec.completions of one template."""
-        template = Object(job).part("spec", "template")
-        policy = Object(template).spec.get("restartPolicy") or "Never"
-        counts = ((Role.MASTER, 1), (Role.WORKER, _nodes(job) - 1))
-        return tuple(
-            Replicas(role, count, ("spec", "template"), template, policy)
-            for role, count in counts
-            if count > 0
-        )
-
-    def nproc_per_node(self, job: Json) -> str:
-        """PET_NPROC_PER_NODE of the container."""
-        for container in Object(job).part("spec", "template", "spec").get("containers") or ():
-            for variable in container.get("env") or ():
-                if variable.get("name") == "PET_NPROC_PER_NODE":
-                    return str(variable.get("value") or "")
-        return ""
-
-    def is_elastic(self, job: Json) -> bool:  # noqa: ARG002 - never
-        """No."""
-        return False
-
-    def state(self, job: Json) -> tuple[JobState, Json]:
-        """By the true conditions, and while there is none by the counts of Pods."""
-        status = Object(job).status
-        true = true_conditions(status)
-        for kind, state in (
-            ("Failed", JobState.FAILED),
-            ("Complete", JobState.SUCCEEDED),
-            ("Suspended", JobState.SUSPENDED),
-        ):
-            if kind in true:
-                return state, true[kind]
-        well = (status.get("ready") or 0) + (status.get("succeeded") or 0)
-        if well == _nodes(job) or not true.keys().isdisjoint(_ENDING):
-            return JobState.RUNNING, {}
-        if status.get("failed"):
-            return JobState.RESTARTING, {}
-        return (JobState.RUNNING if well else JobState.CREATED), {}
-
-    def times(self, job: Json) -> tuple[str | None, str | None]:
-        """status.startTime and completionTime; a failed job ends when its Pods do."""
-        status = Object(job).status
-        failing = true_conditions(status).get("FailureTarget", {})
-        ended = status.get("completionTime") or failing.get("lastTransitionTime")
-        return status.get("startTime"), ended
-
-    def counts(self, job: Json, state: JobState) -> dict[str, int]:
-        """The Pods that are there now; those that failed before are not counted."""
-        status = Object(job).status
-        ready, active = status.get("ready") or 0, status.get("active") or 0
-        failed = status.get("failed") or 0 if state is JobState.FAILED else 0
-        found = {"Running": ready, "Succeeded": status.get("succeeded") or 0, "Failed": failed}
-        waiting = _nodes(job) - sum(found.values())
-        if not state.finished and state is not JobState.SUSPENDED:
-            found["Pending"] = max(waiting, active - ready, 0)
-        return {phase: count for phase, count in found.items() if count > 0}
-
-    def is_suspended(self, job: Json) -> bool:
-        """spec.suspend."""
-        return bool(Object(job).spec.get("suspend"))
-
-    def suspension(self, *, value: bool) -> Json:
-        """The same."""
-        return {"spec": {"suspend": value}}
-
-    def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
-        """Nothing."""
-        return None
-
-    def active_deadline(self, job: Json) -> int | None:
-        """spec.activeDeadlineSeconds."""
-        found: int | None = Object(job).spec.get("activeDeadlineSeconds")
-        return found
-
-    def keeps_pods(self, job: Json) -> bool:  # noqa: ARG002 - never
-        """No: the controller deletes those that still run."""
-        return False
-
-    def managed_by(self, job: Json) -> str:
-        """spec.managedBy, where that is not the Job controller."""
-        manager = Object(job).spec.get("managedBy") or _MANAGER
-        return "" if manager == _MANAGER else str(manager)
-
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """Limits and times; the template and the number of completions are fixed."""
-        limits = ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit")
-        return path[:1] == ("spec",) and path[1:2] in {(limit,) for limit in limits}
+    ends: ClassVar[Mapping[str, JobState]] = {
+        "Failed": JobState.FAILED,
+        "Complete": JobState.SUCCEEDED,
+        "Suspended": JobState.SUSPENDED,
+    }
+    manager = "kubernetes.io/job-controller"
+    limits = (*Indexed.limits, "activeDeadlineSeconds", "backoffLimit")
 
     def written(self, job: Json) -> Json:
         """The spec without the selector and the labels by which the controller finds its Pods."""
@@ -250,47 +65,3 @@ class IndexedJob:
             if key.rpartition("/")[2] not in _GENERATED
         }
         return {**spec, "template": {**template, "metadata": meta}}
-
-    # --- its Pods and Events
-
-    def replica_of(self, pod: Json) -> str:
-        """By the Job controller's labels."""
-        labels = Object(pod).labels
-        index = labels.get(_INDEX) or Object(pod).part("metadata", "annotations").get(_INDEX, "")
-        return _replica(int(index)) if _JOB_NAME in labels and index.isdecimal() else ""
-
-    def selector(self, name: str, replicas: Collection[str] = ()) -> str:
-        """By the Job controller's labels."""
-        ranks = sorted(
-            int(index) + (role == Role.WORKER.lower())
-            for role, _, index in (replica.rpartition("-") for replica in replicas)
-        )
-        more = f",{_INDEX} in ({','.join(map(str, ranks))})" if ranks else ""
-        return f"{_JOB_NAME}={name}{more}"
-
-    def replica_named(self, job_name: str, pod: str) -> str:
-        """A Pod is called JOB-INDEX-SUFFIX."""
-        found = re.fullmatch(rf"{re.escape(job_name)}-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
-        return _replica(int(found[1])) if found else ""
-
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - there is none
-        """None: a Pod that failed stays."""
-        yield from ()
-
-    def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
-        """How many Pods of it were created after the first one."""
-        created = [name for name, _ in created_pods(self, job, events) if name == replica]
-        return max(len(created) - 1, 0)
-
-
-def _replica(index: int) -> str:
-    return f"worker-{index - 1}" if index else "master-0"
-
-
-def _nodes(job: Json) -> int:
-    return int(Object(job).spec.get("completions") or 1)
-
-
-def _lacks(field: tuple[str, ...], why: str) -> Problem:
-    message = f"target job does not have it: {why}; take it out, or use target pytorchjob"
-    return Problem(".".join(field), message)

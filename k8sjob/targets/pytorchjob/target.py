@@ -56,6 +56,7 @@ class PyTorchJob:
     api_version = operator.API_VERSION
     resource = "pytorchjobs"
     job_label = JOB_NAME
+    owner_label = ""
     controller = Controller(
         kind=operator.KIND,
         name="the training operator",
@@ -203,6 +204,10 @@ class PyTorchJob:
         return Object(job).spec
 
     # --- its Pods and Events
+
+    def child(self, name: str) -> str:  # noqa: ARG002 - never
+        """None: the Pods are its own."""
+        return ""
 
     def replica_of(self, pod: Json) -> str:
         """By the operator's labels."""
