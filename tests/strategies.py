@@ -156,6 +156,17 @@ def _volumes() -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(volume, max_size=3, unique_by=(lambda v: v["name"], lambda v: v["mount"]))
 
 
+_KUEUE = _some({}, {"kueue_queue": OBJECTS}) | _some(
+    {"kueue_queue": NAMES},
+    {
+        "kueue_priority_class": OBJECTS,
+        "kueue_topology": st.sampled_from(["required", "preferred"]).flatmap(
+            lambda how: st.fixed_dictionaries({how: KEYS})
+        ),
+    },
+)
+
+
 @st.composite
 def job_specs(draw: st.DrawFn) -> JobSpec:
     """Any valid JobSpec, with hostile texts in every field that takes text."""
@@ -211,7 +222,6 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         "topology_spread": st.lists(free, max_size=2),
         "runtime_class": OBJECTS,
         "priority_class": OBJECTS,
-        "kueue_queue": OBJECTS,
         "gang": st.none()
         | _some(
             {},
@@ -240,4 +250,5 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         host_network=host_network,
         security="default" if open_node else draw(st.sampled_from(["default", "restricted"])),
         **draw(_some({}, optional)),
+        **draw(_KUEUE),
     )

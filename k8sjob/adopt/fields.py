@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import Json, config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decode_object
-from k8sjob.kube.labels import ISTIO, MANAGED_BY, QUEUE
+from k8sjob.kube.labels import ISTIO, MANAGED_BY, PRIORITY, QUEUE
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
 
@@ -52,6 +52,7 @@ def fields(wanted: Json) -> Json:
         "volumes": _volumes(all_pods, lead),
         "policy": _policy(spec, lead),
         "kueue_queue": queue,
+        "kueue_priority_class": queue and metadata["labels"].get(PRIORITY),
         "service_account_token": lead["automountServiceAccountToken"],
         **_scheduling(all_pods, lead),
     }
@@ -83,7 +84,7 @@ def _templates(wanted: Json, group: str) -> list[Json]:
 
 def _labels(wanted: Json) -> Json:
     shared = _shared([wanted["metadata"].get("labels", {}), *_templates(wanted, "labels")])
-    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, QUEUE)}
+    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, QUEUE, PRIORITY)}
 
 
 def _annotations(wanted: Json) -> Json:

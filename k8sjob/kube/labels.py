@@ -9,8 +9,10 @@ __all__ = [
     "ISTIO",
     "MANAGED_BY",
     "MANIFEST_DIGEST",
+    "PRIORITY",
     "QUEUE",
     "RESERVED",
+    "TOPOLOGY",
     "same_manifest",
 ]
 
@@ -24,6 +26,11 @@ ISTIO: Final = "sidecar.istio.io/inject"
 """An annotation of pods: "false" keeps a service mesh out of the ranks' connections."""
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of the job, for Kueue: the queue in which it waits."""
+
+PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+"""A label of the job, for Kueue: its WorkloadPriorityClass."""
+TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
+"""An annotation of pods, for Kueue: the level, which is required or preferred."""
 
 RESERVED: Final = ("training.kubeflow.org/", "batch.kubernetes.io/")
 """How labels begin that controllers set on the pods of a job."""

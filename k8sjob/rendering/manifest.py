@@ -25,7 +25,15 @@ from k8sjob.contract import (
     Role,
 )
 from k8sjob.errors import Problem, SpecError
-from k8sjob.kube.labels import IMAGE_ORIGIN, ISTIO, MANAGED_BY, MANIFEST_DIGEST, QUEUE
+from k8sjob.kube.labels import (
+    IMAGE_ORIGIN,
+    ISTIO,
+    MANAGED_BY,
+    MANIFEST_DIGEST,
+    PRIORITY,
+    QUEUE,
+    TOPOLOGY,
+)
 from k8sjob.rendering.overlay import apply_overlay
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import DEFAULT, by_name
@@ -89,7 +97,8 @@ def manifest(
     annotations = {MANIFEST_DIGEST: hashlib.sha256((text + overlay).encode()).hexdigest()}
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
-    rendered["metadata"]["annotations"] = annotations
+    own = rendered["metadata"].get("annotations") or {}
+    rendered["metadata"]["annotations"] = {**own, **annotations}
     if not spec.overlay:
         return rendered
     return apply_overlay(
@@ -173,7 +182,7 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
     return {
         "spec": spec,
         "image": image,
-        "job_labels": {**spec.labels, MANAGED_BY: "k8sjob", **_queue_label(spec)},
+        "job_labels": {**spec.labels, MANAGED_BY: "k8sjob", **_queue_labels(spec)},
         "pod_labels": {**spec.labels, MANAGED_BY: "k8sjob"},
         "pod_annotations": _annotations(spec),
         # Kueue starts a job by setting suspend to false, so it must begin suspended.
@@ -220,13 +229,16 @@ def _volumes(spec: JobSpec) -> list[Volume]:
     return [*volumes, Volume(name=name, mount=str(folder), empty_dir=EmptyDir())]
 
 
-def _queue_label(spec: JobSpec) -> dict[str, str]:
-    return {} if spec.kueue_queue is None else {QUEUE: spec.kueue_queue}
+def _queue_labels(spec: JobSpec) -> dict[str, str]:
+    labels = {QUEUE: spec.kueue_queue, PRIORITY: spec.kueue_priority_class}
+    return {key: value for key, value in labels.items() if value is not None}
 
 
 def _annotations(spec: JobSpec) -> dict[str, str]:
     # An istio sidecar outlives the training, so the pod would never complete.
-    wanted = {ISTIO: "false", **spec.annotations}
+    topology = spec.kueue_topology.model_dump() if spec.kueue_topology else {}
+    levels = {TOPOLOGY.format(how): level for how, level in topology.items()}
+    wanted = {ISTIO: "false", **levels, **spec.annotations}
     return {key: value for key, value in wanted.items() if value is not None}
 
 

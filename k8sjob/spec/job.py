@@ -21,7 +21,7 @@ from k8sjob.spec.names import (
     ObjectName,
     Text,
 )
-from k8sjob.spec.replicas import Gang, Policy, Replicas
+from k8sjob.spec.replicas import Gang, Policy, Replicas, Topology
 from k8sjob.spec.resources import Resources, Volume
 from k8sjob.spec.rules import job_remarks, job_rules
 from k8sjob.spec.run import Run
@@ -144,6 +144,21 @@ class JobSpec(Part):
     ] = None
     kueue_queue: Annotated[
         ObjectName | None, doc("Kueue's LocalQueue for the job; null: none.", "research")
+    ] = None
+    kueue_priority_class: Annotated[
+        ObjectName | None,
+        doc(
+            "Kueue's WorkloadPriorityClass: the order in the queue, and who preempts whom; null: by"
+            " priority_class.",
+            "production",
+        ),
+    ] = None
+    kueue_topology: Annotated[
+        Topology | None,
+        doc(
+            "Keeps all pods in one domain of Kueue's topology, as one rack; null: anywhere.",
+            {"preferred": "cloud.provider.com/topology-rack"},
+        ),
     ] = None
     gang: Annotated[
         Gang | None, doc("Schedule all pods at once; null: one by one.", {"scheduler": "volcano"})

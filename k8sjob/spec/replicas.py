@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from k8sjob.spec.base import Broken, Count, Flag, Part, Whole, doc
-from k8sjob.spec.names import ObjectName
+from k8sjob.spec.names import LabelKey, ObjectName
 from k8sjob.spec.quantity import Duration
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ __all__ = [
     "Gang",
     "Policy",
     "Replicas",
+    "Topology",
 ]
 
 
@@ -99,6 +100,27 @@ class Gang(Part):
         ObjectName | None,
         doc("The scheduler's queue; it cannot be changed later.", "research"),
     ] = None
+
+
+class Topology(Part):
+    """The level of Kueue's topology of which one domain takes all pods: a label of the nodes."""
+
+    shorthand = "preferred"
+
+    required: Annotated[
+        LabelKey | None,
+        doc("Wait until one domain has room.", "cloud.provider.com/topology-rack"),
+    ] = None
+    preferred: Annotated[
+        LabelKey | None,
+        doc("Else take a larger domain, or several.", "cloud.provider.com/topology-rack"),
+    ] = None
+
+    def rules(self) -> Iterator[Broken]:
+        """One of the two."""
+        if (self.required is None) == (self.preferred is None):
+            given = "neither is" if self.required is None else "both are"
+            yield Broken((), f"{given} given; write one of required and preferred")
 
 
 class Policy(Part):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from k8sjob import strategies
 from k8sjob.contract import WORKDIR
-from k8sjob.kube.labels import QUEUE, RESERVED
+from k8sjob.kube.labels import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
 from k8sjob.strategies import STRATEGIES
@@ -27,6 +27,7 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
     """Every rule over several parts that the spec breaks."""
     yield from _name(spec)
     yield from _labels(spec)
+    yield from _queue(spec)
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
@@ -88,9 +89,17 @@ def _labels(spec: JobSpec) -> Iterator[Broken]:
         if prefix := next((one for one in RESERVED if key.startswith(one)), None):
             message = f"would be overridden: the cluster's controllers set labels under {prefix}"
             yield Broken(("labels", key), f"{message}; choose another key")
-        if key == QUEUE and spec.kueue_queue is not None:
-            message = f"kueue_queue {spec.kueue_queue!r} sets this label; take one of them out"
+        field = {QUEUE: "kueue_queue", PRIORITY: "kueue_priority_class"}.get(key, "")
+        if (value := getattr(spec, field, None)) is not None:
+            message = f"{field} {value!r} sets this label; take one of them out"
             yield Broken(("labels", key), message)
+
+
+def _queue(spec: JobSpec) -> Iterator[Broken]:
+    """What is for Kueue alone needs a queue."""
+    for field in ("kueue_priority_class", "kueue_topology"):
+        if getattr(spec, field) is not None and spec.kueue_queue is None:
+            yield Broken((field,), "only Kueue reads it; set kueue_queue, or take it out")
 
 
 def _fitting(spec: JobSpec) -> Iterator[Broken]:

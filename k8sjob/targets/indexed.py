@@ -35,6 +35,7 @@ _SIGNALS: Final = (130, 134, 135, 137, 139)
 _RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.STOPPED})
 """Exit codes after which a replica starts again under the restart policy ExitCode: a rule of a Job
 has at most 255 of them, and these are what the runtime and the kernel end a container with."""
+_RANKS: Final = ("RANK", "PET_NODE_RANK")
 _ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that has come to its end, and whose Pods are still being counted."""
 
@@ -48,6 +49,7 @@ class Indexed:
         ends: the conditions by which a job has ended or is suspended, the first ones first.
         manager: the value of spec.managedBy that stands for the kind's own controller.
         limits: the fields of the spec on whose change the controller acts.
+        elastic: whether its number of Pods may be another than at first.
     """
 
     name: str
@@ -73,12 +75,13 @@ class Indexed:
     ends: ClassVar[Mapping[str, JobState]]
     manager: ClassVar[str]
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
+    elastic: ClassVar[bool] = False
 
     # --- from a spec to an object
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
         """What needs replicas that differ, or an operator."""
-        if spec.replicas.elastic is not None:
+        if spec.replicas.elastic is not None and not self.elastic:
             yield self._lacks("replicas.elastic", "its number of Pods does not change by itself")
         if spec.resources.master is not None:
             yield self._lacks("resources.master", "all its Pods are alike")
@@ -98,7 +101,10 @@ class Indexed:
         """What the template needs beside the values that all kinds have."""
         policy, nodes = spec.restart_policy, spec.nnodes
         restarts = 0 if policy == "Never" else spec.policy.max_restarts
-        limit = restarts * nodes  # one restart of the group is up to one of each node
+        elastic = spec.replicas.elastic
+        # One restart of the group is up to one of each node.
+        limit = restarts * (elastic.max if elastic else nodes)
+        partial = elastic and spec.kueue_queue and elastic.min < nodes
         return {
             "nodes": nodes,
             # So many Pods may fail; but so many restarts of containers, under OnFailure, are too
@@ -109,13 +115,25 @@ class Indexed:
             # Pods that a suspension ends would count as failed; a Job under OnFailure has no rules.
             "stopped_code": None if policy == "OnFailure" else int(ExitCode.STOPPED),
             "port_name": "rendezvous",
-            "injected": self._env(spec.name, nodes, spec.nproc_per_node),
-            "fields": dict.fromkeys(("RANK", "PET_NODE_RANK"), f"metadata.annotations['{_INDEX}']"),
+            "injected": self._env(spec),
+            "fields": {} if elastic else dict.fromkeys(_RANKS, f"metadata.annotations['{_INDEX}']"),
+            # With so few nodes may Kueue start it: it changes parallelism and completions.
+            "min_parallelism": elastic.min if elastic and partial else None,
         }
 
-    def _env(self, name: str, nodes: int, nproc: int) -> dict[str, str]:
+    def _env(self, spec: JobSpec) -> dict[str, str]:
         """What the training operator would inject, but for the rank."""
+        name, nodes, nproc = spec.name, spec.nnodes, spec.nproc_per_node
         address, port = f"{name}{self.child_name}-0.{name}", str(DEFAULT_PORT)
+        if elastic := spec.replicas.elastic:
+            return {
+                "PYTHONUNBUFFERED": "1",
+                "PET_NPROC_PER_NODE": str(nproc),
+                "PET_RDZV_ENDPOINT": f"{address}:{port}",
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_NNODES": f"{elastic.min}:{elastic.max}",
+                "PET_MAX_RESTARTS": str(spec.policy.max_restarts),
+            }
         return {
             "PYTHONUNBUFFERED": "1",
             "MASTER_PORT": port,
@@ -139,7 +157,7 @@ class Indexed:
         rank, nodes = index + (Role(role) is Role.WORKER), self._nodes(job)
         if not 0 <= rank < nodes or (Role(role) is Role.MASTER and index):
             raise ValueError(f"{Object(job).name} has no {role}-{index}: it has {nodes} Pods")
-        return {"RANK": str(rank), "PET_NODE_RANK": str(rank)}
+        return {} if self.is_elastic(job) else dict.fromkeys(_RANKS, str(rank))
 
     def minimal(self, name: str, pod: Json) -> Json:
         """One completion."""
@@ -182,15 +200,18 @@ class Indexed:
 
     def nproc_per_node(self, job: Json) -> str:
         """PET_NPROC_PER_NODE of the container."""
+        return self._variable(job, "PET_NPROC_PER_NODE")
+
+    def _variable(self, job: Json, name: str) -> str:
         for container in Object(self._job(job)).part("template", "spec").get("containers") or ():
             for variable in container.get("env") or ():
-                if variable.get("name") == "PET_NPROC_PER_NODE":
+                if variable.get("name") == name:
                     return str(variable.get("value") or "")
         return ""
 
-    def is_elastic(self, job: Json) -> bool:  # noqa: ARG002 - never
-        """No."""
-        return False
+    def is_elastic(self, job: Json) -> bool:
+        """Whether PET_NNODES of the container has two bounds."""
+        return ":" in self._variable(job, "PET_NNODES")
 
     def state(self, job: Json) -> tuple[JobState, Json]:
         """By the true conditions, and while there is none by the counts of Pods.

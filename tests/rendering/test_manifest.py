@@ -401,6 +401,8 @@ def test_scheduling(job, crd_problems):
             replicas={"workers": 3},
             gang={"scheduler": "volcano", "queue": "research"},
             kueue_queue="research",
+            kueue_priority_class="production",
+            kueue_topology={"preferred": "rack"},
             priority_class="high",
             runtime_class="nvidia",
             host_network=True,
@@ -412,6 +414,7 @@ def test_scheduling(job, crd_problems):
         )
     )
     assert rendered["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert rendered["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "production"
     assert rendered["spec"]["runPolicy"]["suspend"] is True
     assert rendered["spec"]["runPolicy"]["schedulingPolicy"] == {
         "minAvailable": 4,
@@ -432,7 +435,19 @@ def test_scheduling(job, crd_problems):
             "affinity": affinity,
         }
         assert expected.items() <= pod(rendered, role).items()
+        template = rendered["spec"]["pytorchReplicaSpecs"][role]["template"]
+        assert template["metadata"]["annotations"] == {
+            "sidecar.istio.io/inject": "false",
+            "kueue.x-k8s.io/podset-preferred-topology": "rack",
+            "kueue.x-k8s.io/podset-group-name": rendered["metadata"]["name"],
+        }
     assert crd_problems(rendered) == []
+
+
+def test_a_group_of_pods_has_two_parts(job):
+    made = manifest(job(kueue_queue="q", kueue_topology={"required": "rack"}))
+    annotations = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]
+    assert "kueue.x-k8s.io/podset-group-name" not in annotations["annotations"]
 
 
 def test_gang_of_some(job):

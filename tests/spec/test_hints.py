@@ -20,6 +20,7 @@ CONTEXTS = [
     (r"image\.", BUILT),
     (r"run\.(command|module)", {"run": {}}),
     (r"run\.env_from\.config_map", {"run": {"script": "main.py", "env_from": [{}]}}),
+    (r"kueue_", {"kueue_queue": "q"}),
     (r"replicas\.elastic\.", {"replicas": {"workers": 3, "elastic": {"min": 1, "max": 9999}}}),
     (r"resources\.(gpu_type|gpu_resource)", {"resources": {"gpus": 1}}),
     (r"resources\.master\.gpus", {"resources": {"gpus": 1}}),

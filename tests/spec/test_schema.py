@@ -45,6 +45,8 @@ def test_every_example_of_the_job_is_a_job(name):
         changed = {**MINIMAL, name: example}
         if name == "gang":
             changed["replicas"] = {"workers": 3}
+        if name.startswith("kueue_"):
+            changed.setdefault("kueue_queue", "research")
         assert JobSpec(**changed)
 
 
@@ -73,6 +75,7 @@ def test_the_schema_takes_every_spec_that_k8sjob_takes(spec):
 
 EVERYTHING = {
     "name": "x", "namespace": "n", "service_account": "s", "kueue_queue": "q",
+    "kueue_priority_class": "p", "kueue_topology": {"required": "a/rack"},
     "image": {"repository": "r/x", "base": "b", "pip": ["a"], "pull_policy": "Never"},
     "run": {"script": "m.py", "args": ["a"], "env": {"A": "b"}, "env_from": [{"secret": "s"}]},
     "labels": {"a": "b"}, "annotations": {"a": "b"}, "node_selector": {"a": "b"},

@@ -11,6 +11,7 @@ from k8sjob.errors import SpecError
 from k8sjob.kube.objects import Object
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import companions, manifest, render, replica_env
+from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
 from k8sjob.targets.api import JobState
@@ -77,6 +78,35 @@ def test_a_replica_that_there_is_not(role, index):
         TARGET.injected_env(manifest(spec()), role, index)
 
 
+def test_an_elastic_job_has_a_rendezvous_and_no_ranks():
+    alike = spec(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}})
+    made = manifest(alike)
+    (container,) = Object(made).part("spec", "template", "spec")["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    wanted = replica_env(alike, Role.WORKER, 0)
+    differs = {name for name in wanted if given.get(name) != wanted[name]}
+    assert (differs, given["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, "tiny-0.tiny:23456")
+    assert elastic_env(given, "tiny-0").hosts
+    assert TARGET.is_elastic(made)
+    assert not TARGET.is_elastic(job())
+    assert TARGET.injected_env(made, Role.WORKER, 1) == {}
+    assert made["spec"]["backoffLimit"] == 12
+    assert made["spec"]["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "smallest"),
+    [({}, None), ({"kueue_queue": "q"}, "2"), ({"kueue_queue": "q", "least": 3}, None)],
+)
+def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
+    least = fields.pop("least", 2)
+    made = manifest(spec(replicas={"workers": 2, "elastic": {"min": least, "max": 3}}, **fields))
+    annotations = made["metadata"]["annotations"]
+    assert annotations.get("kueue.x-k8s.io/job-min-parallelism") == smallest
+    equal = annotations.get("kueue.x-k8s.io/job-completions-equal-parallelism")
+    assert equal == (smallest and "true")
+
+
 def test_the_service_gives_the_pods_their_names():
     (service,) = companions(spec(namespace="team"))
     made = manifest(spec(namespace="team"))
@@ -110,7 +140,6 @@ def test_restarts(policy, restart, limit, rules):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("replicas.elastic", {"replicas": {"workers": 2, "elastic": {"min": 1, "max": 3}}}),
         ("resources.master", {"resources": {"cpu": 1, "master": {"cpu": 2}}}),
         ("gang", {"gang": {"scheduler": "volcano"}}),
         ("policy.clean_pod_policy", {"policy": {"clean_pod_policy": "All"}}),

@@ -51,6 +51,7 @@ class IndexedJob(Indexed):
         "Complete": JobState.SUCCEEDED,
         "Suspended": JobState.SUSPENDED,
     }
+    elastic = True
     manager = "kubernetes.io/job-controller"
     limits = (*Indexed.limits, "activeDeadlineSeconds", "backoffLimit")
 
