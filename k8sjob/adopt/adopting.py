@@ -20,6 +20,7 @@ from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.rendering.manifest import manifest
+from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
 from k8sjob.targets.pytorchjob.operator import API_VERSION, KIND, webhook_problems
 from k8sjob.targets.pytorchjob.schema import typed
@@ -219,28 +220,13 @@ def _prove(spec: JobSpec, original: Json, source: str) -> None:
     left = difference(normal(rendered, config=config), normal(original, config=config))
     problems = [
         Problem(field_path(path), "no job spec can say this; change it, or keep the manifest")
-        for path in _leaves(left)
+        for path in leaves(left)
     ]
     raise SpecError(problems, source)
 
 
-def _leaves(patch: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The paths at which a patch changes something; items of a list are called by their name."""
-    if isinstance(patch, dict) and patch:
-        for key, value in patch.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(patch, list) and patch and all(isinstance(item, dict) for item in patch):
-        for index, item in enumerate(patch):
-            names = [item.get(key) for key in ("name", "mountPath")]
-            name = next((name for name in names if name and isinstance(name, str)), index)
-            rest = {key: value for key, value in item.items() if key not in ("name", "mountPath")}
-            yield from _leaves(rest or None, (*path, name))
-    else:
-        yield path
-
-
 def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
-    kept = sorted({field_path(path) for path in _leaves(spec.overlay)} if spec.overlay else ())
+    kept = sorted({field_path(path) for path in leaves(spec.overlay)} if spec.overlay else ())
     if kept:
         yield f"kept in overlay, unchanged: {', '.join(kept)}"
     command = list(spec.run.command or ())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+from k8sjob.spec.names import TargetName
 from k8sjob.yamldoc import JOB_FILE
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ plain_http_option = click.option(
 )
 target_option = click.option(
     "--target",
-    type=click.Choice(["pytorchjob", "job"]),
+    type=click.Choice(get_args(TargetName)),
     help="The kind of object that the job becomes, instead of the file's.",
 )
 selector_option = click.option(

@@ -34,7 +34,7 @@ from k8sjob.kube.labels import (
     QUEUE,
     TOPOLOGY,
 )
-from k8sjob.rendering.overlay import apply_overlay
+from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import DEFAULT, by_name
 
@@ -88,22 +88,23 @@ def manifest(
             k8sjob.rendering.overlay; or `image` names none.
     """
     target = by_name(spec.target)
-    if problems := list(target.refusals(spec)):
+    if problems := [*target.refusals(spec), *of_another_kind(spec.overlay, target)]:
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
     text = fill(target.template, **{**values, **target.values(spec)})
     rendered = _parsed(text)
-    overlay = yamldoc.dump(spec.overlay) if spec.overlay else ""
-    annotations = {MANIFEST_DIGEST: hashlib.sha256((text + overlay).encode()).hexdigest()}
+    given = [text, *(yamldoc.dump(one) for one in (spec.overlay, spec.pod_template) if one)]
+    annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
     own = rendered["metadata"].get("annotations") or {}
     rendered["metadata"]["annotations"] = {**own, **annotations}
-    if not spec.overlay:
+    if not (spec.overlay or spec.pod_template):
         return rendered
     return apply_overlay(
         rendered,
         copy.deepcopy(spec.overlay),  # who changes the manifest must not change the spec
+        copy.deepcopy(spec.pod_template),
         image_is_built=spec.builds_image,
         restricted=spec.security == "restricted",
     )

@@ -1,4 +1,4 @@
-"""`overlay`: whatever the job spec has no field for, merged into the rendered manifest last.
+"""`pod_template`, `overlay`: what the job spec has no field for, merged into the manifest last.
 
 Mappings merge as RFC 7386 says (null deletes, everything else replaces). Lists whose items all
 have a name merge by it, as Kubernetes' strategic merge does for containers, env, volumes and ports;
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
-from k8sjob.targets.jobs import target_of
+from k8sjob.targets.jobs import TARGETS, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["apply_overlay", "merge"]
+    from k8sjob.targets.api import Target
+
+__all__ = ["apply_overlay", "leaves", "merge", "of_another_kind"]
 
 _Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
@@ -28,13 +30,19 @@ _LIST_KEYS: Final = ("mountPath", "name")
 
 
 def apply_overlay(
-    manifest: _Json, overlay: _Json, *, image_is_built: bool, restricted: bool = False
+    manifest: _Json,
+    overlay: _Json,
+    pod_template: _Json,
+    *,
+    image_is_built: bool,
+    restricted: bool = False,
 ) -> _Json:
-    """The manifest with the overlay merged in; neither argument is changed.
+    """The manifest with both merged in, the overlay last; no argument is changed.
 
     Args:
         manifest: a rendered job.
         overlay: the spec's overlay.
+        pod_template: the spec's, for the Pod template of each role.
         image_is_built: the image comes out of a build; then the digest of that build is what the
             training containers run, and an overlay must not put another in its place.
         restricted: the Pods must pass the Pod Security Standard of that name.
@@ -43,17 +51,63 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
-    problems = list(_taken(manifest, overlay, image_is_built=image_is_built))
+    problems = list(_taken(overlay))
+    if image_is_built:
+        problems += _images(manifest, overlay, pod_template)
     if not problems:
-        merged: _Json = merge(manifest, overlay)
+        merged = manifest
+        for one in target_of(manifest).replicas(manifest) if pod_template else ():
+            merged = _with(merged, one.path, merge(one.template, pod_template))
+        merged = merge(merged, overlay)
         problems = [
             Problem(f"overlay.{problem.field}", problem.message)
+            if overlay
+            else Problem("pod_template", f"{problem.field}: {problem.message}")
             for problem in target_of(merged).problems(merged)
         ]
-        problems += _violations(merged, overlay) if restricted else ()
+        problems += _violations(merged, overlay, pod_template) if restricted else ()
     if problems:
         raise SpecError(problems)
     return merged
+
+
+def of_another_kind(overlay: _Json, target: Target) -> Iterator[Problem]:
+    """Each field of an overlay that another kind of job has, and not this one."""
+    spec = overlay.get("spec")
+    for key, change in spec.items() if isinstance(spec, dict) else ():
+        owners = [one.kind for one in TARGETS if key in one.spec_fields]
+        if owners and target.kind not in owners:
+            for path in leaves(change, ("overlay", "spec", key)):
+                yield Problem(
+                    field_path(path),
+                    f"a {target.kind} has no spec.{key}, which is a {' or '.join(owners)}'s; say it"
+                    f" in the fields of a {target.kind}, in pod_template if it is about the Pods of"
+                    " all replicas, or take it out",
+                )
+
+
+def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    """The paths at which a patch changes something; items of a list are called by their name."""
+    if isinstance(patch, dict) and patch:
+        for key, value in patch.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(patch, list) and patch and all(isinstance(item, dict) for item in patch):
+        for index, item in enumerate(patch):
+            names = [item.get(key) for key in ("name", "mountPath")]
+            name = next((name for name in names if name and isinstance(name, str)), index)
+            rest = {key: value for key, value in item.items() if key not in ("name", "mountPath")}
+            yield from leaves(rest or None, (*path, name))
+    else:
+        yield path
+
+
+def _with(value: Any, path: FieldPath, new: Any) -> Any:
+    """A copy of a value with another one at a path that it has."""
+    if not path:
+        return new
+    made: Any = list(value) if isinstance(value, list) else dict(value)
+    made[path[0]] = _with(made[path[0]], path[1:], new)
+    return made
 
 
 def merge(base: Any, patch: Any) -> Any:
@@ -88,7 +142,7 @@ def _merge_items(base: list[_Json], patch: list[_Json], key: str) -> list[_Json]
     return list(items.values())
 
 
-def _taken(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> Iterator[Problem]:
+def _taken(overlay: _Json) -> Iterator[Problem]:
     metadata = overlay.get("metadata")
     for key in ("apiVersion", "kind", "status"):
         if key in overlay:
@@ -99,18 +153,19 @@ def _taken(manifest: _Json, overlay: _Json, *, image_is_built: bool) -> Iterator
                 f"overlay.metadata.{key}",
                 f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
             )
-    if image_is_built:
-        yield from _images(manifest, overlay)
 
 
-def _violations(merged: _Json, overlay: _Json) -> Iterator[Problem]:
-    """What breaks the standard, at the path that it has in the overlay."""
+def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:
+    """What breaks the standard, at the path that it has in the overlay or in pod_template."""
     for replicas in target_of(merged).replicas(merged):
-        pod, of_pod = replicas.pod, (*replicas.path, "spec")
+        pod, of_pod = replicas.pod, ("overlay", *replicas.path, "spec")
         for path, value, wanted in restricted_violations(pod):
-            at = field_path(_in_overlay(at_path(overlay, *of_pod), pod, path))
+            changes = at_path(overlay, *of_pod[1:])
+            if at_path(changes, str(path[0])) is None and pod_template:
+                changes, of_pod = at_path(pod_template, "spec"), ("pod_template", "spec")
+            at = field_path(_in_overlay(changes, pod, path))
             yield Problem(
-                f"{field_path(('overlay', *of_pod))}.{at}",
+                f"{field_path(of_pod)}.{at}",
                 f"{'absent' if value is None else repr(value)}, and security: restricted wants"
                 f" {wanted}; change it, or set security: default",
             )
@@ -127,15 +182,18 @@ def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
     return (group, names.index(name) if name in names else index, *path[2:])
 
 
-def _images(manifest: _Json, overlay: _Json) -> Iterator[Problem]:
-    for replicas in target_of(manifest).replicas(manifest):
-        path = (*replicas.path, "spec", "containers")
-        name = training(replicas.pod.get("containers")).get("name")
-        containers = at_path(overlay, *path)
+def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:
+    changes = {"overlay": overlay, "pod_template": pod_template}
+    roles = target_of(manifest).replicas(manifest)
+    names = {training(one.pod.get("containers")).get("name") for one in roles}
+    of_roles = [("overlay", *one.path) for one in roles]
+    for template in dict.fromkeys([*of_roles, ("pod_template",)]):
+        path = (*template, "spec", "containers")
+        containers = at_path(changes, *path)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            if at_path(container, "name") == name and "image" in container:
+            if at_path(container, "name") in names and "image" in container:
                 yield Problem(
-                    field_path(("overlay", *path, index, "image")),
+                    field_path((*path, index, "image")),
                     f"{container['image']!r} would replace the image that is built; change `image`"
                     " in the job spec, or give it as a reference instead of a build",
                 )

@@ -19,6 +19,7 @@ from k8sjob.spec.names import (
     LabelValue,
     NamespaceName,
     ObjectName,
+    TargetName,
     Text,
 )
 from k8sjob.spec.replicas import Gang, Policy, Replicas, Topology
@@ -60,7 +61,7 @@ class JobSpec(Part):
         doc("Namespace of the job; null: the one of the kubeconfig's context.", "my-team"),
     ] = None
     target: Annotated[
-        Literal["pytorchjob", "job"],
+        TargetName,
         doc(
             "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
             " headless Service, which needs no operator; see docs/reference/targets.md.",
@@ -168,11 +169,19 @@ class JobSpec(Part):
         doc("restricted: containers pass Kubernetes' Pod Security Standard.", "restricted"),
     ] = "default"
     policy: Annotated[Policy, doc("Restarts, clean-up, deadlines.", {"max_restarts": 3})] = Policy()
+    pod_template: Annotated[
+        FreeJson,
+        doc(
+            "Fields of the Pod template of all replicas that have no field here, for every target;"
+            " merged as `overlay`, before it.",
+            {"spec": {"enableServiceLinks": False}},
+        ),
+    ] = FROZEN_EMPTY
     overlay: Annotated[
         FreeJson,
         doc(
-            "Fields of the PyTorchJob that have no field here; merged last, lists by `name`, null"
-            " deletes.",
+            "Fields of the target's object that have no field here; merged last, lists by `name`,"
+            " null deletes.",
             {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
         ),
     ] = FROZEN_EMPTY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
 
@@ -24,6 +24,7 @@ __all__ = [
     "NamespaceName",
     "ObjectName",
     "ResourceName",
+    "TargetName",
     "Text",
     "VolumeName",
     "check_text",
@@ -235,5 +236,7 @@ def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     return float(value)
 
 
+TargetName = Literal["pytorchjob", "job"]
+"""The names of k8sjob.targets.jobs.TARGETS."""
 FreeJson = Annotated[dict[str, Any], AfterValidator(_copy)]
 """A JSON object in Kubernetes' own form."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
+    from k8sjob.spec.names import TargetName
 
 __all__ = ["JobState", "RecordedEnd", "Replicas", "Target", "created_pods"]
 
@@ -131,13 +132,14 @@ class Target(Protocol):
         template: the file in templates/ that lays a job out.
         file: what a rendered manifest is called in a folder; job.yaml is the spec.
         companions: the resource and the template of further objects, of the job's name.
+        spec_fields: the fields of an object's spec.
         jobs_selector: the label selector of such jobs among objects of the kind that are no
             training; empty: all of them are.
         kueue_framework: its name in integrations.frameworks of Kueue's settings.
         keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
     """
 
-    name: str
+    name: TargetName
     kind: str
     api_version: str
     resource: str
@@ -152,6 +154,7 @@ class Target(Protocol):
     kueue_framework: str
     keeps_ended_pods: bool
     jobs_selector: str
+    spec_fields: frozenset[str]
 
     # --- from a spec to an object
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
+    from k8sjob.spec.names import TargetName
 
 __all__ = ["JOB_NAME", "Indexed"]
 
@@ -52,7 +53,7 @@ class Indexed:
         elastic: whether its number of Pods may be another than at first.
     """
 
-    name: str
+    name: TargetName
     kind: str
     api_version: str
     resource: str
@@ -63,6 +64,7 @@ class Indexed:
     file: str
     companions: tuple[tuple[str, str], ...]
     kueue_framework: str
+    spec_fields: frozenset[str]
     jobs_selector = f"{MANAGED_BY}=k8sjob"
     init_container = ""
     creations: tuple[tuple[str, str, str], ...] = (

@@ -1,12 +1,15 @@
 """How an overlay changes a manifest, and what it must not change."""
 
 from copy import deepcopy
+from typing import get_args
 
 import pytest
 
 from k8sjob import SpecError
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
+from k8sjob.spec.names import TargetName
+from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import parse
 
 DIGEST = "registry.example/d@sha256:" + "0" * 64
@@ -279,3 +282,53 @@ def test_changes_of_a_manifest_do_not_reach_the_spec(job):
     replica["template"]["spec"]["tolerations"][0]["key"] = "y"
     replica["template"]["spec"]["tolerations"].clear()
     assert spec.to_yaml() == before
+
+
+def test_the_names_of_targets():
+    assert get_args(TargetName) == tuple(target.name for target in TARGETS)
+
+
+@pytest.mark.parametrize("target", get_args(TargetName))
+def test_a_pod_template_changes_the_pods_of_every_target(job, built, target):
+    more = {"metadata": {"labels": {"team": "v"}}, "spec": {"hostIPC": True}}
+    tracked = {"name": "pytorch", "tty": True}
+    more["spec"]["containers"] = [tracked]
+    spec = job(target=target, replicas={"workers": 1}, pod_template=more)
+    assert render(spec) != render(spec.model_copy(update={"pod_template": {}}))
+    roles = by_name(target).replicas(manifest(spec))
+    assert [one.role for one in roles] == ["Master", "Worker"]
+    for one in roles:
+        assert one.template["metadata"]["labels"]["team"] == "v"
+        assert one.pod["hostIPC"]
+        assert one.pod["containers"][0]["tty"]
+    for changes, refused in (
+        ({"security": "restricted"}, "pod_template.spec.hostIPC"),
+        (
+            {"pod_template": {"spec": {"containers": [{**tracked, "image": "x"}]}}},
+            "pod_template.spec.containers[0].image",
+        ),
+    ):
+        with pytest.raises(SpecError) as caught:
+            render(built(target=target, **{"pod_template": more, **changes}))
+        assert {problem.field for problem in caught.value.problems} == {refused}
+
+
+def test_an_overlay_wins_over_a_pod_template(job):
+    change = {"overlay": of_pod(hostIPC=False), "pod_template": {"spec": {"hostIPC": True}}}
+    rendered = manifest(job(replicas={"workers": 1}, **change))
+    roles = rendered["spec"]["pytorchReplicaSpecs"]
+    assert [roles[r]["template"]["spec"]["hostIPC"] for r in roles] == [False, True]
+
+
+def test_all_that_another_kind_lacks_is_listed_at_once(job):
+    overlay = nested(("spec", "runPolicy", "schedulingPolicy"), {"queue": "a", "minAvailable": 2})
+    spec = job(overlay=merge(overlay, of_pod(hostIPC=True)), gang={"scheduler": "volcano"})
+    with pytest.raises(SpecError) as caught:
+        render(spec.with_(target="job"))
+    assert [problem.field for problem in caught.value.problems] == [
+        "gang",
+        "overlay.spec.runPolicy.schedulingPolicy.queue",
+        "overlay.spec.runPolicy.schedulingPolicy.minAvailable",
+        "overlay.spec.pytorchReplicaSpecs.Master.template.spec.hostIPC",
+    ]
+    assert "a Job has no spec.runPolicy, which is a PyTorchJob's" in str(caught.value)

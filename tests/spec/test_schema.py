@@ -89,7 +89,8 @@ EVERYTHING = {
                  "empty_dir": {"size_limit": "2Gi"}}],
     "policy": {"ttl_after_finished": "1d", "active_deadline": 5, "suspend": True},
     "gang": {"scheduler": "v", "min_available": 2}, "tolerations": [{"key": "x"}],
-    "affinity": {"a": 1}, "overlay": {"spec": {"x": 1}}, "security": "restricted",
+    "affinity": {"a": 1}, "overlay": {"spec": {"x": 1}}, "pod_template": {"x": 1},
+    "security": "restricted",
 }  # fmt: skip
 VALUES = ["", "x", "90", "1h", "1e3", "+4Gi", ".5", "/x/", "None", 0, 1, 1.5, True, None, [], {}]
 

@@ -312,9 +312,10 @@ def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]
 
 def _place(document: Document, path: FieldPath) -> tuple[int, int]:
     """The place in the job.yaml that a field of the manifest comes from: its field, or overlay."""
-    overlaid = _below(document.data.get("overlay"), path)
-    if overlaid:
-        return document.place(("overlay", *path[:overlaid]), key=True)
+    of_pod = path[path.index("template") + 1 :] if "template" in path else ()
+    for field, inside in (("overlay", path), ("pod_template", of_pod)):
+        if overlaid := _below(document.data.get(field), inside):
+            return document.place((field, *inside[:overlaid]), key=True)
     for step in reversed(path):
         if step in _FIELDS:
             own = path[path.index("env") + 2 :] if step == "env" else ()

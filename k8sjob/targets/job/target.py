@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k8sjob.kube.objects import Json
+    from k8sjob.spec.names import TargetName
 
 __all__ = ["IndexedJob"]
 
@@ -23,10 +24,18 @@ _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 
 
+_SPEC_FIELDS: Final = (
+    "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy"
+    " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
+    " successPolicy suspend template ttlSecondsAfterFinished"
+)
+"""Of batch/v1 (k8s.io/api v0.34, batch/v1/types.go, JobSpec)."""
+
+
 class IndexedJob(Indexed):
     """batch/v1, without any operator; see k8sjob.targets.api.Target."""
 
-    name = "job"
+    name: TargetName = "job"
     kind = "Job"
     api_version = "batch/v1"
     resource = "jobs"
@@ -45,6 +54,7 @@ class IndexedJob(Indexed):
     file = "indexed-job.yaml"
     companions: tuple[tuple[str, str], ...] = (("services", "service.yaml.j2"),)
     kueue_framework = "batch/job"
+    spec_fields = frozenset(_SPEC_FIELDS.split())
 
     ends: ClassVar[Mapping[str, JobState]] = {
         "Failed": JobState.FAILED,

@@ -17,6 +17,7 @@ from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import JobState, RecordedEnd, Replicas
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
+from k8sjob.targets.pytorchjob.schema import known_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.errors import Problem
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
+    from k8sjob.spec.names import TargetName
 
 __all__ = ["STOPPED_REASON", "PyTorchJob", "backoff_limit"]
 
@@ -51,7 +53,7 @@ _EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>
 class PyTorchJob:
     """kubeflow.org/v1, kept by the training operator; see k8sjob.targets.api.Target."""
 
-    name = "pytorchjob"
+    name: TargetName = "pytorchjob"
     kind = operator.KIND
     api_version = operator.API_VERSION
     resource = "pytorchjobs"
@@ -77,6 +79,7 @@ class PyTorchJob:
     kueue_framework = "kubeflow.org/pytorchjob"
     keeps_ended_pods = False
     jobs_selector = ""
+    spec_fields = frozenset(known_fields("spec"))
 
     # --- from a spec to an object
 
