@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.cli.failure import say
-from k8sjob.cli.options import FILE, folder_of, format_option, plain_http_option
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.options import format_option, plain_http_option
 from k8sjob.cli.output import document, line
 from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.spec import JobSpec, load
 from k8sjob.view.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from k8sjob.spec import JobSpec
 
 
 __all__ = ["build_and_report", "build_command", "transfer_options"]
@@ -33,8 +35,8 @@ _EVERY: Final = {True: 0.2, False: 10.0}
 """Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
 
 
-@click.command("build")
-@FILE
+@click.command("build", cls=JobCommand)
+@job_file_options()
 @click.option(
     "--builder",
     type=click.Choice([AUTO, *BUILDERS]),
@@ -59,7 +61,7 @@ _EVERY: Final = {True: 0.2, False: 10.0}
 @plain_http_option
 @format_option("name", "json", text="Print the image's reference, or all that is known of it.")
 def build_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path,
+    job: JobFile,
     builder: str,
     platforms: tuple[str, ...],
     no_cache: bool,
@@ -74,11 +76,11 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     While those are the same nothing is built again, and k8sjob push and submit add the code to it.
     Prints the image by its digest; if nothing is installed, the base.
     """
-    spec, images = load(file), []
+    spec, images = job.load(), []
     how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
     for platform in platforms or (None,):
         with transfer_options(plain_http) as options:
-            built = build_and_report(spec, folder_of(file), platform=platform, **how, **options)
+            built = build_and_report(spec, job.folder, platform=platform, **how, **options)
         images.append(built)
         if output == "name" and built.reference:
             line(built.reference)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.failure import fail, say
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
-    FILE,
-    folder_of,
     image_option,
     onto_option,
     plain_http_option,
@@ -23,13 +22,10 @@ from k8sjob.cli.output import some
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
-from k8sjob.spec import load
-from k8sjob.spec.load import located
 from k8sjob.view.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from k8sjob.rendering.diff import Difference
 
@@ -40,15 +36,15 @@ _MOST_PATHS: Final = 6
 """So many changed fields are named; the lines of the difference show all of them."""
 
 
-@click.command("diff")
-@FILE
+@click.command("diff", cls=JobCommand)
+@job_file_options()
 @image_option
 @onto_option
 @plain_http_option
 @target_option
 @place_options(local=False)
 def diff_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path,
+    job: JobFile,
     image: str | None,
     onto: str | None,
     plain_http: tuple[str, ...],
@@ -61,10 +57,10 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
     code is that of kubectl diff: 0 the same, 1 different, 2 an error.
     """
     try:
-        spec = load(file)
+        spec = job.load()
         spec = spec.with_(target=target) if target else spec
-        with located(file):
-            plan = plan_submission(spec, folder_of(file), image=image, namespace=place.namespace)
+        with job.located():
+            plan = plan_submission(spec, job.folder, image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
         if spec.builds_image and image is None:
             from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - see push_code
@@ -76,11 +72,11 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
         fail(str(error))
         return max(error.exit_code, 2)
     show_lines(found.lines)
-    job = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
-    edit = f"kubectl edit {job} -n {backend.namespace}{place.options}"
+    name = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
+    edit = f"kubectl edit {name} -n {backend.namespace}{place.options}"
     given = {"--image": image, "--target": target, "-n": place.namespace}
     options = [word for name, value in given.items() if value for word in (name, value)]
-    submit = shlex.join(["k8sjob", "submit", str(file), *options]) + place.options
+    submit = shlex.join(["k8sjob", "submit", *job.words(spec), *options]) + place.options
     _explain(found, submit, edit)
     return int(bool(found))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,12 +12,13 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, is_namespace, place_options
-from k8sjob.cli.options import folder_of, format_option, target_option
+from k8sjob.cli.options import format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
-from k8sjob.spec import Image, JobSpec, load
+from k8sjob.spec import Image, JobSpec
 from k8sjob.targets.jobs import DEFAULT, by_name
 from k8sjob.view.sanitize import safe_line
 from k8sjob.view.views import console_for
@@ -39,12 +39,12 @@ _STYLES: Final = {
 _WIDTH: Final = max(map(len, Verdict))
 
 
-@click.command("doctor")
-@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@click.command("doctor", cls=JobCommand)
+@job_file_options(required=False)
 @target_option
 @place_options()
 @format_option("table", "json", "yaml")
-def doctor_command(file: Path | None, target: str | None, place: Place, output: str) -> int:
+def doctor_command(job: JobFile | None, target: str | None, place: Place, output: str) -> int:
     """Check that jobs can be submitted, and how to fix what is missing.
 
     Checks the client, the cluster, the controller of the jobs, your permissions, free GPUs and the
@@ -52,11 +52,11 @@ def doctor_command(file: Path | None, target: str | None, place: Place, output: 
     created or changed. If no cluster is configured, this machine is checked. The exit code is 1 if
     there is a problem.
     """
-    spec = load(file) if file else None
+    spec = job.load() if job else None
     spec = spec.with_(target=target) if spec and target else spec
     machine = look(place.client)
     if not place.asks_cluster:
-        report = Report([*here(machine), *_for_local_jobs(spec, file), _no_cluster(place)])
+        report = Report([*here(machine), *_for_local_jobs(spec, job), _no_cluster(place)])
     else:
         report = _cluster(place, machine, spec, target)
     if output == "table":
@@ -90,13 +90,13 @@ def _split(error: BackendError) -> tuple[str, str]:
     return (seen, step) if seen else (str(error), "correct the kubeconfig")
 
 
-def _for_local_jobs(spec: JobSpec | None, file: Path | None) -> Iterator[Check]:
+def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check]:
     """Whether the packages of a job's image are installed here."""
-    if spec is None or file is None:
+    if spec is None or job is None:
         return
     context = spec.image.context if isinstance(spec.image, Image) else "."
     try:
-        check_packages(spec, folder_of(file) / context)
+        check_packages(spec, job.folder / context)
     except BackendError as error:
         yield warning("packages", *_split(error))
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from k8sjob.spec.names import TargetName
-from k8sjob.yamldoc import JOB_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 __all__ = [
-    "FILE",
     "ago",
     "build_option",
-    "folder_of",
     "format_option",
     "image_option",
     "onto_option",
@@ -31,8 +28,6 @@ __all__ = [
     "view_options",
 ]
 
-FILE = click.argument("file", default=JOB_FILE, type=click.Path(path_type=Path, allow_dash=True))
-"""The argument FILE: a job.yaml, a folder with one, or `-`."""
 image_option = click.option(
     "--image", metavar="REF", help="The image that the replicas run, best with its digest."
 )
@@ -86,13 +81,6 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
     )
     return format_option("auto", "plain", "json", text=formats)(no_logs(command))
-
-
-def folder_of(file: Path) -> Path:
-    """The folder that the relative paths of a job.yaml start from."""
-    if str(file) == "-":
-        return Path.cwd()
-    return file if file.is_dir() else file.parent
 
 
 def source_name(file: Path) -> str:

@@ -11,14 +11,13 @@ import click
 
 from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.failure import say, warn
-from k8sjob.cli.options import FILE, build_option, folder_of, onto_option, plain_http_option
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import count, document, line, some
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.rendering import check_script
-from k8sjob.spec import load
-from k8sjob.spec.load import located
 
 __all__ = ["push_command", "report_push"]
 
@@ -36,8 +35,8 @@ def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | 
     raise click.BadParameter(f"{value!r} is not one of name, json and oci:DIR")
 
 
-@click.command("push")
-@FILE
+@click.command("push", cls=JobCommand)
+@job_file_options()
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @build_option
 @onto_option
@@ -55,7 +54,7 @@ def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | 
     " image to a folder, as an OCI layout, and nothing to the registry.",
 )
 def push_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path,
+    job: JobFile,
     dry_run: bool,
     builds: bool,
     onto: str | None,
@@ -70,8 +69,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     """
     if builds and (dry_run or onto):
         raise click.UsageError("--build builds an image first; leave --dry-run and --onto out")
-    spec, folder = load(file), folder_of(file)
-    with located(file):
+    spec, folder = job.load(), job.folder
+    with job.located():
         check_script(spec, folder)
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:

@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 
 from k8sjob.cli.failure import say, warn
-from k8sjob.cli.options import FILE, folder_of, target_option
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.options import target_option
 from k8sjob.cli.output import text
 from k8sjob.rendering import dockerfile, render, write_context
-from k8sjob.spec import Image, load
-from k8sjob.spec.load import located
+from k8sjob.spec import Image
 
 __all__ = ["render_command"]
 
 
-@click.command("render")
-@FILE
+@click.command("render", cls=JobCommand)
+@job_file_options()
 @click.option("--dockerfile", "only_dockerfile", is_flag=True, help="Print the Dockerfile instead.")
 @click.option(
     "-d",
@@ -30,7 +30,7 @@ __all__ = ["render_command"]
 @click.option("-n", "--namespace", help="Namespace of the job, instead of the file's.")
 @target_option
 def render_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path,
+    job: JobFile,
     only_dockerfile: bool,
     folder: Path | None,
     image: str | None,
@@ -42,7 +42,7 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError(
             "--dockerfile goes with none of --dir, --image, --namespace and --target"
         )
-    spec = load(file)
+    spec = job.load()
     if namespace:
         spec = spec.with_(namespace=namespace)
     if target:
@@ -50,12 +50,12 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
     if only_dockerfile:
         text(dockerfile(spec))
         return
-    with located(file):
+    with job.located():
         if folder is None:
             text(render(spec, image))
         else:
             context = spec.image.context if isinstance(spec.image, Image) else "."
-            for path in write_context(spec, folder_of(file) / context, folder, image=image):
+            for path in write_context(spec, job.folder / context, folder, image=image):
                 say(f"wrote {path}")
     for remark in spec.remarks:
         warn(remark)

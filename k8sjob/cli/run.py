@@ -10,26 +10,24 @@ import click
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.failure import say
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
-from k8sjob.cli.options import FILE, folder_of, selector_option, view_options
+from k8sjob.cli.options import selector_option, view_options
+from k8sjob.cli.output import line
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.observe.watch_all import poll_all, watch_all
-from k8sjob.spec import load
-from k8sjob.spec.load import located
 from k8sjob.view.follow import follow, follow_all
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.view.views import Format, Output
 
 __all__ = ["attach", "run_command", "watch_command"]
 
 
-@click.command("run")
-@FILE
+@click.command("run", cls=JobCommand)
+@job_file_options()
 @click.option("--fresh", is_flag=True, help="Start from scratch, ignoring checkpoints.")
 @click.option(
     "--resume",
@@ -40,36 +38,54 @@ __all__ = ["attach", "run_command", "watch_command"]
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes a core (and more than 32)."
 )
+@click.option("--detach", is_flag=True, help="Leave it running, also when the terminal closes.")
+@click.option("-q", "--quiet", is_flag=True, help="Show nothing but why it failed.")
 @view_options
 def run_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path, fresh: bool, resume: str, oversubscribe: bool, output: str, no_logs: bool
+    job: JobFile,
+    fresh: bool,
+    resume: str,
+    oversubscribe: bool,
+    detach: bool,
+    quiet: bool,
+    output: str,
+    no_logs: bool,
 ) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
+
+    FILE may be a Python script, too: k8sjob run train.py --workers 1 --nproc 2 -- --lr 0.1
+    Words after `--` are added to the arguments of the script.
 
     Ctrl-C stops it after a checkpoint; Ctrl-C again kills it. The same command then resumes from
     the newest checkpoint of the last run of this job and folder, unless that run succeeded. The
     exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
     from k8sjob.cli.validate import show_lint_errors  # noqa: PLC0415 - of no use for watch
-    from k8sjob.jobs.run import plan_run, stop_on_interrupt  # noqa: PLC0415 - the same
+    from k8sjob.jobs.run import plan_run, result, stop_on_interrupt  # noqa: PLC0415 - the same
 
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
-    spec = load(file)
-    with located(file):
-        plan = plan_run(spec, folder_of(file))
-    show_lint_errors(file)
-    backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe)
+    spec = job.load(here=True)
+    with job.located():
+        plan = plan_run(spec, job.folder)
+    show_lint_errors(job)
+    backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=detach)
     ref = backend.create(plan)
+    if detach:
+        line(f"{ref} started")
+        say(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
+        return 0
     try:
         code = follow(
             backend,
             ref,
-            output=cast("Output", output),
-            logs=not no_logs,
+            output=(lambda _event: None) if quiet else cast("Output", output),
+            logs=not (no_logs or quiet),
             interrupted=stop_on_interrupt(backend, ref),
             files=backend.folder(ref).path,
         )
+        if quiet and code == JobState.FAILED.exit_code:
+            result(backend, backend.snapshot(ref), {}, check=True)
     finally:
         backend.finish(ref)
     if code > 128 and spec.checkpoint and _was_stopped(backend, ref):

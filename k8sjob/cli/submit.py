@@ -10,11 +10,10 @@ import click
 
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.failure import say, warn
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
-    FILE,
     build_option,
-    folder_of,
     image_option,
     onto_option,
     plain_http_option,
@@ -26,15 +25,12 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
 from k8sjob.rendering import check_script
-from k8sjob.spec import JobSpec, load
-from k8sjob.spec.load import located
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from k8sjob.backends.api import Plan
     from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.spec import JobSpec
 
 __all__ = ["submit_command"]
 
@@ -45,8 +41,8 @@ _OUTCOMES = {
 }
 
 
-@click.command("submit")
-@FILE
+@click.command("submit", cls=JobCommand)
+@job_file_options()
 @image_option
 @build_option
 @onto_option
@@ -69,7 +65,7 @@ _OUTCOMES = {
 )
 @place_options(local=False)
 def submit_command(  # noqa: PLR0917 - click hands them over by name
-    file: Path,
+    job: JobFile,
     image: str | None,
     builds: bool,
     onto: str | None,
@@ -105,9 +101,9 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     ):
         if contradict:
             raise click.UsageError(message)
-    spec, folder = load(file), folder_of(file)
+    spec, folder = job.load(), job.folder
     spec = spec.with_(target=target) if target else spec
-    with located(file):
+    with job.located():
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name
         )
@@ -115,14 +111,14 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
             warn(warning)
         if image is None:
             check_script(spec, folder)
-    show_lint_errors(file)
+    show_lint_errors(job)
     if dry_run == "client":
         _show_plan(plan, place, output)
         return 0
     backend = place.connect(plan.spec.namespace)
     if spec.builds_image and image is None:
         options = {"onto": onto, "dry_run": dry_run is not None}
-        with located(file):
+        with job.located():
             plan = _with_image(spec, plan, backend, options, plain_http, builds=builds)
     try:
         done = submit_plan(plan, backend, replace=replace, dry_run=dry_run == "server", report=say)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from k8sjob.cli.failure import fail, say, warn
-from k8sjob.cli.options import folder_of, format_option, source_name
+from k8sjob.cli.jobfile import JobFile, set_option
+from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import count, document, line
 from k8sjob.errors import SpecError
 from k8sjob.rendering import check_script, manifest
-from k8sjob.spec import load, schema
-from k8sjob.spec.load import located
+from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
+
+if TYPE_CHECKING:
+    from k8sjob.spec.changes import Change
 
 __all__ = ["lint_command", "schema_command", "show_lint_errors", "validate_command"]
 
@@ -24,13 +27,14 @@ _FILES: Final = click.argument("files", nargs=-1, type=click.Path(path_type=Path
 
 @click.command("validate")
 @_FILES
+@set_option
 @format_option("table", "json", "yaml")
-def validate_command(files: tuple[Path, ...], output: str) -> int:
+def validate_command(files: tuple[Path, ...], sets: tuple[Change, ...], output: str) -> int:
     """Check each of FILES (default: job.yaml; - is standard input) and print every problem found.
 
     The exit code is 1 if any of them is not a valid job.
     """
-    checked = [_checked(file) for file in files or (job_file(Path(JOB_FILE)),)]
+    checked = [_checked(JobFile(file, sets)) for file in files or (job_file(Path(JOB_FILE)),)]
     if output != "table":
         document([result for result, _ in checked], output)
     for result, verdict in checked if output == "table" else ():
@@ -40,22 +44,22 @@ def validate_command(files: tuple[Path, ...], output: str) -> int:
     return 0 if all(result["valid"] for result, _ in checked) else 1
 
 
-def _checked(file: Path) -> tuple[dict[str, Any], str]:
+def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
     """The result as data, and as text."""
-    result: dict[str, Any] = {"file": source_name(file), "valid": True, "job": None}
+    result: dict[str, Any] = {"file": source_name(job.path), "valid": True, "job": None}
     result |= {"problems": [], "warnings": []}
     try:
-        spec = load(file)
-        with located(file):
+        spec = job.load()
+        with job.located():
             manifest(spec)  # whether an overlay fits shows only in the manifest
-            check_script(spec, folder_of(file))
+            check_script(spec, job.folder)
     except SpecError as error:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     result["warnings"] = list(spec.remarks)
     size = f"{count(spec.nnodes, 'pod')}, {count(spec.world_size, 'process', 'es')}"
-    return result, f"{source_name(file)}: valid: {spec.name}, {size}"
+    return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 
 
 @click.command("schema")
@@ -91,17 +95,17 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))
 
 
-def show_lint_errors(file: Path) -> None:
+def show_lint_errors(job: JobFile) -> None:
     """Warn of what is known to hang or crash in a job.yaml or its script, before the job starts.
 
     The job starts all the same: lint reads the script and cannot see every way through it.
     """
     from k8sjob.checks.lint import Severity, lint  # noqa: PLC0415 - of no use for validate
 
-    if str(file) == "-":
+    if str(job.path) == "-":
         return  # standard input was read by the command itself
     try:
-        found = lint(file)
+        found = lint(job.path, job.changes)
     except SpecError:
         return  # a script in another encoding: Python may read what lint does not
     for finding in found:

@@ -11,6 +11,7 @@ from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import companions, manifest
 from k8sjob.spec import JobSpec, load
+from k8sjob.spec.load import folder_of
 from k8sjob.spec.rules import longest_name
 
 if TYPE_CHECKING:
@@ -26,18 +27,18 @@ _SUFFIX_LENGTH: Final = 5
 
 
 def load_spec(
-    spec: JobSpec | str | Path, folder: str | Path | None = None
+    spec: JobSpec | str | Path, folder: str | Path | None = None, *, here: bool = False
 ) -> tuple[JobSpec, Path | str]:
     """A spec, and the folder that its relative paths start from.
 
     Args:
-        spec: a JobSpec, or the path of a job.yaml or of its folder.
+        spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         folder: used instead of the folder of the job.yaml, or of the working folder.
+        here: the job runs on this machine; see k8sjob.spec.load.
     """
     if isinstance(spec, JobSpec):
         return spec, folder or "."
-    path = Path(spec)
-    return load(path), folder or (path if path.is_dir() else path.parent)
+    return load(spec, here=here), folder or folder_of(spec)
 
 
 def plan_job(

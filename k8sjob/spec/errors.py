@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-__all__ = ["MAX_PROBLEMS", "problems"]
+__all__ = ["MAX_PROBLEMS", "field_paths", "problems"]
 
 MAX_PROBLEMS: Final = 100
 """Most problems in one error: nobody reads more, and each takes half a millisecond to explain."""
@@ -164,7 +164,7 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     here = [field for part in _parts(root, loc[:-1]) for field in part.model_fields]
-    elsewhere = [path for path in _paths(root) if path[-1] == snake]
+    elsewhere = [path for path in field_paths(root) if path[-1] == snake]
     if elsewhere and snake not in here:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
         return f"no such field here; it belongs to {places}"
@@ -172,12 +172,12 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     return f"no such field; {step}"
 
 
-def _paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The paths of all fields of a part, at every depth."""
     for name, info in part.model_fields.items():
         yield (*base, name)
         for nested in part_types(info.annotation):
-            yield from _paths(nested, (*base, name))
+            yield from field_paths(nested, (*base, name))
 
 
 def _fits(root: type[Part], loc: Loc, value: Any) -> bool:

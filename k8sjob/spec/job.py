@@ -9,7 +9,7 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
 from k8sjob.contract import RuntimeConfig
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.names import (
@@ -197,19 +197,9 @@ class JobSpec(Part):
         Raises:
             SpecError: with every problem and its line.
         """
-        # YAML is not needed for specs from Python.
-        from k8sjob.spec.load import refuse_manifests  # noqa: PLC0415
-        from k8sjob.yamldoc import only, parse_all  # noqa: PLC0415
+        from k8sjob.spec.load import job_document  # noqa: PLC0415 - no YAML for specs from Python
 
-        documents = parse_all(text, source)
-        refuse_manifests(documents)
-        document = only(documents, source)
-        if document.data is None:
-            message = "empty; write at least name, image and run, or start with `k8sjob init`"
-            raise SpecError([Problem("", message)], source)
-        if not isinstance(document.data, dict):
-            message = "not a mapping; write one field a line, beginning with `name: my-job`"
-            raise document.refuse((), message)
+        document = job_document(text, source)
         return cls.model_validate(document.data, context=document)
 
     def to_yaml(self) -> str:

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic.json_schema import GenerateJsonSchema
 
 from k8sjob.errors import Problem, SpecError
+from k8sjob.spec.changes import changed, steps, without_places
 from k8sjob.spec.job import JobSpec
 from k8sjob.spec.quantity import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import PurePath
 
+    from k8sjob.spec.changes import Change
     from k8sjob.yamldoc import Document
 
 __all__ = [
+    "folder_of",
+    "job_document",
     "load",
     "located",
     "refuse_manifests",
@@ -29,66 +33,136 @@ __all__ = [
     "schema",
 ]
 
-_STEP: Final = re.compile(r'\["([^"]*)"\]|([\w-]+)')
+_SCRIPT: Final = ".py"
+_NO_IMAGE: Final = "none"
+_NEEDS_IMAGE: Final = (
+    "missing: in a cluster a script runs in an image; add --set image.repository=WHERE-TO-PUSH"
+    " --set image.base=IMAGE-WITH-TORCH, or write a job.yaml"
+)
+_LONGEST_NAME: Final = 40
+"""Characters of a name that is made of a script's."""
 
 
-def load(path: str | Path) -> JobSpec:
+def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False) -> JobSpec:
     """The spec in a file.
 
     Args:
         path: the file; a folder stands for the job.yaml or job.yml in it, "-" for standard input.
+            A Python script stands for a job that is named after it and starts it.
+        changes: of its fields.
+        here: the job runs on this machine, where a script needs no image.
 
     Raises:
         SpecError: it cannot be read, or is not a valid spec; with every problem and its place.
     """
+    document = _document(path)
+    if not document.line and here:
+        document.data["image"] = _NO_IMAGE
+    try:
+        document = changed(document, changes)
+        return JobSpec.model_validate(document.data, context=document)
+    except SpecError as error:
+        if not document.line and "image" not in document.data:
+            raise SpecError([Problem("image", _NEEDS_IMAGE)], document.source) from None
+        raise without_places(error, changes) from None
+
+
+def _document(path: str | Path) -> Document:
     from k8sjob.yamldoc import content, job_file  # noqa: PLC0415 - YAML is not needed for specs from Python
 
     if str(path) == "-":
-        return JobSpec.from_yaml(content(path), source="<stdin>")
+        return job_document(content(path), "<stdin>")
     file = job_file(Path(path))
     try:
         text = content(file)
     except FileNotFoundError:
-        message = "no such file; name a job.yaml, or make one with `k8sjob init`"
+        what = "a script" if file.suffix == _SCRIPT else "a job.yaml"
+        message = f"no such file; name {what}, or make one with `k8sjob init`"
         raise SpecError([Problem("", message)], str(file)) from None
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
         raise SpecError([Problem("", message)], str(file)) from error
+    if file.suffix == _SCRIPT:
+        return _of_script(file)
     refuse_script(file)
-    return JobSpec.from_yaml(text, source=str(file))
+    return job_document(text, str(file))
+
+
+def job_document(text: str | bytes, source: str = "") -> Document:
+    """The document of a job.yaml, a mapping.
+
+    Raises:
+        SpecError: it is none.
+    """
+    from k8sjob.yamldoc import only, parse_all  # noqa: PLC0415 - as in load
+
+    documents = parse_all(text, source)
+    refuse_manifests(documents)
+    document = only(documents, source)
+    if document.data is None:
+        message = "empty; write at least name, image and run, or start with `k8sjob init`"
+        raise SpecError([Problem("", message)], source)
+    if not isinstance(document.data, dict):
+        message = "not a mapping; write one field a line, beginning with `name: my-job`"
+        raise document.refuse((), message)
+    return document
+
+
+def _of_script(file: Path) -> Document:
+    """A job that starts a script."""
+    from k8sjob.yamldoc import Document  # noqa: PLC0415 - as in load
+
+    name = re.sub("[^a-z0-9]+", "-", file.stem.lower()).strip("-")[:_LONGEST_NAME].rstrip("-")
+    script = file.resolve().relative_to(folder_of(file).resolve())
+    data = {
+        "name": name if name[:1].isalpha() else f"job-{name}".rstrip("-"),
+        "run": {"script": script.as_posix()},
+    }
+    return Document(data, str(file), line=0)
+
+
+def folder_of(path: str | Path) -> Path:
+    """The folder that the relative paths of a job start from.
+
+    Args:
+        path: as it is given to load. A script starts in the working folder, where it is below that.
+    """
+    file = Path(path)
+    if str(path) == "-":
+        return Path()
+    if file.suffix == _SCRIPT and file.resolve().is_relative_to(Path.cwd()):
+        return Path()
+    return file if file.is_dir() else file.parent
 
 
 @contextmanager
-def located(path: str | Path) -> Iterator[None]:
+def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
     """Give the errors about a spec that was loaded the file and the lines of their fields.
 
     Args:
         path: as it was given to load; standard input is read only once, so its errors stay as they
             are.
+        changes: the same.
 
     Raises:
         SpecError: the one that was raised inside.
     """
-    from k8sjob.yamldoc import content, job_file, parse  # noqa: PLC0415 - only for what is wrong
-
     try:
         yield
     except SpecError as error:
         if error.source or str(path) == "-":
             raise
-        file = job_file(Path(path))
-        document = parse(content(file), str(file))
+        document = _document(path)
         problems = []
         for problem in error.problems:
-            steps = [key or name for key, name in _STEP.findall(problem.field)]
-            at = tuple(int(step) if step.isdecimal() else step for step in steps)
+            at = steps(problem.field)
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))
-        raise SpecError(problems, str(file)) from None
+        raise without_places(SpecError(problems, document.source), changes) from None
 
 
 _OURS: Final = "PyTorchJob"
-_SCRIPTS: Final = (".py", ".pyw", ".ipynb", ".sh")
+_SCRIPTS: Final = (".pyw", ".ipynb", ".sh")
 
 
 def refuse_manifests(documents: list[Document]) -> None:

@@ -42,7 +42,7 @@ def run(
         <JobState.SUCCEEDED: 'Succeeded'>
 
     Args:
-        spec: a JobSpec, or the path of a job.yaml or of its folder.
+        spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         view: called with each event, in this thread; None: a live screen in a terminal, plain
             lines elsewhere, a summary at the end.
         logs: follow the replicas' output; without it there is no progress either.
@@ -63,7 +63,7 @@ def run(
         JobFailed: it failed, was stopped or deleted (unless `check` is off).
         KeyboardInterrupt: after the job was stopped by Ctrl-C.
     """
-    plan = plan_run(*load_spec(spec, folder))
+    plan = plan_run(*load_spec(spec, folder, here=True))
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan)
     summary = JobSummary()

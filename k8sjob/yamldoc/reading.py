@@ -104,7 +104,7 @@ class Document:
         source: the file's name, or empty.
         keys: place of each mapping's key, by the path of its value.
         values: place of each scalar and list item, by path.
-        line: line at which the document starts, from 1.
+        line: line at which the document starts, from 1; 0 where no file has it.
     """
 
     data: Any
@@ -126,7 +126,7 @@ class Document:
             for known in places:
                 if at in known:
                     return known[at]
-        return self.line, 1
+        return self.line, min(self.line, 1)
 
     def refuse(self, path: FieldPath, message: str) -> SpecError:
         """The error that says this of one field."""

@@ -126,7 +126,7 @@ def test_a_manifest_is_sent_to_adopt(text, line, step):
     assert step in problem.message
 
 
-@pytest.mark.parametrize("name", ["train.py", "train.sh"])
+@pytest.mark.parametrize("name", ["train.ipynb", "train.sh"])
 def test_a_script_is_told_from_a_job_yaml(name, tmp_path):
     (tmp_path / name).write_text("import torch\nx = {'a': 1}\n")
     with pytest.raises(

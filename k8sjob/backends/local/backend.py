@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalBackend"]
 
+_SUPERVISOR: Final = f"{__package__}.supervisor"
 POLL_SECONDS: Final = 0.05
 CLEAN_UP_SECONDS: Final = 6.0
 """How long replicas may take to end by themselves after their job."""
@@ -68,6 +69,7 @@ class LocalBackend:
         fresh: new jobs start from scratch, ignoring the checkpoints of earlier runs.
         resume: the id of the run whose checkpoints they resume, whatever its folder and its end.
         oversubscribe: allow more processes than this machine can reasonably run.
+        detached: new jobs continue when this process ends.
     """
 
     name = "local"
@@ -79,15 +81,17 @@ class LocalBackend:
         fresh: bool = False,
         resume: str = "",
         oversubscribe: bool = False,
+        detached: bool = False,
     ) -> None:
         self._store = Store(state)
         self._fresh, self._resume, self._oversubscribe = fresh, resume, oversubscribe
+        self._detached = detached
         self._started: dict[str, _Started] = {}
 
     # --- creating ---------------------------------------------------------------------------------
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job. It is stopped when this process ends, in whatever way.
+        """Start a job. Unless it is detached, it is stopped when this process ends, in any way.
 
         Raises:
             JobExists: one of that name has not ended.
@@ -154,21 +158,26 @@ class LocalBackend:
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
         inner, lifeline = os.pipe()
+        passed = () if self._detached else (inner,)
         try:
             with folder.log.open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.supervisor", folder.path, str(inner)],
+                    [sys.executable, "-m", _SUPERVISOR, folder.path, *map(str, passed)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=folder.path,
-                    pass_fds=(inner,),
+                    pass_fds=passed,
                     start_new_session=True,
                 )
         finally:
             os.close(inner)
-        self._started[ref.uid] = _Started(ref, process, lifeline)
         folder.record_supervisor(process.pid)
+        if self._detached:
+            os.close(lifeline)
+            process.returncode = 0  # or Python would warn that it still runs
+        else:
+            self._started[ref.uid] = _Started(ref, process, lifeline)
 
     # --- reading ----------------------------------------------------------------------------------
 

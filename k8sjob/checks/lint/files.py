@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
+    from k8sjob.spec.changes import Change
     from k8sjob.yamldoc import FieldPath
 
 __all__ = ["CHECKS", "lint", "lint_manifest", "lint_script"]
@@ -63,22 +64,25 @@ _JOB_RULES: Final = Rules["_JobFile"]("manifest")
 _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_data.RULES)
 
 
-def lint(path: str | Path) -> list[Finding]:
+def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
     """What will hang, be rejected or go wrong silently.
 
     Args:
         path: a PyTorchJob manifest, a job.yaml (its script is read too), a Python script, a folder
             with a job.yaml, or "-" for any of these on standard input.
+        changes: of the fields of a job.yaml.
 
     Raises:
         SpecError: the file cannot be read.
     """
     file = Path(path) if str(path) == "-" else job_file(Path(path))
     source = "<stdin>" if str(path) == "-" else str(file)
-    return _lint_text(_read(file, source), source, file.parent)
+    return _lint_text(_read(file, source), source, file.parent, changes)
 
 
-def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
+def _lint_text(
+    text: str, source: str, folder: Path, changes: Sequence[Change] = ()
+) -> list[Finding]:
     if source.endswith((".py", ".pyw")) or _SHEBANG.match(text):
         return lint_script(text, source, roots=[folder])
     is_yaml = source.endswith((".yaml", ".yml", ".json"))
@@ -88,7 +92,7 @@ def _lint_text(text: str, source: str, folder: Path) -> list[Finding]:
         return _invalid(error, source) if is_yaml else _lint_unnamed(text, source, folder)
     first: Any = documents[0].data if documents else None
     if isinstance(first, dict) and "kind" not in first and {"run", "image"} & first.keys():
-        return _lint_job(text, source, folder)
+        return _lint_job(text, source, folder, changes)
     if not isinstance(first, dict) and not is_yaml:
         return _lint_unnamed(text, source, folder)
     return lint_manifest(text, source)
@@ -196,14 +200,16 @@ _FIELDS: Final[dict[str, FieldPath]] = {
 """Fields of the job spec that a field of the rendered manifest comes from."""
 
 
-def _lint_job(text: str, source: str, folder: Path) -> list[Finding]:
+def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -> list[Finding]:
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
+    from k8sjob.spec.changes import changed  # noqa: PLC0415 - see above
+    from k8sjob.spec.load import job_document  # noqa: PLC0415 - see above
 
-    document = parse(text, source)
     try:
-        spec = JobSpec.from_yaml(text, source)
+        document = changed(job_document(text, source), changes)
+        spec = JobSpec.model_validate(document.data, context=document)
         rendered = render(spec)
     except SpecError as error:
         return _invalid(error, source)

@@ -1,0 +1,147 @@
+"""The job that a command is given: a file, and what the command line changes in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from k8sjob.errors import field_path
+from k8sjob.spec import JobSpec, load
+from k8sjob.spec.changes import Change
+from k8sjob.spec.errors import field_paths
+from k8sjob.spec.load import folder_of, located
+from k8sjob.yamldoc import JOB_FILE, flow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from click.shell_completion import CompletionItem
+
+__all__ = ["JobCommand", "JobFile", "job_file_options", "set_option"]
+
+_ARGS: Final = "k8sjob.args"
+_SHORT: Final = {
+    "name": ("name", "NAME", str, "The job's name."),
+    "workers": ("replicas.workers", "N", int, "Replicas beside the Master."),
+    "nproc": ("replicas.nproc_per_node", "N", int, "Processes in each replica."),
+    "gpus": ("resources.gpus", "N", int, "GPUs of each replica."),
+}
+"""Options for the fields that are changed most: field, metavar, type, help."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job as the command line names it.
+
+    Attributes:
+        path: a job.yaml, a folder with one, a script, or "-".
+        changes: of its fields.
+    """
+
+    path: Path
+    changes: tuple[Change, ...] = ()
+
+    def load(self, *, here: bool = False) -> JobSpec:
+        """The spec; see k8sjob.spec.load."""
+        return load(self.path, self.changes, here=here)
+
+    def located(self) -> AbstractContextManager[None]:
+        """Gives errors about the spec their lines; see k8sjob.spec.load.located."""
+        return located(self.path, self.changes)
+
+    @property
+    def folder(self) -> Path:
+        """What the relative paths of the job start from."""
+        return folder_of(self.path)
+
+    def words(self, spec: JobSpec) -> list[str]:
+        """The command line that names this job again."""
+        named = [str(self.path)]
+        for change in self.changes:
+            value = list(spec.run.args) if change.adds else change.value
+            named += ["--set", f"{field_path(change.path)}={'' if value is None else flow(value)}"]
+        return named
+
+
+def _fields(_ctx: click.Context, _option: click.Parameter, given: str) -> list[CompletionItem]:
+    """Completes the names of fields."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for completion alone
+
+    names = (f"{field_path(path)}=" for path in field_paths(JobSpec))
+    return [CompletionItem(name) for name in names if name.startswith(given)]
+
+
+def _parsed(
+    _ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> tuple[Change, ...]:
+    return tuple(Change.parse(text) for text in given)
+
+
+set_option = click.option(
+    "--set",
+    "sets",
+    metavar="FIELD=VALUE",
+    multiple=True,
+    callback=_parsed,
+    shell_complete=_fields,
+    help="Change a field of the file: replicas.workers=3; may be given more than once.",
+)
+
+
+class JobCommand(click.Command):
+    """A command whose words after `--` are arguments of the job's script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it, but for those words."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def job_file_options(
+    *, required: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The argument FILE and the options that change it, handed over as a JobFile called `job`.
+
+    Args:
+        required: FILE is job.yaml where none is given; else `job` may be None.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
+            short = {name: options.pop(name) for name in _SHORT}
+            changes = _changes(sets, short, click.get_current_context().meta.get(_ARGS, ()))
+            if file is None and not (required or changes):
+                return command(job=None, **options)
+            return command(job=JobFile(file or Path(JOB_FILE), changes), **options)
+
+        wrapped: Callable[..., Any] = with_job
+        for name, (_, metavar, kind, text) in reversed(_SHORT.items()):
+            wrapped = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(wrapped)
+        path = click.Path(path_type=Path, allow_dash=True)
+        return click.argument("file", required=False, type=path)(set_option(wrapped))
+
+    return decorate
+
+
+def _changes(
+    sets: Sequence[Change], short: dict[str, Any], args: Sequence[str]
+) -> tuple[Change, ...]:
+    found = [*sets]
+    for name, value in short.items():
+        if value is not None:
+            found.append(Change(tuple(_SHORT[name][0].split(".")), value))
+    if args:
+        found.append(Change(("run", "args"), list(args), adds=True))
+    return tuple(found)
