@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 __all__ = [
+    "OF_THE_CLUSTER",
     "Controller",
     "Reference",
     "ResourcePath",
@@ -28,10 +29,12 @@ _GROUPS: Final = {
     "deployments": "apps/v1",
     "storageclasses": "storage.k8s.io/v1",
     "selfsubjectaccessreviews": "authorization.k8s.io/v1",
-    "localqueues": "kueue.x-k8s.io/v1beta1",
+    "clusterqueues": "kueue.x-k8s.io/v1beta2",
+    "localqueues": "kueue.x-k8s.io/v1beta2",
     "priorityclasses": "scheduling.k8s.io/v1",
     "runtimeclasses": "node.k8s.io/v1",
-    "workloads": "kueue.x-k8s.io/v1beta1",
+    "workloadpriorityclasses": "kueue.x-k8s.io/v1beta2",
+    "workloads": "kueue.x-k8s.io/v1beta2",
 }
 
 
@@ -139,8 +142,10 @@ _RESOURCES: Final = {
     "priority class": "priorityclasses",
     "runtime class": "runtimeclasses",
     "queue": "localqueues",
+    "workload priority class": "workloadpriorityclasses",
 }
-_OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class"})
+OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class", "workload priority class"})
+"""The kinds of references to what is of no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ class Reference:
 
     def path(self, namespace: str) -> str:
         """Its path at the apiserver."""
-        return path(self.resource, "" if self.kind in _OF_THE_CLUSTER else namespace, self.name)
+        return path(self.resource, "" if self.kind in OF_THE_CLUSTER else namespace, self.name)
 
 
 def references_of(pod: Json) -> Iterator[Reference]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
-from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.labels import PRIORITY, QUEUE
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.job.target import IndexedJob
@@ -122,8 +122,10 @@ def replica_names(job: Json) -> tuple[str, ...]:
 def references(job: Json) -> list[Reference]:
     """Everything that must exist for the job's Pods to start, each once; nothing optional."""
     found: dict[Reference, None] = {}
-    if queue := Object(job).labels.get(QUEUE):
-        found[Reference("queue", queue)] = None
+    labels = Object(job).labels
+    for kind, label in (("queue", QUEUE), ("workload priority class", PRIORITY)):
+        if name := QUEUE in labels and labels.get(label):
+            found[Reference(kind, name)] = None
     for _, _, pod in pod_specs(job):
         found |= dict.fromkeys(references_of(pod))
     return [one for one in found if one.name not in {"", ".", ".."}]

@@ -19,7 +19,7 @@ def test_a_name_stays_one_part_of_the_path():
     ("made", "target"),
     [
         (("pods", "ns", "a-0", "log"), ResourcePath("", "v1", "pods", "ns", "a-0", "log")),
-        (("workloads", "ns"), ResourcePath("kueue.x-k8s.io", "v1beta1", "workloads", "ns")),
+        (("workloads", "ns"), ResourcePath("kueue.x-k8s.io", "v1beta2", "workloads", "ns")),
         (("nodes",), ResourcePath("", "v1", "nodes")),
         (("namespaces", "", "ns"), ResourcePath("", "v1", "namespaces", name="ns")),
         (("deployments", "", ""), ResourcePath("apps", "v1", "deployments")),

@@ -13,7 +13,9 @@ from k8sjob.checks.doctor.check import Answer, Facts
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.capacity import add, taken
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import DEFAULT, job_path, references, target_of
 from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
@@ -138,13 +140,27 @@ def _about_needs(
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
     path = job_path(target, namespace)
-    if any(one.kind == "queue" for one in named):
+    if queue := next((one for one in named if one.kind == "queue"), None):
+        # After the LocalQueue, which is asked for before it, so that it never waits in vain.
+        local = questions[str(queue)]
+        questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
+        where = resource_path("namespaces", name=namespace)
+        questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
         body = _in(_started(job), namespace)
         query = {"dryRun": "All"}
         questions["queue dry run"] = pool.submit(
             _ask, transport, "POST", path, query=query, body=body, timeout=timeout
         )
     return questions
+
+
+def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) -> Answer:
+    """The ClusterQueue of a LocalQueue."""
+    found = local.result()
+    if isinstance(found, ApiError) or not (name := cluster_queue(found)):
+        return ApiError("its LocalQueue is not known")
+    path = resource_path("clusterqueues", name=name)
+    return _ask(transport, "GET", path, timeout=timeout)
 
 
 def _started(job: Json) -> Json:
@@ -188,7 +204,7 @@ def _ask(
 
 def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
-    bare = wanted.kind != "claim"
+    bare = wanted.kind not in {"claim", "queue"}
     try:
         return transport.request("GET", wanted.path(namespace), metadata_only=bare, timeout=timeout)
     except ApiError as error:

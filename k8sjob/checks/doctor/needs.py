@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, pod_requests
+from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object
+from k8sjob.kube.resources import OF_THE_CLUSTER
 from k8sjob.targets.jobs import pod_specs, references, target_of
 
 if TYPE_CHECKING:
@@ -33,6 +37,8 @@ _STEPS: Final = {
     " -n {namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json",
     "service account": "make it: kubectl create serviceaccount {name} -n {namespace}",
     "queue": "have the LocalQueue made, or correct kueue_queue",
+    "workload priority class": "have the WorkloadPriorityClass made, or correct"
+    " kueue_priority_class: Kueue takes no job of a class that is not there",
 }
 
 
@@ -44,8 +50,8 @@ def named_objects(facts: Facts) -> Iterator[Check]:
     there = [one for one in wanted if facts.one(str(one)) is not None]
     groups = _groups(facts)
     kueue = groups is None or _KUEUE in groups
-    # Where there is no Kueue there are no queues, and the check of the queue says so.
-    absent = [one for one in wanted if facts.missing(str(one)) and (kueue or one.kind != "queue")]
+    # Where there is no Kueue there is nothing of it, and the check of the queue says so.
+    absent = [one for one in wanted if facts.missing(str(one)) and (kueue or one.kind not in _ITS)]
     for one in absent:
         yield _absent(one, facts.namespace)
     for one in there:
@@ -62,20 +68,71 @@ def named_objects(facts: Facts) -> Iterator[Check]:
 
 
 def queue(facts: Facts) -> Iterator[Check]:
-    """Whether Kueue is there and manages such jobs: else a job in its queue never starts."""
-    groups, asked = _groups(facts), facts.one("queue dry run")
-    if groups is None or (facts.error("queue dry run") is None and asked is None):
+    """Whether Kueue manages the job, and whether its queue can ever admit it."""
+    if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
+    groups, asked = _groups(facts), facts.one("queue dry run")
     without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
-    if _KUEUE not in groups:
+    if groups is not None and _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
-    elif asked and not facts.target.is_suspended(asked):
+        return
+    local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
+    found: list[Check] = []
+    if asked and not facts.target.is_suspended(asked):
+        found += [
+            problem(
+                "queue",
+                f"Kueue does not manage {facts.target.kind}s in this cluster",
+                f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
+                f" configuration, {without}",
+            )
+        ]
+    if local is not None:
+        found += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
+    yield from found
+    if found or facts.missing(f"queue {name}"):  # the check of named objects says that
+        return
+    if groups and asked and local and cluster:
+        seen = f"Kueue manages {facts.target.kind}s, and ClusterQueue {Object(cluster).name} admits"
+        yield fine("queue", f"{seen} those of LocalQueue {name}")
+        return
+    of = cluster_queue(local) if local else "of the queue"
+    yield unknown(
+        "queue",
+        f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
+        f" ClusterQueue {of}, or Kueue's webhook did not answer",
+        "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted",
+    )
+
+
+def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
+    """What keeps this job in a queue for ever."""
+    if said := closed(local, cluster):
+        step = "have that corrected by who keeps Kueue; until then the job does not start"
+        yield problem("queue", said, step)
+    if not cluster:
+        return
+    namespace = facts.one("namespace")
+    if namespace and not selects(cluster, Object(namespace).labels):
         yield problem(
             "queue",
-            f"Kueue does not manage {facts.target.kind}s in this cluster",
-            f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
-            f" configuration, {without}",
+            f"ClusterQueue {Object(cluster).name} takes no jobs of namespace {facts.namespace}"
+            " (spec.namespaceSelector)",
+            "have the namespace selected there, or take another queue; as it is, the job never"
+            " starts",
         )
+    job = facts.job or {}
+    fewest = Object(job).part("metadata", "annotations").get(MIN_PARALLELISM)
+    pods = [(count, pod_requests(pod)) for _, count, pod in pod_specs(job)]
+    if fewest:
+        pods = [(int(fewest), pods[0][1])]
+    for said, declared in excess(cluster, pods):
+        if declared:
+            step = "ask for less, or for another queue; as it is, the job never starts"
+            yield problem("queue", said, step)
+        else:
+            step = "Kueue admits no such job, unless it is set up with IgnoreUndeclared"
+            yield warning("queue", said, f"{step}; have quota for it added")
 
 
 def gang(facts: Facts) -> Iterator[Check]:
@@ -101,6 +158,7 @@ def _groups(facts: Facts) -> set[str] | None:
 
 
 _KUEUE: Final = "kueue.x-k8s.io"
+_ITS: Final = frozenset({"queue", "workload priority class"})
 _GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
 
 
@@ -109,7 +167,7 @@ def _absent(one: Reference, namespace: str) -> Check:
     step = step.format(name=one.name, namespace=namespace)
     if one.kind == "pull secret":  # the kubelet continues without it
         return warning("objects", f"there is no {one} in {namespace}", step)
-    where = "" if one.kind in {"priority class", "runtime class"} else f" in {namespace}"
+    where = "" if one.kind in OF_THE_CLUSTER else f" in {namespace}"
     return problem("objects", f"there is no {one}{where}", step)
 
 

@@ -129,6 +129,27 @@ RULES: Final = (
     Rule(Grant.VIEWER, "", "namespaces", ("get",), "why, doctor"),
     Rule(Grant.VIEWER, "kueue.x-k8s.io", "workloads", ("list",), "why"),
     Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "submit, why, doctor job.yaml"),
+    Rule(
+        Grant.VIEWER,
+        "visibility.kueue.x-k8s.io",
+        "localqueues/pendingworkloads",
+        ("get",),
+        "why: the place in a queue",
+    ),
+    Rule(
+        Grant.CLUSTER_VIEWER,
+        "kueue.x-k8s.io",
+        "clusterqueues",
+        ("get", "list"),
+        "submit, why, doctor job.yaml",
+    ),
+    Rule(
+        Grant.CLUSTER_VIEWER,
+        "kueue.x-k8s.io",
+        "workloadpriorityclasses",
+        ("get",),
+        "submit, doctor job.yaml",
+    ),
     Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "submit, why, doctor"),
     Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
     Rule(Grant.CLUSTER_VIEWER, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
@@ -141,6 +162,13 @@ RULES: Final = (
         "doctor",
     ),
     Rule(Grant.CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
+    Rule(
+        Grant.CAPACITY,
+        "kueue.x-k8s.io",
+        "workloads",
+        ("list",),
+        "why: who has the quota of a queue",
+    ),
     Rule(Grant.CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
 )
 """Everything, the most important first."""

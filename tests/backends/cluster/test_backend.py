@@ -476,7 +476,7 @@ def test_what_is_not_there_of_kueue(backend, there, listed, error, said):
     owner = job()
     owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     there.on("GET", ONE, owner).on("GET", PODS, listed(1))
-    kueue = "/apis/kueue.x-k8s.io/v1beta1/namespaces/team"
+    kueue = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team"
     there.on("GET", f"{kueue}/localqueues/research", error(404, "NotFound", said))
     there.on("GET", f"{kueue}/workloads", listed(1))
     found = backend.related(backend.snapshot(JobRef("one", "team")))

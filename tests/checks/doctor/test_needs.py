@@ -4,7 +4,7 @@ from k8sjob.checks.doctor import examine_needs, gather, gather_needs
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
 from k8sjob.kube.resources import Reference
-from k8sjob.rendering import render
+from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import references
 from k8sjob.yamldoc import parse
@@ -31,6 +31,9 @@ def job():
         priority_class="high",
         runtime_class="nvidia",
         kueue_queue="team-queue",
+        kueue_priority_class="urgent",
+        resources={"cpu": 2, "extended": {"example.com/gpu": 2}},
+        replicas={"workers": 2},
     )
     return parse(render(spec)).data
 
@@ -46,6 +49,7 @@ NAMED = {
     ("priority class", "high"),
     ("runtime class", "nvidia"),
     ("queue", "team-queue"),
+    ("workload priority class", "urgent"),
 }
 
 
@@ -140,27 +144,124 @@ def of_kueue(job, **changes):
     return lambda body: {**body, "spec": {**body["spec"], "runPolicy": changes}}
 
 
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+
+
+def local_queue(**active):
+    conditions = [{"type": "Active", "status": "False", **active}] if active else []
+    return {
+        "metadata": {"name": "team-queue"},
+        "spec": {"clusterQueue": "all"},
+        "status": {"conditions": conditions},
+    }
+
+
+def cluster_queue(gpus=((8, None),), *, inactive="", **spec):
+    def flavor(nominal, borrowing):
+        more = {} if borrowing is None else {"borrowingLimit": borrowing}
+        quota = {"name": "example.com/gpu", "nominalQuota": nominal, **more}
+        return {"name": "f", "resources": [quota, {"name": "cpu", "nominalQuota": "100"}]}
+
+    condition = {"type": "Active", "status": "False", "reason": inactive, "message": "Can't admit"}
+    flavors = [flavor(*one) for one in gpus]
+    return {
+        "metadata": {"name": "all"},
+        "spec": {"namespaceSelector": {}, "resourceGroups": [{"flavors": flavors}], **spec},
+        "status": {"conditions": [condition] if inactive else []},
+    }
+
+
+ELSEWHERE = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}
+OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
+
+
 @pytest.mark.parametrize(
-    ("groups", "answer", "said"),
+    ("answers", "verdict", "said"),
     [
-        ({"kind": "APIGroupList", "groups": []}, {}, "Kueue is not installed in this cluster"),
-        (GROUPS, {"suspend": False}, "Kueue does not manage PyTorchJobs in this cluster"),
-        (GROUPS, {}, "Kueue does not manage PyTorchJobs in this cluster"),
-        (GROUPS, {"suspend": True}, ""),
-        ({"kind": "List"}, {}, ""),
+        ({}, "ok", "ClusterQueue all admits those of LocalQueue team-queue"),
+        ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in this cluster"),
+        ({"suspend": None}, "problem", "Kueue does not manage PyTorchJobs in this cluster"),
+        ({"suspend": "refused"}, "unknown", "is not known"),
+        ({"queue": "refused"}, "unknown", "is not known"),
+        ({"cluster": "refused"}, "unknown", "you may not read ClusterQueue all"),
+        ({"cluster": None}, "problem", "ClusterQueue all, which does not exist"),
+        (
+            {"queue": local_queue(reason="Stopped"), "cluster": "refused"},
+            "problem",
+            "the LocalQueue team-queue is stopped",
+        ),
+        (
+            {"queue": local_queue(reason="ClusterQueueIsInactive"), "cluster": "refused"},
+            "problem",
+            "ClusterQueue all, which is inactive",
+        ),
+        (
+            {"cluster": cluster_queue(inactive="FlavorNotFound")},
+            "problem",
+            "inactive: FlavorNotFound: Can't admit",
+        ),
+        (
+            {"cluster": cluster_queue(namespaceSelector=None)},
+            "problem",
+            "takes no jobs of namespace team",
+        ),
+        (
+            {"cluster": cluster_queue(namespaceSelector=ELSEWHERE)},
+            "problem",
+            "takes no jobs of namespace team",
+        ),
+        ({"cluster": cluster_queue([(4, None)])}, "problem", f"{OF_GPUS} 4"),
+        ({"cluster": cluster_queue([(4, None), (2, None)])}, "ok", "admits"),
+        # The Workers need 4 of one flavor.
+        ({"cluster": cluster_queue([(3, None), (3, None)])}, "problem", f"{OF_GPUS} 3 or 3"),
+        ({"cluster": cluster_queue([(4, None)], cohortName="c")}, "ok", "admits"),
+        ({"cluster": cluster_queue([(4, 1)], cohortName="c")}, "problem", f"{OF_GPUS} 5"),
+        ({"cluster": cluster_queue([])}, "warning", "ClusterQueue all has no quota for cpu"),
     ],
 )
-def test_a_queue_that_never_starts_a_job(cluster, job, groups, answer, said):
-    cluster.answers |= {"/apis": groups, "pytorchjobs": of_kueue(job, **answer)}
-    found = [
-        one for one in examine_needs(gather_needs(cluster, "team", job)) if one.topic == "queue"
-    ]
-    assert [one.seen for one in found] == ([said] if said else [])
+def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, verdict, said):
+    given = {"queue": local_queue(), "cluster": cluster_queue(), "suspend": True, **answers}
+    given = {key: refused if answer == "refused" else answer for key, answer in given.items()}
+    suspend = given["suspend"]
+    changes = {} if suspend is None else {"suspend": suspend}
+    cluster.answers |= {
+        "/apis": GROUPS,
+        f"{KUEUE}/namespaces/team/localqueues/team-queue": given["queue"],
+        f"{KUEUE}/clusterqueues/all": given["cluster"],
+        "pytorchjobs": suspend if suspend is refused else of_kueue(job, **changes),
+    }
+    for look in (gather_needs, gather):
+        first, *_ = queue(look(cluster, "team", job))
+        assert first.verdict == verdict
+        assert said in first.seen
     posted = [body for method, _, query, body, _ in cluster.asked if method == "POST"]
-    assert [body["spec"]["runPolicy"]["suspend"] for body in posted] == [False]
+    assert posted[0]["spec"]["runPolicy"]["suspend"] is False
     assert posted[0]["metadata"]["name"] != "digits"
-    facts = gather(cluster, "team", job)
-    assert [one.seen for one in queue(facts)] == ([said] if said else [])
+
+
+def test_without_kueue_no_job_of_a_queue_starts(cluster, job):
+    cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
+    (found,) = queue(gather_needs(cluster, "team", job))
+    assert found.seen == "Kueue is not installed in this cluster"
+    assert "the job never starts" in found.next_step
+
+
+def test_a_job_that_may_start_with_fewer_pods_needs_quota_for_those(cluster):
+    spec = JobSpec(
+        name="digits",
+        image="i",
+        run={"script": "main.py"},
+        target="job",
+        kueue_queue="team-queue",
+        resources={"extended": {"example.com/gpu": 2}},
+        replicas={"workers": 2, "elastic": {"min": 2, "max": 3}},
+    )
+    made = manifest(spec)
+    answers = {"/apis": GROUPS, f"{KUEUE}/namespaces/team/localqueues/team-queue": local_queue()}
+    for quota, verdict in ((4, Verdict.OK), (3, Verdict.PROBLEM)):
+        answers[f"{KUEUE}/clusterqueues/all"] = cluster_queue([(quota, None)])
+        cluster.answers |= {**answers, "jobs": lambda _body: made}
+        assert [one.verdict for one in queue(gather_needs(cluster, "team", made))] == [verdict]
 
 
 def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):

@@ -1,0 +1,125 @@
+"""Kueue's objects (kueue.x-k8s.io/v1beta2): whether a queue admits a job, now or ever. Pure.
+
+Conditions, reasons and rules are those of Kueue 0.19: apis/kueue/v1beta2, pkg/controller/core,
+pkg/cache/scheduler/clusterqueue.go and pkg/scheduler/flavorassigner.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.kube.capacity import add, amounts, as_text
+from k8sjob.kube.objects import Object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.objects import Json
+
+__all__ = ["MIN_PARALLELISM", "closed", "cluster_queue", "condition", "excess", "selects"]
+
+MIN_PARALLELISM: Final = "kueue.x-k8s.io/job-min-parallelism"
+"""An annotation of a Job: so few Pods may be admitted."""
+_CLOSED: Final = {
+    "Stopped": "is stopped (spec.stopPolicy)",
+    "ClusterQueueDoesNotExist": "belongs to ClusterQueue {cluster}, which does not exist",
+    "ClusterQueueIsInactive": "belongs to ClusterQueue {cluster}, which is inactive",
+}
+"""Why the condition Active of a LocalQueue is False, by its reason."""
+
+
+def condition(item: Json, kind: str) -> Json:
+    """The condition of that type, true or not; empty where there is none."""
+    conditions = Object(item).status.get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == kind), {})
+
+
+def cluster_queue(local: Json) -> str:
+    """The name of a LocalQueue's ClusterQueue."""
+    return str(Object(local).spec.get("clusterQueue") or "")
+
+
+def closed(local: Json, cluster: Json | None) -> str:
+    """Why a LocalQueue admits no job at present; empty where nothing is known against it.
+
+    Args:
+        local: the LocalQueue.
+        cluster: its ClusterQueue; empty where that does not exist, None where it is not known.
+    """
+    name, of = Object(local).name, cluster_queue(local)
+    active = condition(cluster or {}, "Active")
+    if cluster == {}:
+        active = {"status": "False", "reason": "ClusterQueueDoesNotExist"}
+    elif active.get("status") == "False":
+        why = f"{active.get('reason')}: {active.get('message')}"
+        return f"the LocalQueue {name} belongs to ClusterQueue {of}, which is inactive: {why}"
+    else:
+        active = condition(local, "Active")
+    if active.get("status") != "False":
+        return ""
+    reason = str(active.get("reason"))
+    return f"the LocalQueue {name} {_CLOSED.get(reason, f'is inactive: {reason}')}".format(
+        cluster=of
+    )
+
+
+def selects(cluster: Json, labels: Mapping[str, str]) -> bool:
+    """Whether a ClusterQueue takes jobs of a namespace with these labels."""
+    selector = Object(cluster).spec.get("namespaceSelector")
+    if selector is None:  # not {}, which is all of them
+        return False
+    equal = (selector.get("matchLabels") or {}).items() <= labels.items()
+    return equal and all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _meets(wanted: Json, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(str(wanted.get("key"))), wanted.get("values") or ()
+    answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
+    return answers.get(str(wanted.get("operator")), value is None)
+
+
+def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple[str, bool]]:
+    """What a ClusterQueue can never hold of a job, however empty it is.
+
+    Args:
+        cluster: the ClusterQueue. In a cohort it may borrow, without a borrowingLimit any amount.
+        pods: how many Pods there are of each role, and what one of them requests.
+
+    Yields:
+        A resource of which there is too little, in a sentence, and whether there is any quota.
+    """
+    spec, pods = Object(cluster).spec, list(pods)
+    borrows = bool(spec.get("cohortName"))
+    quotas: dict[str, list[Decimal | None]] = {}
+    for group in spec.get("resourceGroups") or ():
+        for flavor in group.get("flavors") or ():
+            for one in flavor.get("resources") or ():
+                quotas.setdefault(one["name"], []).append(_most(one, borrows=borrows))
+    total: Amounts = {}
+    for count, each in pods:
+        add(total, {what: amount * count for what, amount in each.items()})
+    for what, amount in total.items():
+        limits = quotas.get(what)
+        if limits is None:
+            if amount and what != "pods":
+                yield f"ClusterQueue {Object(cluster).name} has no quota for {what}", False
+            continue
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            continue
+        # All Pods of a role get one flavor; those of another role may get another one.
+        largest = max(count * each.get(what, Decimal()) for count, each in pods)
+        if amount > sum(known) or largest > max(known):
+            has = " or ".join(as_text(what, limit) for limit in known)
+            asks = f"the job asks for {as_text(what, amount)} of {what}"
+            yield f"{asks}, and ClusterQueue {Object(cluster).name} has at most {has}", True
+
+
+def _most(quota: Json, *, borrows: bool) -> Decimal | None:
+    """The most of a resource that a flavor can have; None where that is not known."""
+    found = amounts({key: quota.get(key) for key in ("nominalQuota", "borrowingLimit")})
+    if borrows and "borrowingLimit" not in found:
+        return None
+    return sum(found.values(), Decimal())
