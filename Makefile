@@ -83,7 +83,7 @@ docs: $(VENV)/.dev
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
 
-# What a cluster is made of, once: Kubernetes and the operator from source, in ten to fifteen minutes.
+# What a cluster is made of, once: Kubernetes, the operator and other controllers from source, in ten to twenty minutes.
 cluster-built: $(VENV)/.dev system-packages
 	@$(BIN)/python tests/needs.py cluster
 	@if [ -z "$$KUBECONFIG" ] || [ -z "$$K8SJOB_TEST_REGISTRY" ]; then cd tests && ../$(BIN)/python -m cluster.bed build; fi

@@ -7,16 +7,15 @@ import contextlib
 import fcntl
 import functools
 import gc
-import json
 import os
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 from baseimage import Buildah, missing_tools
 from cluster.bed import Bed, Cluster
+from cluster.bed.controllers import MANAGED
 from cluster.desk import Desk
 from cluster.proxy import Proxy
 from needs import lacking
@@ -27,6 +26,11 @@ YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yo
 OWN = "own-bed"  # tests/conftest.py looks for it in the names of tests
 STOPPING = {"bed", "with_template"}
 """Fixtures by which a test stops parts of its cluster: no other test may use that one."""
+CRDS = {
+    "jobset": "crd/jobsets.jobset.x-k8s.io",
+    "trainer": "crd/trainjobs.trainer.kubeflow.org",
+    "kueue": "crd/workloads.kueue.x-k8s.io",
+}
 KEPT = []
 """Beds that other processes of this session use, too; they end with the session."""
 
@@ -83,18 +87,13 @@ def cluster(request, tmp_path_factory):
 
 def shared_cluster(folder):
     """The bed that the first process of this session makes, which ends with pytest's own."""
-    file = folder / "cluster.json"
+    file = folder / "cluster"
     with (folder / "cluster.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             KEPT.append(Bed(owner=os.getppid()).__enter__())
-            made = KEPT[-1]
-            parts = [made.kubeconfig, made.registry, made.kubectl_path]
-            file.write_text(json.dumps([str(part) for part in parts]))
-    kubeconfig, registry, kubectl = json.loads(file.read_text())
-    found = Cluster(Path(kubeconfig), registry)
-    found.kubectl_path = Path(kubectl)
-    return found
+            file.write_text(str(KEPT[-1].folder))
+    return Bed.attach(file.read_text())
 
 
 @pytest.fixture
@@ -121,6 +120,61 @@ def with_template(bed):
     bed.stop("operator")
     bed.commands["operator"] = before
     bed.start("operator")
+
+
+def added(cluster, name):
+    """Skips a test where a cluster that is no bed lacks this controller."""
+    if isinstance(cluster, Bed):
+        cluster.add(name)
+    elif cluster.kubectl("get", CRDS[name], check=False).returncode != 0:
+        pytest.skip(f"there is no {name} in the cluster of KUBECONFIG")
+
+
+@pytest.fixture
+def jobset(cluster):
+    """The JobSet controller runs in the cluster."""
+    added(cluster, "jobset")
+
+
+@pytest.fixture
+def trainer(cluster):
+    """Kubeflow Trainer 2 runs in the cluster, and JobSet."""
+    added(cluster, "trainer")
+
+
+@pytest.fixture
+def kueue(cluster, namespace, request):
+    """Kueue manages the test's namespace; makes its queues: `kueue("team", cpu=1)`.
+
+    A queue is a LocalQueue and a ClusterQueue with a quota, and has a ResourceFlavor of its own.
+    """
+    added(cluster, "kueue")
+    label = {"metadata": {"labels": MANAGED}}
+    cluster.api.request("PATCH", f"/api/v1/namespaces/{namespace}", body=label)
+
+    def make(name, **quota):
+        """The name of the ClusterQueue and the ResourceFlavor of a LocalQueue of this name."""
+        whole = f"{namespace}-{name}"
+        resources = [{"name": key, "nominalQuota": amount} for key, amount in quota.items()]
+        group = {
+            "coveredResources": list(quota),
+            "flavors": [{"name": whole, "resources": resources}],
+        }
+        specs = {
+            "ResourceFlavor": {},
+            "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": [group]},
+            "LocalQueue": {"clusterQueue": whole},
+        }
+        for kind, spec in specs.items():
+            local = kind == "LocalQueue"
+            metadata = {"name": name if local else whole}
+            document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata}
+            cluster.create({**document, "spec": spec}, namespace if local else "")
+            if not local:
+                request.addfinalizer(functools.partial(cluster.delete, f"{kind.lower()}s", whole))
+        return whole
+
+    return make
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`python -m cluster.bed up`: a cluster to work with; `down`: end it, and clear up after others.
 
-`build` makes what every cluster needs: its programs, its images and the template of its node.
+`add jobset trainer kueue` starts these controllers in it (`Bed.add`). `build` makes what every
+cluster needs: its programs, its images and the template of its node.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ import time
 from baseimage import cache_home
 
 from .bed import Bed
+from .build import controllers
+from .controllers import MANAGED
 from .keeper import sweep
 
 
@@ -24,26 +27,42 @@ def up():
         print(f"export PATH={bed.bin}:$PATH")
 
 
+def add(*names):
+    """Start controllers in the clusters that `up` started."""
+    for folder, _ in _started():
+        Bed.attach(folder).add(*names)
+        label = ",".join(f"{key}={value}" for key, value in MANAGED.items())
+        print(f"runs in {folder.name}; Kueue manages namespaces with the label {label}")
+
+
 def down():
     """End the clusters that `up` started; those of running tests stay."""
     beds = cache_home() / "beds"
-    for folder in beds.glob("k8sjob-bed-*"):
-        with contextlib.suppress(OSError, ValueError):
-            bed = json.loads((folder / "bed.json").read_text())
-            if bed["owner"] == 0 and folder.name not in sweep(beds):
-                os.kill(bed["keeper"], signal.SIGTERM)
-                while folder.exists():
-                    time.sleep(0.05)
-                print(f"ended {folder.name}")
+    for folder, bed in _started():
+        if folder.name not in sweep(beds):
+            os.kill(bed["keeper"], signal.SIGTERM)
+            while folder.exists():
+                time.sleep(0.05)
+            print(f"ended {folder.name}")
     for name in sweep(beds):
         print(f"cleared up after {name}")
+
+
+def _started():
+    """Folder and bed.json of the clusters that `up` started."""
+    for folder in (cache_home() / "beds").glob("k8sjob-bed-*"):
+        with contextlib.suppress(OSError, ValueError):
+            bed = json.loads((folder / "bed.json").read_text())
+            if bed["owner"] == 0:
+                yield folder, bed
 
 
 def build():
     """Make what lies in the cache, so that no test has to wait for it."""
     with Bed():
+        controllers()
         print("the test cluster is built", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    {"up": up, "down": down, "build": build}[sys.argv[1]]()
+    {"up": up, "add": add, "down": down, "build": build}[sys.argv[1]](*sys.argv[2:])

@@ -1,5 +1,6 @@
 """A Kubernetes cluster on this machine, with the training operator: up, down, and its faults."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -13,23 +14,26 @@ from pathlib import Path
 
 from baseimage import cache_home
 
-from . import components, images, pki
+from . import build, components, controllers, images, pki
 from .access import Access
 from .build import OPERATOR, binaries, module_folder
-from .cluster import Cluster, ClusterError
+from .cluster import GROUPS, Cluster, ClusterError, path
 from .keeper import sweep
 
 KEEPER = Path(__file__).with_name("keeper.py")
 STOP = 15.0  # seconds that a component has to end by itself
 NODE = "/api/v1/nodes/node"
 GPU = "nvidia.com/gpu"
-JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
-# What the operator's webhook, and nothing else, refuses.
-BAD_JOB = {
-    "apiVersion": "kubeflow.org/v1",
-    "kind": "PyTorchJob",
-    "metadata": {"name": "1probe"},
-    "spec": {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": []}}}}},
+# What a controller's webhook, and nothing else, refuses: resource, kind and spec.
+PROBES = {
+    "operator": (
+        "pytorchjobs",
+        "PyTorchJob",
+        {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": []}}}}},
+    ),
+    "jobset": ("jobsets", "JobSet", {"replicatedJobs": [], "network": {"subdomain": "1"}}),
+    "trainer": ("trainjobs", "TrainJob", {"runtimeRef": {"name": "1", "kind": "TrainingRuntime"}}),
+    "kueue": ("resourceflavors", "ResourceFlavor", {"nodeLabels": {"-": ""}}),
 }
 
 
@@ -57,12 +61,11 @@ class Bed(Cluster):
         sweep(beds)
         self.folder = Path(tempfile.mkdtemp(prefix="k8sjob-bed-", dir=beds))
         self.folder.chmod(0o755)
-        self.logs = self.folder / "logs"
         try:
             self._make()
             self._start_all()
         except BaseException as error:
-            if self.logs.exists():
+            if (self.folder / "logs").exists():
                 error.add_note(f"the components' logs are kept in {self.keep_logs()}")
             self.down()
             raise
@@ -89,13 +92,26 @@ class Bed(Cluster):
             )
         if not (line := self.keeper.stdout.readline()):
             raise ClusterError("the bed's keeper ended before it was ready")
-        said = json.loads(line)
-        super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{said['registry']}")
-        self.kubectl_path = self.bin / "kubectl"
-        self.access = Access(said["apiserver"], said["registry"], self.folder / "pki")
+        self._connect(json.loads(line))
         components.write_config(self.folder, self.access)
-        self.commands = components.commands(self.access.apiserver, self.base_image)
         self._until((self.folder / "control").exists, "the namespaces")
+
+    def _connect(self, said):
+        """Know the ports of the bed's keeper, and its process."""
+        super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{said['registry']}")
+        self.logs = self.folder / "logs"
+        self.kubectl_path = self.bin / "kubectl"
+        self.keeper_pid = said["keeper"]
+        self.access = Access(said["apiserver"], said["registry"], self.folder / "pki")
+        self.commands = components.commands(self.access.apiserver, self.base_image)
+
+    @classmethod
+    def attach(cls, folder):
+        """The bed that another process has made, and that ends when that one says so."""
+        bed = cls()
+        bed.folder = Path(folder)
+        bed._connect(json.loads((bed.folder / "bed.json").read_text()))
+        return bed
 
     def _start_all(self):
         for name in self.parts:
@@ -134,6 +150,35 @@ class Bed(Cluster):
         return kept
 
     # --- components and their faults -----------------------------------------------------------
+
+    def add(self, *names, **settings):
+        """Start the controllers of these names and those they need, where they do not run yet.
+
+        Tests use the fixtures `jobset`, `trainer` and `kueue` instead, which do this. Kueue manages
+        what is in namespaces with the label `controllers.MANAGED`, and nothing else.
+
+        Args:
+            names: of `controllers.ALL`: jobset, trainer, kueue.
+            settings: what the last one's configuration has instead of `controllers.ALL`'s, with
+                which it starts anew; only in a bed that no other test uses.
+        """
+        with (self.folder / "add.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            built, server = build.controllers(), f"https://127.0.0.1:{self.access.apiserver}"
+            if settings and names[-1] in self.running():
+                self.stop(names[-1])
+            added = [name for name in controllers.order(names) if name not in self.running()]
+            for name in added:
+                own = settings if name == names[-1] else {}
+                argv = controllers.prepare(name, self.folder, built, server, **own)
+                self.commands[name] = argv
+                self.apply(controllers.objects(name, self.folder, built))
+                # One that looks for its resources too early tries again after ten seconds.
+                self.kubectl("wait", "--for=condition=Established", "crd", "--all")
+                self.start(name, wait=False)
+            for name in added:
+                self.wait_ready(name)
+        self.parts = (*self.parts, *(name for name in added if name not in self.parts))
 
     def start(self, name, *, wait=True):
         """Start a component; returns when it serves."""
@@ -181,8 +226,12 @@ class Bed(Cluster):
                 conditions = self._node_status().get("conditions", ())
                 ready = any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
                 return healthy and ready
-            case "operator":
-                told = self.access.request("POST", f"{JOBS}?dryRun=All", BAD_JOB)[1]
+            case _ if name in PROBES:
+                resource, kind, spec = PROBES[name]
+                where = path(resource, namespace="" if kind == "ResourceFlavor" else "default")
+                probe = {"kind": kind, "metadata": {"name": "probe"}, "spec": spec}
+                probe["apiVersion"] = GROUPS[resource].removeprefix("apis/")
+                told = self.access.request("POST", f"{where}?dryRun=All", probe)[1]
                 return b"denied the request" in told
             case _:
                 return True
@@ -190,13 +239,18 @@ class Bed(Cluster):
     def _until(self, done, what, name=None, *, deadline=120.0):
         end = time.monotonic() + deadline
         while not done():
-            if self.keeper.poll() is not None:
+            if self._ended():
                 raise ClusterError(f"the bed ended while waiting for {what}")
             if name is not None and name not in self.running():
                 raise ClusterError(f"{name} ended; see {self.logs / name}.log")
             if time.monotonic() > end:
                 raise ClusterError(f"waited {deadline:.0f} s in vain for {what}")
             time.sleep(0.2)
+
+    def _ended(self):
+        if self.keeper is not None:  # a process of ours is there until we have waited for it
+            return self.keeper.poll() is not None
+        return not Path(f"/proc/{self.keeper_pid}").exists()
 
     # --- what a test may want to be there ------------------------------------------------------
 
@@ -216,7 +270,7 @@ class Bed(Cluster):
 
     def inside(self, *argv):
         """Run a program in the bed's namespaces; the completed process, with text."""
-        unshare = _only_child(self.keeper.pid)
+        unshare = _only_child(self.keeper_pid)
         enter = ["nsenter", f"--target={_only_child(unshare)}", "--net", "--mount", "--pid", "--"]
         return subprocess.run(
             [*enter, *argv], capture_output=True, text=True, timeout=300, check=False

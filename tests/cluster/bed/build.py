@@ -1,10 +1,12 @@
 """The bed's programs, built from Go modules by their names, once for each set of versions.
 
-Kubernetes and etcd come from the module in `kubernetes/`, pinned by its go.sum; the others are
-named by their versions, which Go's checksum database verifies.
+Kubernetes and etcd come from the module in `kubernetes/`, and the controllers that only some tests
+need from the one in `controllers/`, pinned by their go.sum; the others are named by their versions,
+which Go's checksum database verifies.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 from baseimage import cache_home, once
 
 MODULE = Path(__file__).resolve().parents[1] / "kubernetes"
+CONTROLLERS = MODULE.with_name("controllers")
 KUBERNETES = "v1.34.4"
 OPERATOR = "github.com/kubeflow/training-operator@v1.9.4"
 COREDNS = "github.com/coredns/coredns"
@@ -41,16 +44,42 @@ LDFLAGS = (
 )
 
 
+# Module, its folders that kustomize renders, and the namespace where those do not name one.
+MANIFESTS = {
+    "jobset": ("sigs.k8s.io/jobset@v0.12.0", ["config/default"], ""),
+    "trainer": (
+        "github.com/kubeflow/trainer/v2@v2.3.0",
+        [f"manifests/base/{part}" for part in ("crds", "manager", "rbac", "webhook")]
+        + ["manifests/overlays/manager/namespace.yaml"],
+        "kubeflow-system",
+    ),
+    "kueue": ("sigs.k8s.io/kueue@v0.19.0", ["config/default"], ""),
+}
+
+
 def binaries():
     """The folder of the programs; the first time takes ten minutes on two cores."""
-    sources = [*sorted(MODULE.rglob("*.go")), MODULE / "go.mod", MODULE / "go.sum"]
-    digest = hashlib.sha256(repr((LDFLAGS, INSTALLED, DNS)).encode())
-    for source in sources:
+    return _built("bin", sorted(MODULE.rglob("*.go")), MODULE, (LDFLAGS, INSTALLED, DNS), _build)
+
+
+def controllers():
+    """The folder of the programs and manifests of `controllers.ALL`; see `binaries`."""
+    return _built("controllers", [], CONTROLLERS, MANIFESTS, _build_controllers)
+
+
+def _built(name, sources, module, settings, build):
+    """The folder of this name that was built of these sources and settings; builds it once."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for source in (*sources, module / "go.mod", module / "go.sum"):
         digest.update(source.read_bytes())
-    folder = cache_home() / f"bin-{digest.hexdigest()[:12]}"
-    with once("bin"):
+    folder = cache_home() / f"{name}-{digest.hexdigest()[:12]}"
+    with once(name):
         if not folder.exists():
-            _build(folder)
+            making = folder.with_suffix(".making")
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+            build(making)
+            making.rename(folder)
     return folder
 
 
@@ -74,10 +103,7 @@ def go(what, args, folder, into):
     subprocess.run(["go", *args], cwd=folder, env=environment, check=True, timeout=3600)
 
 
-def _build(folder):
-    making = folder.with_suffix(".making")
-    shutil.rmtree(making, ignore_errors=True)
-    making.mkdir()
+def _build(making):
     kubernetes = ["build", "-trimpath", "-ldflags", LDFLAGS, "-o", f"{making}/"]
     go("the test cluster: Kubernetes", [*kubernetes, ".", "./etcd", "./pause"], MODULE, making)
     go(f"the test cluster: {OPERATOR}", ["install", "-trimpath", INSTALLED], making, making)
@@ -88,4 +114,18 @@ def _build(folder):
         go("the test cluster: CoreDNS", dns, module, making)
     for name in NAMES:
         (making / name).symlink_to("kubernetes")
-    making.rename(folder)
+
+
+def _build_controllers(making):
+    programs = ["build", "-trimpath", "-ldflags", "-s -w", "-o", f"{making}/", "tool"]
+    go(f"the test cluster: {', '.join(MANIFESTS)}", programs, CONTROLLERS, making)
+    for name, (module, parts, namespace) in MANIFESTS.items():
+        source = module_folder(module)
+        with tempfile.TemporaryDirectory() as folder:  # kustomize takes no absolute paths
+            resources = [os.path.relpath(source / part, os.path.realpath(folder)) for part in parts]
+            rendered = {"namespace": namespace, "resources": resources}
+            Path(folder, "kustomization.yaml").write_text(json.dumps(rendered))
+            kustomize = [binaries() / "kubectl", "kustomize", folder]
+            anywhere = "--load-restrictor=LoadRestrictionsNone"
+            with (making / f"{name}.yaml").open("w") as manifests:
+                subprocess.run([*kustomize, anywhere], stdout=manifests, check=True)

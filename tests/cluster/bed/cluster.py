@@ -10,10 +10,19 @@ from k8sjob.kube.client.python_client import PythonTransport
 from k8sjob.kube.client.transport import ApiError
 
 REPOSITORY = "k8sjob-tests"  # one for all images: what a repository has is not pushed again
+KUEUE = "apis/kueue.x-k8s.io/v1beta2"
+TRAINER = "apis/trainer.kubeflow.org/v1alpha1"
 GROUPS = {
+    "clusterqueues": KUEUE,
     "jobs": "apis/batch/v1",
+    "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
+    "localqueues": KUEUE,
     "pytorchjobs": "apis/kubeflow.org/v1",
+    "resourceflavors": KUEUE,
     "storageclasses": "apis/storage.k8s.io/v1",
+    "trainingruntimes": TRAINER,
+    "trainjobs": TRAINER,
+    "workloads": KUEUE,
 }
 
 

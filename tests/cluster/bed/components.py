@@ -12,7 +12,8 @@ from .build import OPERATOR, module_folder
 from .pki import kubeconfig
 from .supervisor import DNS, NODE, WEBHOOK
 
-BIN, CONF, PKI = "/run/bin", "/run/bed/conf", "/run/bed/pki"
+BIN, BED = "/run/bin", "/run/bed"
+CONF, PKI = f"{BED}/conf", f"{BED}/pki"
 CONTAINERD = "/run/containerd/containerd.sock"
 ETCD = "http://127.0.0.1:2379"
 SERVICES = "10.96.0.0/16"
@@ -122,13 +123,19 @@ def write_config(folder, access):
 
 
 def webhook_certificate(pki):
-    """The files of the operator's webhook, as its secret names them."""
+    """The files of every controller's webhook, as its Secret names them."""
     return {
         "ca.crt": (pki / "ca.crt").read_bytes(),
         "ca.key": (pki / "ca.rsa.key").read_bytes(),
         "tls.crt": (pki / "webhook.crt").read_bytes(),
         "tls.key": (pki / "webhook.key").read_bytes(),
     }
+
+
+def webhook_secret(pki):
+    """The data of a Secret with the files of a webhook."""
+    files = webhook_certificate(pki).items()
+    return {name: base64.b64encode(content).decode() for name, content in files}
 
 
 def commands(apiserver, base_image):
@@ -197,6 +204,7 @@ ENVIRONMENT = {"operator": {"MY_POD_NAMESPACE": "kubeflow", "MY_POD_NAME": "oper
 EVERY_ENVIRONMENT = {"GOGC": "400"}  # memory is there; the processors have more to do than collect
 # After an outage of the apiserver they wait for up to a minute until they try it again.
 WATCHING = ("controller-manager", "scheduler", "kubelet", "coredns", "operator")
+WATCHING += ("jobset", "trainer", "kueue")
 
 
 def objects(folder):
@@ -223,10 +231,7 @@ def objects(folder):
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": "training-operator-webhook-cert", **kubeflow},
-            "data": {
-                name: base64.b64encode(content).decode()
-                for name, content in webhook_certificate(folder / "pki").items()
-            },
+            "data": webhook_secret(folder / "pki"),
         },
         webhook(source),
     ]

@@ -19,26 +19,36 @@ KUBERNETES = "kubernetes.default.svc"
 SERVERS = {
     "apiserver": f"DNS:kubernetes,DNS:{KUBERNETES},DNS:localhost,IP:127.0.0.1,IP:{APISERVER}",
     "node": f"IP:{NODE},DNS:node",
-    "webhook": "DNS:training-operator.kubeflow.svc",
+    "webhook": "DNS:training-operator.kubeflow.svc"
+    ",DNS:jobset-webhook-service.jobset-system.svc"
+    ",DNS:kubeflow-trainer-controller-manager.kubeflow-system.svc"
+    ",DNS:kueue-webhook-service.kueue-system.svc",
 }
 EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
 CA = "basicConstraints=critical,CA:TRUE"
-AUTHORITY = "training-operator-ca"  # the name that the operator asks of its webhook's authority
+# The names that the operator and Kueue ask of their webhooks' authority.
+AUTHORITY = ("training-operator-ca", "kueue-ca")
 
 
 def make(folder):
     """Write every key and certificate into the folder."""
     folder.mkdir()
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = names\n[names]\n")
-    _certificate(folder, "ca", f"/CN={AUTHORITY}", [f"subjectAltName=DNS:{AUTHORITY}", CA], None)
+    names = ",".join(f"DNS:{name}" for name in AUTHORITY)
+    _certificate(folder, "ca", f"/CN={AUTHORITY[0]}", [f"subjectAltName={names}", CA], None)
     # The operator's webhook reads an authority's key in this older form alone.
     _openssl(folder, "rsa", "-traditional", "-in", "ca.key", "-out", "ca.rsa.key")
     _certificate(folder, "service-accounts", "/CN=service-accounts", [], None)
     for name, subject in USERS.items():
-        _certificate(folder, name, subject, ["extendedKeyUsage=clientAuth"])
+        client(folder, name, subject)
     for name, names in SERVERS.items():
         usage = "extendedKeyUsage=serverAuth"
         _certificate(folder, name, f"/CN={name}", [f"subjectAltName={names}", usage])
+
+
+def client(folder, name, subject):
+    """Write the key and certificate of a user."""
+    _certificate(folder, name, subject, ["extendedKeyUsage=clientAuth"])
 
 
 def _certificate(folder, name, subject, extensions, authority="ca"):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 BED = Path("/run/bed")
 NODE, DNS, WEBHOOK, APISERVER = "10.10.0.2", "10.96.0.10", "10.96.0.20", "10.96.0.1"
+CONTROLLERS = {"jobset": "10.96.0.21", "trainer": "10.96.0.22", "kueue": "10.96.0.23"}
 CHUNK = 1 << 18
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
@@ -48,9 +49,9 @@ def make_mounts(folder, binaries):
 
 def make_network():
     """A bridge is the node's interface: it needs no other end to be up."""
-    addresses = (f"{NODE}/16", f"{DNS}/32", f"{WEBHOOK}/32", f"{APISERVER}/32")
+    services = (DNS, WEBHOOK, APISERVER, *CONTROLLERS.values())
     lines = ["link set lo up", "link add node0 type bridge", "link set node0 up"]
-    lines += [f"addr add {address} dev node0" for address in addresses]
+    lines += [f"addr add {address} dev node0" for address in (f"{NODE}/16", *services)]
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
