@@ -31,6 +31,8 @@ __all__ = ["JOB_NAME", "Indexed"]
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 """A label of the Pod since Kubernetes 1.28, and an annotation."""
+_MAX_NAME: Final = 63
+"""Characters of a label, as a Pod's name must be one (validateCreate of JobSet's webhook)."""
 _SIGNALS: Final = (130, 134, 135, 137, 139)
 """128 + SIGINT, SIGABRT, SIGBUS, SIGKILL, SIGSEGV."""
 _RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.STOPPED})
@@ -82,7 +84,15 @@ class Indexed:
     # --- from a spec to an object
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What needs replicas that differ, or an operator."""
+        """What needs replicas that differ, or an operator; and a name that is too long."""
+        longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
+        if self.child_name and len(longest) > _MAX_NAME:
+            yield Problem(
+                "name",
+                f"{spec.name!r} has {len(spec.name)} characters, and target {self.name} calls Pods"
+                f" {longest}, which must fit {_MAX_NAME}; use at most"
+                f" {_MAX_NAME - len(longest) + len(spec.name)}",
+            )
         if spec.replicas.elastic is not None and not self.elastic:
             yield self._lacks("replicas.elastic", "its number of Pods does not change by itself")
         if spec.resources.master is not None:

@@ -9,6 +9,7 @@ from k8sjob.kube.labels import PRIORITY, QUEUE
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.job.target import IndexedJob
+from k8sjob.targets.jobset.target import JobSet
 from k8sjob.targets.pytorchjob.target import PyTorchJob
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 DEFAULT: Final[Target] = PyTorchJob()
-TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob())
+TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob(), JobSet())
 """All kinds of job, in the order in which a name is looked for."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""

@@ -11,6 +11,7 @@ import yaml
 
 from k8sjob.rendering import dockerfile, dockerignore, render
 from k8sjob.spec import load
+from k8sjob.targets.jobs import TARGETS
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,11 +45,12 @@ def test_manifest(job, golden, crd_problems):
     assert webhook_problems(manifest) == []
 
 
+@pytest.mark.parametrize("target", TARGETS[1:], ids=lambda target: target.name)
 @pytest.mark.parametrize("example", ["digits-ddp", "own-script", "transformer-fsdp"])
-def test_indexed_job(example, golden):
+def test_other_target(example, target, golden):
     folder = ROOT / "manifests" / example
-    spec = load(folder / "job.yaml").with_(target="job")
-    golden(folder / "indexed-job.yaml", render(spec))
+    spec = load(folder / "job.yaml").with_(target=target.name)
+    golden(folder / target.file, render(spec))
 
 
 @pytest.mark.parametrize("kind", DOCKERFILES)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor import namespace, needs, nodes, operator, permissions
 from k8sjob.checks.doctor.check import Check, Verdict
-from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "examine", "examine_needs"]
 
-_OF_THE_OPERATOR: Final = frozenset(
-    {operator.crd, operator.webhook, operator.operator, operator.init_image, operator.init_wait}
-)
-"""Checks that say nothing about jobs of another kind."""
+_OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
+"""Checks that say nothing where the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     permissions.permissions,
@@ -83,7 +80,7 @@ def examine(facts: Facts) -> Report:
     checks = list(permissions.server(facts))
     rbac: list[Json] = []
     if facts.error("version") is None:
-        left_out = frozenset() if facts.target is DEFAULT else _OF_THE_OPERATOR
+        left_out = frozenset() if facts.target.controller.deployment else _OF_AN_OPERATOR
         checks += [found for check in _CHECKS if check not in left_out for found in check(facts)]
         rbac = permissions.asked_for(facts)
     return Report(checks, facts.context, facts.namespace, rbac)

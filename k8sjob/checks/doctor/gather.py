@@ -21,7 +21,7 @@ from k8sjob.targets.jobs import DEFAULT, job_path, references, target_of
 from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor, Future
 
     from k8sjob.backends.api import Json
@@ -38,12 +38,8 @@ _HURRY: Final = 3.0
 """Seconds that a submission waits for an answer that only warns."""
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
-_OPERATOR: Final = {"labelSelector": "control-plane=kubeflow-training-operator"}
 _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "jobs api": ("/apis/kubeflow.org/v1", {}),
     "trainer api": ("/apis/trainer.kubeflow.org", {}),
-    "operator": ("/apis/apps/v1/deployments", _OPERATOR),
-    "operator's own namespace": ("/apis/apps/v1/namespaces/kubeflow/deployments", _OPERATOR),
     "webhooks": ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", {}),
     "nodes": ("/api/v1/nodes", {}),
     "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
@@ -88,15 +84,15 @@ def gather(
         # The longest first.
         usage = pool.submit(_usage, transport)
         questions = {
-            name: pool.submit(_ask, transport, "GET", path.format(namespace=place), query=query)
-            for name, (path, query) in _QUESTIONS.items()
+            name: pool.submit(_ask, transport, "GET", where.format(namespace=place), query=query)
+            for name, (where, query) in {**_QUESTIONS, **dict(_about_controller(target))}.items()
         }
         questions |= _about_needs(pool, transport, namespace, job)
-        path = job_path(target, namespace)
+        where = job_path(target, namespace)
         good, bad = (minimal_job(target, prefix) for prefix in ("", "0-"))
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(
-                _ask, transport, "POST", path, query=_DRY_RUN, body=_in(body, namespace)
+                _ask, transport, "POST", where, query=_DRY_RUN, body=_in(body, namespace)
             )
         reviews = {
             one: pool.submit(_review, transport, one, namespace) for one in all_permissions(target)
@@ -113,6 +109,16 @@ def gather(
             allowed={one: may for one, may in answered.items() if may is not None},
             usage=usage.result(),
         )
+
+
+def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
+    """The questions about who works on the jobs, where that is no part of every cluster."""
+    yield "jobs api", (f"/apis/{target.api_version}", {})
+    if labels := target.controller.deployment:
+        query = {"labelSelector": labels}
+        yield "operator", (resource_path("deployments"), query)
+        own = resource_path("deployments", target.controller.namespace)
+        yield "operator's own namespace", (own, query)
 
 
 def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.needs import quota_need, unsaid
-from k8sjob.checks.doctor.operator import INIT_CONTAINER, flag
+from k8sjob.checks.doctor.operator import flag
 from k8sjob.kube.capacity import add, amounts, as_text
 from k8sjob.targets.jobs import pod_specs
 
@@ -77,10 +77,11 @@ def _init_container(facts: Facts, seen: str) -> Check:
     """
     topic = "pod-security"
     roles = {role for role, _, _ in pod_specs(facts.job or {})}
-    if facts.job is not None and roles != {"Master", "Worker"}:
+    of_both = facts.job is None or roles == {"Master", "Worker"}
+    if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
     seen_so = any(
-        container.get("name") == INIT_CONTAINER and _gives_up(container)
+        container.get("name") == facts.target.init_container and _gives_up(container)
         for pod in facts.items("workers") or ()
         for container in (pod.get("spec") or {}).get("initContainers") or ()
     )

@@ -1,4 +1,4 @@
-"""Checks of the training operator: its API, its webhook, itself, its init container. Pure."""
+"""Checks of a kind's controller: its API, its webhook, itself, its init container. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,7 @@ __all__ = [
 
 DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
 """What the operator puts in front of workers where its flags name nothing else."""
-INIT_CONTAINER: Final = "init-pytorch"
-_VALIDATOR: Final = "validator.pytorchjob.training-operator.kubeflow.org"
+_DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
 _INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
 _SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
 _LONG_SLEEP: Final = 1.0
@@ -36,16 +36,17 @@ _LONG_SLEEP: Final = 1.0
 
 
 def crd(facts: Facts) -> Iterator[Check]:
-    """Whether PyTorchJob is served as kubeflow.org/v1."""
+    """Whether the kind is served."""
+    target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
-    trainer = facts.one("trainer api") is not None
-    if any(resource.get("name") == "pytorchjobs" for resource in resources):
+    trainer = facts.one("trainer api") is not None and target is DEFAULT
+    if any(resource.get("name") == target.resource for resource in resources):
         beside = "; Kubeflow Trainer 2 is there too, and not used" if trainer else ""
-        yield fine("crd", f"PyTorchJob is served as kubeflow.org/v1{beside}")
+        yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
-        yield problem("crd", f"kubeflow.org/v1 cannot be looked at: {error.said}", _INSTALL)
+        yield problem("crd", f"{target.api_version} cannot be looked at: {error.said}", _INSTALL)
     elif trainer:
         yield problem(
             "crd",
@@ -55,17 +56,17 @@ def crd(facts: Facts) -> Iterator[Check]:
     else:
         yield problem(
             "crd",
-            "PyTorchJob is not served: the training operator's CRD is not installed",
-            f"have the training operator installed; {_INSTALL}",
+            f"{target.kind} is not served: the CRD of {name} is not installed",
+            f"have {name} installed; {_INSTALL}",
         )
 
 
 def webhook(facts: Facts) -> Iterator[Check]:
-    """Whether the operator's webhook answers: it must refuse a job with a bad name."""
-    error = facts.error("bad dry run")
+    """Whether the controller's webhook answers: it must refuse a job with a bad name."""
+    error, controller = facts.error("bad dry run"), facts.target.controller
     said = error.said if error else ""
-    if _answers(facts):
-        yield fine("webhook", f"answers: {_VALIDATOR} refused a bad job")
+    if answered := _own_webhook(facts, said):
+        yield fine("webhook", f"answers: {answered} refused a bad job")
     elif error is None and facts.one("bad dry run") is not None:
         yield warning(
             "webhook",
@@ -76,7 +77,7 @@ def webhook(facts: Facts) -> Iterator[Check]:
         yield problem(
             "webhook",
             f"does not answer, so jobs can be neither made nor changed: {said}",
-            "look at the operator: kubectl -n kubeflow get pods",
+            f"look at {controller.name}: kubectl -n {controller.namespace} get pods",
         )
     elif error is not None and error.code != 404:  # that there is no API, crd says
         yield unknown(
@@ -86,23 +87,25 @@ def webhook(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _answers(facts: Facts) -> bool:
-    error = facts.error("bad dry run")
-    return error is not None and _VALIDATOR in error.said and "denied the request" in error.said
+def _own_webhook(facts: Facts, said: str) -> str:
+    """The controller's webhook that has refused something; empty where it was none of them."""
+    found = _DENIED.search(said)
+    whose = found["webhook"] if found else ""
+    return whose if whose.endswith(facts.target.controller.webhooks) else ""
 
 
 def _registered(facts: Facts) -> str:
     configurations = facts.items("webhooks")
     if configurations is None:
-        return "the operator is older than 1.8, or its webhook is not in place"
+        return "its webhook is not in place, or its version has none"
     policies = [
         hook.get("failurePolicy", "Fail")
         for one in configurations
         for hook in one.get("webhooks") or ()
-        if hook.get("name") == _VALIDATOR
+        if hook.get("name", "").endswith(facts.target.controller.webhooks)
     ]
     if not policies:
-        return "no ValidatingWebhookConfiguration has the operator's webhook"
+        return f"no ValidatingWebhookConfiguration has that of {facts.target.controller.name}"
     return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
 
 
@@ -114,24 +117,25 @@ def dry_run(facts: Facts) -> Iterator[Check]:
         if facts.one("dry run") is not None:
             yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was made")
         return
-    seen, step = _refused(error, what, facts.namespace)
+    seen, step = _refused(error, what, facts)
     if error.code == 409:
         yield warning("dry-run", seen, step)
     elif error.code != 404:  # what is not there, other checks say
         yield problem("dry-run", seen, step)
 
 
-def _refused(error: ApiError, what: str, namespace: str) -> tuple[str, str]:
+def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
     said = error.said
     if error.code == 409:
         return (
-            f"a job of that name is in {namespace}",
+            f"a job of that name is in {facts.namespace}",
             "k8sjob submit attaches to it, or shows what is different",
         )
     if "failed calling webhook" in said:
         return f"{what} cannot be checked: {said}", "see the check of the webhook"
     if "admission webhook" in said:
-        whose = "correct the job" if _VALIDATOR in said else "ask the owner of that policy"
+        own = _own_webhook(facts, said)
+        whose = "correct the job" if own else "ask the owner of that policy"
         return f"{what} is refused: {said}", whose
     if error.code == 403:
         return f"{what} may not be made: {said}", "see the check of the permissions"
@@ -140,19 +144,21 @@ def _refused(error: ApiError, what: str, namespace: str) -> tuple[str, str]:
 
 
 def operator(facts: Facts) -> Iterator[Check]:
-    """Whether the operator runs: its Deployment, or what its webhook shows."""
+    """Whether the controller runs: its Deployment, or what its webhook shows."""
+    labels = facts.target.controller.deployment
     deployments = facts.items("operator")
     if deployments is None:
         deployments = facts.items("operator's own namespace")
     if deployments:
-        yield from map(_deployment, deployments)
+        yield from (_deployment(one, labels) for one in deployments)
         return
     seen = (
         "you may not read its Deployment"
         if deployments is None
-        else "no Deployment is labelled control-plane=kubeflow-training-operator"
+        else f"no Deployment is labelled {labels}"
     )
-    if _answers(facts):
+    error = facts.error("bad dry run")
+    if error and _own_webhook(facts, error.said):
         yield fine("operator", f"runs, since its webhook answers; {seen}")
     else:
         step = (
@@ -161,7 +167,7 @@ def operator(facts: Facts) -> Iterator[Check]:
         yield unknown("operator", seen, step)
 
 
-def _deployment(deployment: Json) -> Check:
+def _deployment(deployment: Json, labels: str) -> Check:
     meta, status = deployment.get("metadata") or {}, deployment.get("status") or {}
     images = [c.get("image", "") for c in _containers(deployment)]
     name = f"{meta.get('namespace')}/{meta.get('name')}"
@@ -173,13 +179,13 @@ def _deployment(deployment: Json) -> Check:
         "operator",
         seen,
         f"jobs stay without pods until it runs: kubectl -n {meta.get('namespace')} describe pods"
-        " -l control-plane=kubeflow-training-operator",
+        f" -l {labels}",
     )
 
 
 def init_image(facts: Facts) -> Iterator[Check]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
-    if facts.one("jobs api") is None:
+    if facts.one("jobs api") is None or not facts.target.init_container:
         return
     step = (
         "in a cluster without the internet, have the operator started with"
@@ -189,7 +195,7 @@ def init_image(facts: Facts) -> Iterator[Check]:
         (container.get("image", ""), (pod.get("spec") or {}).get("nodeName", ""), status)
         for pod, container in _init_containers(facts)
         for status in (pod.get("status") or {}).get("initContainerStatuses") or ()
-        if status.get("name") == INIT_CONTAINER
+        if status.get("name") == facts.target.init_container
     ]
     for image, node, status in seen:
         why = ((status.get("state") or {}).get("waiting") or {}).get("reason", "")
@@ -233,7 +239,7 @@ def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
         (pod, container)
         for pod in facts.items("workers") or ()
         for container in (pod.get("spec") or {}).get("initContainers") or ()
-        if container.get("name") == INIT_CONTAINER
+        if container.get("name") == facts.target.init_container
     ]
 
 

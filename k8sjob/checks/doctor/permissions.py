@@ -113,6 +113,9 @@ def _viewing() -> Iterator[Rule]:
         of = "" if one is DEFAULT else f" (target {one.name})"
         of_jobs = Grant.VIEWER, group, one.resource, _READ, f"every command about jobs{of}"
         yield Rule(*of_jobs, vital=True, target=one.name)
+        if one.child("any"):
+            used_by = f"list, status, watch, why{of}"
+            yield Rule(Grant.VIEWER, "batch", "jobs", _READ, used_by, target=one.name)
 
 
 RULES: Final = (
@@ -200,7 +203,7 @@ def role(grant: Grant, namespace: str = "") -> Json:
         "kind": _kind(grant),
         "metadata": _metadata(_name(grant), namespace),
         "rules": [
-            {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+            {"apiGroups": [group], "resources": [resource], "verbs": list(dict.fromkeys(verbs))}
             for (group, resource), verbs in granted.items()
         ],
     }

@@ -11,6 +11,7 @@ from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.kube.labels import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
@@ -246,6 +247,54 @@ def test_a_snapshot_in_its_order_and_without_what_belongs_to_others(backend, the
     names = [p["metadata"]["name"] for p in snapshot.pods]
     assert names == ["one-master-0", "one-worker-2", "one-worker-10"]
     assert [event["reason"] for event in snapshot.events] == ["first", "own", "second"]
+
+
+@pytest.fixture
+def jobset(script, listed, error):
+    """A cluster with a JobSet, its Job, a Pod and Events, and without the training operator."""
+    script.on("GET", JOBS, error(404, "", "404 page not found")).on("GET", BATCH, listed(1))
+    uid = {"jobset.sigs.k8s.io/jobset-uid": "uid-1"}
+    labels = {"batch.kubernetes.io/job-name": "one-node-0", **uid}
+    labels |= {"jobset.sigs.k8s.io/jobset-name": "one"}
+    labels |= {"batch.kubernetes.io/job-completion-index": "0"}
+    meta = {"name": "one-node-0-0-abcde", "uid": "p", "labels": labels, "namespace": "team"}
+    meta |= {"ownerReferences": [{"uid": "its-job", "controller": True}], "resourceVersion": "1"}
+    script.on("GET", PODS, listed(1, {"metadata": meta, "spec": {}, "status": {}}))
+    theirs = {
+        "involvedObject.uid=uid-1": [happening("one", "own", firstTimestamp=MADE)],
+        "involvedObject.kind=Job,involvedObject.name=one-node-0": [
+            happening("one-node-0", "SuccessfulCreate", lastTimestamp="2026-11-21T12:00:01Z"),
+            happening("one-node-0", "of one before", lastTimestamp="2026-11-21T11:00:00Z"),
+        ],
+    }
+    script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
+    child = job("one-node-0")
+    child["metadata"]["labels"] = uid
+    child["status"] = {"ready": 1}
+    spec = {"replicatedJobs": [{"name": "node", "template": {"spec": {"completions": 1}}}]}
+    made = {**job(), "kind": "JobSet", "spec": spec}
+    jobsets = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
+    script.on("GET", f"{jobsets}/one", made).on("GET", jobsets, listed(1, made, kind="JobSetList"))
+    script.on("GET", f"{BATCH}/one-node-0", child)
+
+    def jobs(_, query):
+        ours = "managed-by" in query.get("labelSelector", "")
+        return listed(1, *(() if ours else (child,)), kind="JobList")
+
+    return script.on("GET", BATCH, jobs)
+
+
+@pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])
+def test_a_job_is_read_with_the_job_below_it(how, backend, jobset):
+    one = JobRef("one", "team", "uid-1", "JobSet")
+    if how == "jobs":
+        (found,) = backend.jobs(pods=True)
+    else:
+        found = backend.snapshot(one) if how == "snapshot" else next(iter(backend.watch(one)))
+        assert [event["reason"] for event in found.events] == ["own", "SuccessfulCreate"]
+    assert found.job["child"]["metadata"]["name"] == "one-node-0"
+    assert [pod["metadata"]["name"] for pod in found.pods] == ["one-node-0-0-abcde"]
+    assert job_status(found).state is JobState.RUNNING
 
 
 def test_a_job_made_anew_is_another_one(backend, there):

@@ -48,7 +48,7 @@ def test_the_api_is_served(facts):
 def test_no_operator_at_all(facts):
     check = the(crd(facts({API: None})))
     assert check.verdict is Verdict.PROBLEM
-    assert "CRD is not installed" in check.seen
+    assert "the CRD of the training operator is not installed" in check.seen
 
 
 def test_a_group_without_pytorchjobs_is_no_operator(facts):
@@ -87,7 +87,7 @@ def test_a_webhook_that_is_down(facts):
 @pytest.mark.parametrize(
     ("configurations", "said"),
     [
-        (None, "older than 1.8"),
+        (None, "its version has none"),
         ([], "no ValidatingWebhookConfiguration"),
         ([{"webhooks": [{"name": "other"}]}], "no ValidatingWebhookConfiguration"),
         (

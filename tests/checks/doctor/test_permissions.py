@@ -47,7 +47,8 @@ def test_nothing_secret_and_nothing_in_pods_is_granted():
     granted = {(rule.group, rule.resource) for rule in RULES}
     assert not granted & {("", "secrets"), ("", "pods/exec"), ("", "pods/attach"), ("", "*")}
     changed = {r.name for r in RULES if not {"get", "list", "watch"}.issuperset(r.verbs)}
-    assert changed == {"pytorchjobs.kubeflow.org", "jobs.batch", "services"}
+    jobs = {"pytorchjobs.kubeflow.org", "jobs.batch", "jobsets.jobset.x-k8s.io"}
+    assert changed == {*jobs, "services"}
 
 
 def test_each_permission_is_asked_for_once():

@@ -1,0 +1,346 @@
+"""Targets of one Indexed Job: what is rendered, and how their objects are read."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import yaml
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.contract import Role
+from k8sjob.errors import SpecError
+from k8sjob.kube.objects import Object, at_path
+from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.rendering import companions, manifest, render, replica_env
+from k8sjob.runtime.base.env import elastic_env
+from k8sjob.spec import JobSpec, load
+from k8sjob.spec.load import located
+from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import (
+    by_name,
+    has_ended,
+    is_of_pods,
+    is_suspended,
+    own_pods,
+    replica_names,
+    replica_of,
+    target_of,
+    with_child,
+)
+
+NOW = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the kinds.
+
+    Attributes:
+        name: the target's.
+        at: where the spec of the Indexed Job is.
+        pods: how the names of its Pods begin.
+        label: the label of its Pods with the job's name.
+        complete: the condition of a job that has succeeded.
+    """
+
+    name: str
+    at: tuple[str | int, ...]
+    pods: str
+    label: str
+    complete: str
+
+    @property
+    def target(self):
+        return by_name(self.name)
+
+    def spec(self, **fields):
+        given = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
+        given |= {"target": self.name, "replicas": {"workers": 2}}
+        return JobSpec.model_validate({**given, **fields})
+
+    def indexed(self, job):
+        """The spec of its Indexed Job."""
+        return at_path(job, *self.at)
+
+    def job(self, **status):
+        """The job, with this status of the Indexed Job and the conditions that follow from it."""
+        meta = {"uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        made = manifest(self.spec())
+        made = {**made, "metadata": {**made["metadata"], **meta}, "status": status}
+        if self.pods == "tiny":
+            return made
+        names = {"Complete": self.complete, "Failed": "Failed", "Suspended": "Suspended"}
+        own = [
+            {**one, "type": names[one["type"]], "reason": "its own"}
+            for one in status.get("conditions", ())
+            if one["type"] in names
+        ]
+        child = {"metadata": {"name": self.pods, "labels": {UID: "1"}}, "status": status}
+        return with_child({**made, "status": {"conditions": own}}, child)
+
+    def pod(self, index, *, created=0, suffix="aaaaa", labelled=True, uid="1"):
+        labels = {"batch.kubernetes.io/job-name": self.pods, self.label: "tiny", UID: uid}
+        return {
+            "metadata": {
+                "name": f"{self.pods}-{index}-{suffix}",
+                "labels": labels | ({INDEX: str(index)} if labelled else {}),
+                "annotations": {INDEX: str(index)},
+                "creationTimestamp": f"2026-01-01T00:00:{created:02}Z",
+                "ownerReferences": [{"controller": True, "uid": uid if self is JOB else "child"}],
+            }
+        }
+
+
+UID = "jobset.sigs.k8s.io/jobset-uid"
+JOB = Kind("job", ("spec",), "tiny", "batch.kubernetes.io/job-name", "Complete")
+JOBSET = Kind(
+    "jobset",
+    ("spec", "replicatedJobs", 0, "template", "spec"),
+    "tiny-node-0",
+    "jobset.sigs.k8s.io/jobset-name",
+    "Completed",
+)
+KINDS = [JOB, JOBSET]
+of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def condition(kind, **more):
+    return {"conditions": [{"type": kind, "status": "True", **more}]}
+
+
+@of_each_kind
+def test_every_replica_has_the_environment_that_the_operator_would_inject(kind):
+    spec = kind.spec(replicas={"workers": 2, "nproc_per_node": 2})
+    made = manifest(spec)
+    (container,) = Object(kind.indexed(made)).part("template", "spec")["containers"]
+    given = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    rank = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+    assert given["RANK"] == given["PET_NODE_RANK"] == rank
+    for role, index in ((Role.MASTER, 0), (Role.WORKER, 1)):
+        alike = replica_env(spec, role, index)
+        found = {**given, **kind.target.injected_env(made, role, index)}
+        differs = {name for name in alike if found[name] != alike[name]}
+        assert differs == {"MASTER_ADDR", "PET_MASTER_ADDR"}
+        assert found["MASTER_ADDR"] == f"{kind.pods}-0.tiny"
+
+
+@pytest.mark.parametrize(("role", "index"), [("Master", 1), ("Worker", 2), ("Worker", -2)])
+def test_a_replica_that_there_is_not(role, index):
+    with pytest.raises(ValueError, match="it has 3 Pods"):
+        JOB.target.injected_env(manifest(JOB.spec()), role, index)
+
+
+def test_an_elastic_job_has_a_rendezvous_and_no_ranks():
+    alike = JOB.spec(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}})
+    made = manifest(alike)
+    (container,) = Object(made).part("spec", "template", "spec")["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    wanted = replica_env(alike, Role.WORKER, 0)
+    differs = {name for name in wanted if given.get(name) != wanted[name]}
+    assert (differs, given["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, "tiny-0.tiny:23456")
+    assert elastic_env(given, "tiny-0").hosts
+    assert JOB.target.is_elastic(made)
+    assert not JOB.target.is_elastic(JOB.job())
+    assert JOB.target.injected_env(made, Role.WORKER, 1) == {}
+    assert made["spec"]["backoffLimit"] == 12
+    assert made["spec"]["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "smallest"),
+    [({}, None), ({"kueue_queue": "q"}, "2"), ({"kueue_queue": "q", "least": 3}, None)],
+)
+def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
+    least = fields.pop("least", 2)
+    replicas = {"workers": 2, "elastic": {"min": least, "max": 3}}
+    made = manifest(JOB.spec(replicas=replicas, **fields))
+    annotations = made["metadata"]["annotations"]
+    assert annotations.get("kueue.x-k8s.io/job-min-parallelism") == smallest
+    equal = annotations.get("kueue.x-k8s.io/job-completions-equal-parallelism")
+    assert equal == (smallest and "true")
+
+
+def test_the_service_gives_the_pods_their_names():
+    (service,) = companions(JOB.spec(namespace="team"))
+    made = manifest(JOB.spec(namespace="team"))
+    assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"] == "tiny"
+    assert service["metadata"]["namespace"] == "team"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert [one["kind"] for one in yaml.safe_load_all(render(JOB.spec()))] == ["Service", "Job"]
+    assert yaml.safe_load(render(JOBSET.spec()))["kind"] == "JobSet"  # makes its own
+
+
+@pytest.mark.parametrize(
+    ("policy", "restart", "limit", "rules"),
+    [
+        ({}, "Never", 9, ["Ignore", "Ignore", "FailJob"]),
+        ({"restart_policy": "OnFailure", "max_restarts": 2}, "OnFailure", 7, []),
+        ({"restart_policy": "OnFailure", "max_restarts": 0}, "OnFailure", 0, []),
+        ({"restart_policy": "Never"}, "Never", 0, ["Ignore"]),
+        ({"max_restarts": 0}, "Never", 0, ["Ignore", "Ignore", "FailJob"]),
+    ],
+)
+@of_each_kind
+def test_restarts(policy, restart, limit, rules, kind):
+    made = kind.indexed(manifest(kind.spec(policy=policy)))
+    assert made["template"]["spec"]["restartPolicy"] == restart
+    assert made["backoffLimit"] == limit
+    found = made.get("podFailurePolicy", {}).get("rules", [])
+    assert [rule["action"] for rule in found] == rules
+    if rules:  # what a suspension ends is no failure
+        assert found[0]["onExitCodes"]["values"] == [143]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("resources.master", {"resources": {"cpu": 1, "master": {"cpu": 2}}}),
+        ("gang", {"gang": {"scheduler": "volcano"}}),
+        ("policy.clean_pod_policy", {"policy": {"clean_pod_policy": "All"}}),
+        ("policy.restart_policy", {"policy": {"restart_policy": "Always"}}),
+    ],
+)
+@of_each_kind
+def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({**kind.spec().model_dump(exclude_defaults=True), **value}))
+    with pytest.raises(SpecError) as caught, located(file):
+        manifest(load(file))
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert problem.line
+    assert f"target {kind.name} does not have it" in problem.message
+    assert "use target pytorchjob" in problem.message
+    assert manifest(load(file).with_(target="pytorchjob"))
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({}, JobState.CREATED),
+        ({"active": 3, "ready": 0}, JobState.CREATED),
+        ({"active": 3, "ready": 1}, JobState.RUNNING),
+        ({"active": 3, "ready": 3, "failed": 2}, JobState.RUNNING),
+        ({"active": 2, "ready": 2, "failed": 1}, JobState.RESTARTING),
+        ({"active": 0, "ready": 0, "failed": 3}, JobState.RESTARTING),
+        ({"succeeded": 3}, JobState.RUNNING),
+        ({"active": 1, **condition("SuccessCriteriaMet")}, JobState.RUNNING),
+        ({"failed": 1, **condition("FailureTarget")}, JobState.RUNNING),
+        (condition("Suspended"), JobState.SUSPENDED),
+        ({"succeeded": 3, **condition("Complete")}, JobState.SUCCEEDED),
+        ({"failed": 3, **condition("Failed")}, JobState.FAILED),
+    ],
+)
+@of_each_kind
+def test_the_state(status, state, kind):
+    assert kind.target.state(kind.job(**status))[0] is state
+    assert has_ended(kind.job(**status)) == state.finished
+
+
+@of_each_kind
+def test_why_it_failed_is_what_its_job_says(kind):
+    failed = kind.job(**condition("Failed", reason="BackoffLimitExceeded"))
+    assert kind.target.state(failed)[1]["reason"] == "BackoffLimitExceeded"
+
+
+@of_each_kind
+def test_how_many_pods_are_in_which_phase(kind):
+    counts, job = kind.target.counts, kind.job
+    running = job(active=3, ready=1, failed=2)
+    assert counts(running, JobState.RUNNING) == {"Running": 1, "Pending": 2}
+    assert counts(job(succeeded=3), JobState.SUCCEEDED) == {"Succeeded": 3}
+    assert counts(job(failed=2), JobState.FAILED) == {"Failed": 2}
+
+
+@of_each_kind
+def test_a_failed_job_ends_when_its_pods_are_ended(kind):
+    times = {"lastTransitionTime": "2026-01-01T00:00:09Z"}
+    failed = kind.job(startTime="2026-01-01T00:00:01Z", **condition("FailureTarget", **times))
+    assert kind.target.times(failed) == ("2026-01-01T00:00:01Z", "2026-01-01T00:00:09Z")
+
+
+@pytest.mark.parametrize(("noticed", "findings"), [(True, 0), (False, 1)])
+@of_each_kind
+def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, findings, kind):
+    status = condition("FailureTarget", lastTransitionTime="2026-01-01T00:00:10Z")
+    late = kind.job(startTime="2026-01-01T00:00:00Z", active=3, **(status if noticed else {}))
+    kind.indexed(late)["activeDeadlineSeconds"] = 10
+    found = diagnose(Snapshot(late, tuple(map(kind.pod, range(3)))), {}, now=NOW)
+    assert [one.cause for one in found].count(Cause.DEADLINE) == findings
+
+
+@of_each_kind
+def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
+    lacking = Snapshot(kind.job(active=2), (kind.pod(0), kind.pod(1)))
+    found = diagnose(lacking, {}, now=NOW)
+    assert Cause.OPERATOR_SILENT not in {one.cause for one in found}
+    found = diagnose(lacking, {}, now=NOW + timedelta(seconds=660))
+    assert Cause.OPERATOR_SILENT in {one.cause for one in found}
+
+
+@of_each_kind
+def test_suspension(kind):
+    assert not is_suspended(kind.job())
+    spec = {**kind.job()["spec"], **kind.target.suspension(value=True)["spec"]}
+    assert is_suspended({**kind.job(), "spec": spec})
+
+
+@of_each_kind
+def test_the_replicas_by_their_index(kind):
+    target = kind.target
+    assert target_of(kind.job()) is target
+    assert replica_names(kind.job()) == ("master-0", "worker-0", "worker-1")
+    assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
+    assert target.replica_of(kind.pod(2, labelled=False)) == "worker-1"
+    assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
+    found = target.selector("tiny", {"master-0", "worker-1"})
+    assert found == f"{kind.label}=tiny,{INDEX} in (0,2)"
+    assert target.replica_named("tiny", f"{kind.pods}-2-x7k2p") == "worker-1"
+    assert target.replica_named("tiny", f"{kind.pods}-two-0-x7k2p") == ""
+
+
+@of_each_kind
+def test_of_the_pods_of_a_replica_the_newest_counts(kind):
+    pods = [
+        kind.pod(1, created=5, suffix="bbbbb"),
+        kind.pod(0),
+        kind.pod(1, created=1),
+        kind.pod(2, created=9, uid="of a job before it"),
+    ]
+    assert [one["metadata"]["name"] for one in own_pods(kind.job(), pods)] == [
+        f"{kind.pods}-0-aaaaa",
+        f"{kind.pods}-1-bbbbb",
+    ]
+    event = {"lastTimestamp": "2026-01-01T00:00:03Z"}
+    assert is_of_pods(kind.job(), {**event, "involvedObject": {"name": f"{kind.pods}-1-aaaaa"}})
+    about_job = {**event, "involvedObject": {"name": kind.pods}}
+    assert is_of_pods(kind.job(), about_job) == (kind is not JOB)  # its own are asked for by uid
+
+
+def test_what_the_apiserver_adds_is_not_the_authors():
+    stored = JOB.job()
+    stored["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "1"}}
+    labels = stored["spec"]["template"]["metadata"]["labels"]
+    labels |= {"controller-uid": "1", "batch.kubernetes.io/job-name": "tiny", "job-name": "tiny"}
+    assert JOB.target.written(stored) == manifest(JOB.spec())["spec"]
+
+
+def test_the_job_of_an_earlier_set_is_not_its_child():
+    earlier = {"metadata": {"name": "tiny-node-0", "labels": {UID: "0"}}, "status": {"ready": 3}}
+    job = {**manifest(JOBSET.spec()), "metadata": {"name": "tiny", "uid": "1"}}
+    assert "child" not in with_child(job, earlier)
+    assert "child" in with_child(job, JOBSET.job()["child"])
+
+
+@pytest.mark.parametrize(("length", "workers", "fits"), [(48, 2, 1), (49, 2, 0), (48, 10, 0)])
+def test_names_of_pods_have_a_limit(length, workers, fits):
+    spec = JOBSET.spec(name="a" * length, replicas={"workers": workers})
+    (*found,) = JOBSET.target.refusals(spec)
+    assert (not found) == fits
+    if found:
+        assert (found[0].field, f"use at most {47 + (workers < 10)}" in found[0].message) == (
+            "name",
+            True,
+        )
