@@ -851,31 +851,6 @@ def test_a_pod_that_its_node_rejected(snapshot, make_pod):
     assert "no healthy devices" in finding.message
 
 
-def test_a_queue_says_why_it_does_not_admit_a_job(snapshot):
-    taken = snapshot("Suspended")
-    taken.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    workload = {
-        "kind": "Workload",
-        "metadata": {"ownerReferences": [{"kind": "PyTorchJob", "uid": "u"}]},
-        "status": {
-            "conditions": [
-                {
-                    "type": "QuotaReserved",
-                    "status": "False",
-                    "reason": "Pending",
-                    "message": "couldn't assign flavors to pod set worker: insufficient unused"
-                    " quota for nvidia.com/gpu in flavor default, 4 more needed",
-                    "lastTransitionTime": "2026-01-01T00:08:00Z",
-                }
-            ]
-        },
-    }
-    (finding,) = diagnose(taken, {}, [workload], now=NOW)
-    assert finding.cause == "queued"
-    assert finding.message.startswith("the job has waited in the queue 'research' for 2 min: could")
-    assert "4 more needed" in finding.message
-
-
 def doomed(job, *finalizers):
     job.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:14Z"}
     job.job["metadata"]["finalizers"] = list(finalizers)
@@ -1082,35 +1057,6 @@ def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_si
     for related in ([claim("Bound"), event], [claim(), early], [claim()], []):
         (finding,) = diagnose(job, {}, related, now=NOW)
         assert finding.cause == "waiting"
-
-
-def absent(kind, name=""):
-    return {"kind": "Status", "details": {"kind": kind, "name": name}, "reason": "NotFound"}
-
-
-@pytest.mark.parametrize(
-    ("related", "said"),
-    [
-        ([absent("localqueues"), absent("workloads")], "Kueue is not installed in this cluster"),
-        ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
-        (
-            [absent("workloads")],
-            "Kueue has made no Workload for it in 10 min: it does not run, or",
-        ),
-    ],
-)
-def test_a_queue_that_never_admits_a_job(snapshot, related, said):
-    job = snapshot("Suspended")
-    job.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    (finding,) = diagnose(job, {}, related, now=NOW)
-    assert finding.cause == "no-queue"
-    assert finding.message.startswith(f"the job will never start: {said}")
-    (unknown,) = diagnose(job, {}, now=NOW)  # where nothing of it may be read
-    assert unknown.cause == "queued"
-    assert "starts by itself" not in unknown.next_step
-    just_now = datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC)  # a busy Kueue takes a while
-    if "Workload" in said:
-        assert diagnose(job, {}, related, now=just_now)[0].cause == "queued"
 
 
 def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):

@@ -7,16 +7,18 @@ cannot be read now, is left out.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages, slim
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import Object, Pod, containers
 from k8sjob.kube.resources import ResourcePath, path
-from k8sjob.targets.jobs import references, target_of
+from k8sjob.targets.jobs import is_suspended, references, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,8 @@ MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
+_ADMITTED: Final = "status.admission.clusterQueue"
+_VISIBILITY: Final = "visibility.kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 10.0
 _METADATA_ONLY: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
 """Resources of which the contents stay with the server."""
@@ -57,8 +61,9 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
         users = pool.submit(_users, transport, _scarce(snapshot))
+        queue = pool.submit(_queue, transport, snapshot.job)
         found = pool.map(lambda one: _look(transport, one), lookups)
-        return (*(item for items in found for item in items), *users.result())
+        return (*(item for items in found for item in items), *users.result(), *queue.result())
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
@@ -77,11 +82,43 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
         yield _Lookup("deployments", query=its_own)
         yield _Lookup("deployments", controller.namespace, query=its_own)  # where all are forbidden
         yield _Lookup("pods", controller.namespace, query=its_own)
-    if QUEUE in (job["metadata"].get("labels") or {}):
-        queue = job["metadata"]["labels"][QUEUE]
-        of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}"}
-        yield _Lookup("localqueues", namespace, queue, needed=True)
-        yield _Lookup("workloads", namespace, query=of_job, needed=True)
+
+
+def _queue(transport: Transport, job: Json) -> list[Json]:
+    """Why a suspended job is in a queue of Kueue's: its Workload, the queue, who has its quota."""
+    queue, namespace = Object(job).labels.get(QUEUE), Object(job).namespace
+    if not queue or not is_suspended(job):
+        return []
+    of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={Object(job).uid}"}
+    own = _look(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
+    local = _look(transport, _Lookup("localqueues", namespace, queue, needed=True))
+    cluster = next((name for one in local if (name := cluster_queue(one))), "")
+    if not cluster or not any(one["kind"] == "Workload" for one in own):
+        return own + local
+    clusters = _look(transport, _Lookup("clusterqueues", name=cluster, needed=True))
+    selector = f"{_ADMITTED}={cluster}"
+    if cohort := next((c for one in clusters if (c := Object(one).spec.get("cohortName"))), ""):
+        everywhere = _look(transport, _Lookup("clusterqueues"))
+        clusters = [one for one in everywhere if Object(one).spec.get("cohortName") == cohort]
+        selector = f"{_ADMITTED}!="
+    holders = _page(transport, ("", namespace), selector)
+    summary = path("localqueues", namespace, queue, "pendingworkloads", api_version=_VISIBILITY)
+    try:
+        found = transport.request("GET", summary, timeout=_SECONDS)
+        pending = [{**found, "kind": "PendingWorkloadsSummary"}]
+    except ApiError:
+        pending = _page(transport, (namespace,), f"{_ADMITTED}=")
+    unique = {Object(one).uid: one for one in (*holders, *pending, *own)}
+    return [*local, *clusters, *unique.values()]
+
+
+def _page(transport: Transport, namespaces: Iterable[str], selector: str) -> list[Json]:
+    """The first Workloads in the first of some namespaces whose Workloads may be read."""
+    for namespace in namespaces:
+        with suppress(ApiError):
+            where = path("workloads", namespace)
+            return next(pages(transport, where, {"fieldSelector": selector})).items
+    return []
 
 
 def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:

@@ -20,6 +20,7 @@ from k8sjob.observe.diagnose.finding import Cause, Finding, ReplicaFinding, ago,
 from k8sjob.observe.diagnose.nodes import displaced, ended_by_displacement, lost_or_displaced
 from k8sjob.observe.diagnose.output import explain_lines, library_lines, since_training
 from k8sjob.observe.diagnose.pod_creation import creation_refused
+from k8sjob.observe.diagnose.queue import queued
 from k8sjob.observe.diagnose.scheduling import unschedulable
 from k8sjob.observe.diagnose.volumes import not_mounted, unprovisioned
 from k8sjob.observe.diagnose.waiting import (
@@ -200,7 +201,7 @@ _WAITED: Final = frozenset(
 )
 _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.state,
-    job.queued,
+    queued,
     _not_created,
     lost_or_displaced,
     _did_not_start_or_failed,

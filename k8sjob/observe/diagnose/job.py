@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
-from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed
 from k8sjob.observe.status import deletion, speaker
@@ -28,7 +27,6 @@ __all__ = [
     "nan_loss",
     "no_group",
     "operator_silent",
-    "queued",
     "state",
 ]
 
@@ -65,62 +63,6 @@ def state(facts: Facts) -> Iterator[Finding]:
             "the job is suspended: its replicas are stopped, its checkpoints are kept",
             f"k8sjob resume {facts.job_argument}",
         )
-
-
-def queued(facts: Facts) -> Iterator[Finding]:
-    """Kueue has not admitted the job yet, and why; or it never will."""
-    if facts.status.state is not JobState.QUEUED:
-        return
-    queue = facts.meta["labels"][QUEUE]
-    if problem := _never_admitted(facts, queue):
-        what, step = problem
-        yield Finding(
-            Cause.NO_QUEUE,
-            f"the job will never start: {what}",
-            f"{step}, or take kueue_queue out of the job and submit it with --replace",
-        )
-        return
-    waits = [
-        condition
-        for workload in facts.of_kind("Workload")
-        if any(
-            owner.get("uid") == facts.status.ref.uid
-            for owner in workload["metadata"].get("ownerReferences") or ()
-        )
-        for condition in (workload.get("status") or {}).get("conditions") or ()
-        if condition.get("type") == "QuotaReserved" and condition.get("status") == "False"
-    ]
-    message = f": {waits[0].get('message', '')}" if waits else ""
-    since = moment(waits[0].get("lastTransitionTime")) if waits else facts.status.created
-    time = f" for {age(since, facts.now)}" if since else ""
-    admits = "it starts by itself when the queue has room; " if waits else ""
-    yield Finding(
-        Cause.QUEUED,
-        f"the job has waited in the queue {queue!r}{time}{message}",
-        f"{admits}see what is before it: kubectl get workloads -n {facts.namespace};"
-        f" kubectl describe localqueue {queue} -n {facts.namespace}",
-    )
-
-
-def _never_admitted(facts: Facts, queue: str) -> tuple[str, str] | None:
-    """Why Kueue will never start the job, and the next step; None as far as is known."""
-    missing = {
-        (status["details"].get("kind"), status["details"].get("name"))
-        for status in facts.of_kind("Status")
-    }
-    created = facts.status.created
-    if ("localqueues", "") in missing:
-        return "Kueue is not installed in this cluster", "have Kueue installed"
-    if ("localqueues", queue) in missing:
-        shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
-        what = f"there is no queue {queue!r} in namespace {facts.namespace}"
-        return what, f"correct kueue_queue ({shown})"
-    if ("workloads", "") in missing and created and facts.now - created > _SILENCE:
-        what = f"Kueue has made no Workload for it in {age(created, facts.now)}"
-        step = f"check whether its controller runs, and have {facts.target.kueue_framework} in"
-        step += " integrations.frameworks of its settings"
-        return f"{what}: it does not run, or does not manage {facts.target.kind}s here", step
-    return None
 
 
 def deleting(facts: Facts) -> Iterator[Finding]:

@@ -520,11 +520,65 @@ def test_nodes_are_looked_at_by_name_once_all_pods_have_one(backend, there, list
     assert details == [{"kind": "nodes", "name": "n1"}], "the node is gone"
 
 
+def asked_of_kueue(backend, there):
+    there.asked.clear()
+    backend.related(backend.snapshot(JobRef("one", "team")))
+    return [(path, query) for _, path, query, _ in there.asked if "kueue.x-k8s.io" in path]
+
+
+def test_what_is_read_of_a_queue(backend, there, listed, error):
+    owner = job()
+    owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    there.on("GET", ONE, owner).on("GET", PODS, listed(1))
+    owner["spec"]["runPolicy"] = {"suspend": False}
+    assert asked_of_kueue(backend, there) == []
+    owner["spec"]["runPolicy"] = {"suspend": True}
+    own, other = ({"metadata": {"name": name, "uid": name}} for name in ("own", "other"))
+    queues = [
+        {"metadata": {"name": name, "uid": name}, "spec": {"cohortName": cohort}}
+        for name, cohort in (("all", "c"), ("more", "c"), ("else", "d"))
+    ]
+    everywhere = "/apis/kueue.x-k8s.io/v1beta2"
+    here, all_queues = f"{everywhere}/namespaces/team", f"{everywhere}/clusterqueues"
+    place = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/team/localqueues/research"
+    place += "/pendingworkloads"
+    local = {"kind": "LocalQueue", "metadata": {}, "spec": {"clusterQueue": "all"}}
+    there.on("GET", f"{here}/localqueues/research", local)
+    there.on("GET", f"{here}/workloads", listed(1, own, kind="WorkloadList"))
+    there.on("GET", f"{all_queues}/all", {"kind": "ClusterQueue", **queues[0]})
+    there.on("GET", all_queues, listed(1, *queues, kind="ClusterQueueList"))
+    there.on("GET", f"{everywhere}/workloads", listed(1, other, kind="WorkloadList"))
+    there.on("GET", place, {"metadata": {}, "items": [{"positionInClusterQueue": 4}]})
+    asked = asked_of_kueue(backend, there)
+    assert len(asked) == 6
+    assert asked[4][1]["fieldSelector"] == "status.admission.clusterQueue!="
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    names = {(one["kind"], one["metadata"].get("name")) for one in found if "metadata" in one}
+    assert names - {("Namespace", "team")} >= {
+        ("ClusterQueue", "all"),
+        ("ClusterQueue", "more"),
+        ("Workload", "own"),
+        ("Workload", "other"),
+        ("PendingWorkloadsSummary", None),
+    }
+    assert ("ClusterQueue", "else") not in names
+    there.on("GET", f"{everywhere}/workloads", error(403, "Forbidden", "no"))
+    there.on("GET", place, error(404, "NotFound", "no"))
+    listings = [query for path, query in asked_of_kueue(backend, there) if path.startswith(here)]
+    assert [query.get("fieldSelector") for query in listings] == [
+        None,
+        None,
+        "status.admission.clusterQueue!=",
+        "status.admission.clusterQueue=",
+    ]
+
+
 @pytest.mark.parametrize("said", ["the server could not find the requested resource", "not found"])
 def test_what_is_not_there_of_kueue(backend, there, listed, error, said):
     owner = job()
     owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     there.on("GET", ONE, owner).on("GET", PODS, listed(1))
+    owner["spec"]["runPolicy"] = {"suspend": True}
     kueue = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team"
     there.on("GET", f"{kueue}/localqueues/research", error(404, "NotFound", said))
     there.on("GET", f"{kueue}/workloads", listed(1))

@@ -1,0 +1,264 @@
+"""Why a job waits in a queue of Kueue's, from its Workload and the queue's objects.
+
+Nothing here says that a job starts by itself unless Kueue has a Workload of it that waits for what
+others give back. Conditions, reasons and texts: Kueue 0.19, pkg/workload, pkg/scheduler,
+pkg/scheduler/flavorassigner and pkg/controller/core/workload_controller.go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from datetime import timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.kube.capacity import amounts, as_text
+from k8sjob.kube.kueue import closed, cluster_queue, condition
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object, moment
+from k8sjob.observe.diagnose.finding import Cause, Finding, age, ago, listed, one_line
+from k8sjob.targets.api import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.kube.objects import Json
+    from k8sjob.observe.diagnose.facts import Facts
+
+__all__ = ["queued"]
+
+_NO_WORKLOAD: Final = timedelta(seconds=8)
+"""Kueue makes the Workload of a new job within a second."""
+_SHORT: Final = re.compile(r"insufficient (?:unused )?quota for (\S+) in flavor ([^\s,;]+)")
+_WAITS: Final = ("insufficient unused quota", "preemption", "Preempt", "PodsReady condition")
+"""Parts of messages about what passes when other jobs end or give way."""
+_NEVER: Final = (
+    "maximum capacity",
+    "unavailable in ClusterQueue",
+    "untolerated taint",
+    "doesn't match node affinity",
+    "doesn't match ClusterQueue selector",
+    "doesn't exist",
+    "is inactive",
+    "missing",
+)
+"""Parts of messages about what no other job can change."""
+_PREEMPTOR: Final = re.compile(r"\(UID: ([^,)]+), JobUID: ([^,)]+)\)")
+
+
+def queued(facts: Facts) -> Iterator[Finding]:
+    """Kueue has not admitted the job yet, and why; or it never will."""
+    if facts.status.state is not JobState.QUEUED:
+        return
+    queue = facts.meta["labels"][QUEUE]
+    workload = _own(facts)
+    if problem := _closed(facts, queue) or _never(facts, workload):
+        what, step = problem
+        yield Finding(Cause.NO_QUEUE, f"the job will not start as things are: {what}", step)
+        return
+    reserved, evicted = condition(workload, "QuotaReserved"), condition(workload, "Evicted")
+    stopped = evicted if evicted.get("status") == "True" else {}
+    begun = stopped.get("lastTransitionTime") or Object(workload).created
+    since = moment(begun) or facts.status.created
+    look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
+    order, again = "", False
+    if not workload:
+        said = "Kueue's Workloads may not be read here, or it has made none yet"
+    elif reserved.get("status") == "True":
+        checks = _checks(workload, {"Pending", "Retry", "Rejected"})
+        said = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
+    else:
+        said = one_line(reserved.get("message") or "Kueue has not considered it yet")
+        if stopped and reserved.get("message") == stopped.get("message"):
+            said = "it needs its quota again"
+        order = _ahead(facts, workload, queue)
+        again = _has(str(reserved.get("message")), _WAITS) or bool(order)
+    seen = f"the job has waited in the queue {queue!r}"
+    seen += f" for {age(since, facts.now)}" if since else ""
+    message = f"{seen}: {said}{_holders(facts, said)}{order}{_stopped(facts, workload, stopped)}"
+    step = f"see what is before it: {look}"
+    if again:
+        step = "it starts by itself when they end; sooner with a higher kueue_priority_class,"
+        step += f" another queue, or if it asks for less ({look})"
+    yield Finding(Cause.QUEUED, message, step)
+
+
+def _own(facts: Facts) -> Json:
+    """The Workload that the job owns, the newest one; empty where there is none."""
+    uid = facts.status.ref.uid
+    own = [
+        workload
+        for workload in facts.of_kind("Workload")
+        for owner in workload["metadata"].get("ownerReferences") or ()
+        if owner.get("uid") == uid
+    ]
+    return max(own, key=lambda workload: Object(workload).created, default={})
+
+
+def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
+    """Why the queue admits no job, and the next step; None as far as is known."""
+    missing = {
+        (status["details"].get("kind"), status["details"].get("name"))
+        for status in facts.of_kind("Status")
+    }
+    without = "or take kueue_queue out of the job and submit it with --replace"
+    if ("localqueues", "") in missing:
+        what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
+        return what, f"have Kueue installed, {without}"
+    if ("localqueues", queue) in missing:
+        shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
+        what = f"there is no queue {queue!r} in namespace {facts.namespace}"
+        return what, f"correct kueue_queue ({shown}), {without}"
+    created = facts.status.created
+    if ("workloads", "") in missing and created and facts.now - created > _NO_WORKLOAD:
+        what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
+        what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
+        step = f"check whether its controller runs, have {facts.target.kueue_framework} in"
+        step += " integrations.frameworks of its settings, and the namespace in"
+        return what, f"{step} managedJobsNamespaceSelector, {without}"
+    for local in facts.of_kind("LocalQueue"):
+        name = cluster_queue(local)
+        found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
+        gone = ("clusterqueues", name) in missing
+        if said := closed(local, {} if gone else next(iter(found), None)):
+            return said, f"have it corrected by who keeps Kueue (kubectl get clusterqueue {name})"
+    return None
+
+
+def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
+    """Why this Workload is not admitted whatever other jobs do, and the next step."""
+    name = Object(workload).name
+    if Object(workload).spec.get("active") is False:
+        said = one_line(condition(workload, "Evicted").get("message") or "")
+        patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
+        return (
+            f"its Workload is deactivated{': ' * bool(said)}{said}{_rejected(workload)}",
+            f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\'',
+        )
+    finished = condition(workload, "Finished")
+    if finished.get("status") == "True":
+        said = f"{finished.get('reason')}: {one_line(finished.get('message') or '')}"
+        return f"its Workload has ended: {said}", "submit it again with --replace"
+    reserved = condition(workload, "QuotaReserved")
+    said = one_line(reserved.get("message") or "")
+    if reserved.get("status") != "False":
+        return None
+    if reserved.get("reason") == "AdmissionGated":
+        return said, "whoever set that annotation of the job must remove it"
+    of_roles = said.split("couldn't assign flavors to pod set")
+    if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
+        return said, "ask for less or for other nodes, or for another queue, or have it corrected"
+    return None
+
+
+def _has(text: str, parts: tuple[str, ...]) -> bool:
+    return any(part in text for part in parts)
+
+
+def _rejected(workload: Json) -> str:
+    found = _checks(workload, {"Rejected"})
+    return f"; {found}" if found else ""
+
+
+def _checks(workload: Json, states: set[str]) -> str:
+    """The admission checks in some states, with what they say."""
+    return ", ".join(
+        f"the admission check {check.get('name')} ({check.get('state')}"
+        f"{': ' * bool(check.get('message'))}{one_line(check.get('message') or '')})"
+        for check in Object(workload).status.get("admissionChecks") or ()
+        if check.get("state") in states
+    )
+
+
+def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
+    """That Kueue stopped the job before, when, and for whom."""
+    if not evicted:
+        return ""
+    message = str(evicted.get("message") or "")
+    said = f"{evicted.get('reason')}: {one_line(message)}"
+    if found := _PREEMPTOR.search(message):
+        by = next((w for w in facts.of_kind("Workload") if Object(w).uid == found[1]), None)
+        who = _job_of(by) if by else f"the job with the uid {found[2]}"
+        said = f"preempted by {who} ({condition(workload, 'Preempted').get('reason')})"
+    again = Object(workload).part("status", "requeueState").get("requeueAt")
+    when = ago(moment(evicted.get("lastTransitionTime")), facts.now)
+    return f"; Kueue stopped it{when}: {said}" + (f", and tries again at {again}" if again else "")
+
+
+def _holders(facts: Facts, said: str) -> str:
+    """Who has the quota that is short."""
+    short = _SHORT.search(said)
+    if not short:
+        return ""
+    resource, flavor = short[1], short[2]
+    queues = facts.of_kind("ClusterQueue")
+    have: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for workload in facts.of_kind("Workload"):
+        if condition(workload, "Finished").get("status") == "True":
+            continue  # it keeps what it was admitted with, and takes nothing
+        admission = Object(workload).part("status", "admission")
+        if admission.get("clusterQueue") not in {Object(one).name for one in queues}:
+            continue
+        for part in admission.get("podSetAssignments") or ():
+            if (part.get("flavors") or {}).get(resource) == flavor:
+                used = amounts(part.get("resourceUsage")).get(resource, Decimal())
+                have[_job_of(workload)] += used
+    if not have:
+        return ""
+    largest = sorted(have.items(), key=lambda one: (-one[1], one[0]))
+    holders = listed(f"{job} has {as_text(resource, used)}" for job, used in largest)
+    total = sum((_nominal(one, resource, flavor) for one in queues), Decimal())
+    names = ", ".join(Object(one).name for one in queues)
+    return f"; of the {as_text(resource, total)} of ClusterQueue {names} {holders}"
+
+
+def _nominal(cluster: Json, resource: str, flavor: str) -> Decimal:
+    return sum(
+        (
+            amounts({resource: quota.get("nominalQuota")}).get(resource, Decimal())
+            for group in Object(cluster).spec.get("resourceGroups") or ()
+            for one in group.get("flavors") or ()
+            for quota in one.get("resources") or ()
+            if (one.get("name"), quota.get("name")) == (flavor, resource)
+        ),
+        Decimal(),
+    )
+
+
+def _ahead(facts: Facts, workload: Json, queue: str) -> str:
+    """Who is admitted before it: those of the queue by name, others by number."""
+    own = Object(workload)
+    for summary in facts.of_kind("PendingWorkloadsSummary"):
+        items = summary.get("items") or ()
+        mine = next((one for one in items if Object(one).name == own.name), None)
+        if mine is None:
+            break
+        place = mine.get("positionInClusterQueue") or 0
+        first = [one for one in items if (one.get("positionInClusterQueue") or 0) < place]
+        if not place:
+            return "; it is the next one"
+        named = f" ({listed(map(_job_of, first))})" if first else ""
+        return f"; {place} {'is' if place == 1 else 'are'} ahead of it{named}"
+    first = [
+        one
+        for one in facts.of_kind("Workload")
+        if Object(one).namespace == own.namespace
+        and Object(one).spec.get("queueName") == queue
+        and condition(one, "QuotaReserved").get("status") != "True"
+        and condition(one, "Finished").get("status") != "True"
+        and _place(one) < _place(workload)
+    ]
+    return f"; ahead of it: {listed(map(_job_of, sorted(first, key=_place)))}" if first else ""
+
+
+def _place(workload: Json) -> tuple[int, str]:
+    """Sorts Workloads as a queue does: by priority, then the older first."""
+    return -int(Object(workload).spec.get("priority") or 0), Object(workload).created
+
+
+def _job_of(workload: Json) -> str:
+    """The job of a Workload, with its namespace."""
+    owners = workload["metadata"].get("ownerReferences") or ()
+    name = next((owner.get("name") for owner in owners), Object(workload).name)
+    return f"{Object(workload).namespace}/{name}"

@@ -1,0 +1,276 @@
+"""Why a job waits in a queue: objects and texts as Kueue 0.19 writes them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from k8sjob.observe.diagnose import diagnose
+
+NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+SHORT = (
+    "couldn't assign flavors to pod set master: insufficient unused quota for nvidia.com/gpu in"
+    " flavor a100, 1 more needed; couldn't assign flavors to pod set worker: insufficient unused"
+    " quota for nvidia.com/gpu in flavor a100, 3 more needed"
+)
+TOO_MUCH = (
+    "couldn't assign flavors to pod set master: insufficient unused quota for nvidia.com/gpu in"
+    " flavor a100, 1 more needed; couldn't assign flavors to pod set worker: insufficient quota for"
+    " nvidia.com/gpu in flavor a100, previously considered podsets requests (1) + current podset"
+    " request (16) > maximum capacity (8)"
+)
+PREEMPTED = (
+    "Preempted to accommodate a workload (UID: 11111111-2222-3333-4444-555555555555, JobUID: j9)"
+    " due to reclamation within the cohort; preemptor path: /c/b; preemptee path: /c/a"
+)
+
+
+def condition(kind, status, reason, message="", at="2026-01-01T00:08:00Z"):
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": at,
+    }
+
+
+def pending(message, reason="Pending"):
+    return condition("QuotaReserved", "False", reason, message)
+
+
+def workload(name, *conditions, of="u", minute=0, gpus=0, priority=0, **more):
+    admission = {
+        "clusterQueue": "team-a",
+        "podSetAssignments": [
+            {"name": "main", "flavors": {GPU: "a100"}, "resourceUsage": {GPU: str(gpus)}}
+        ],
+    }
+    return {
+        "kind": "Workload",
+        "metadata": {
+            "name": f"job-{name}-1a2b3",
+            "namespace": "ns",
+            "uid": more.pop("uid", name),
+            "creationTimestamp": f"2026-01-01T00:0{minute}:00Z",
+            "ownerReferences": [{"kind": "Job", "name": name, "uid": of}],
+        },
+        "spec": {"queueName": "research", "priority": priority, **more.pop("spec", {})},
+        "status": {
+            "conditions": list(conditions),
+            **({"admission": admission} if gpus else {}),
+            **more,
+        },
+    }
+
+
+def cluster_queue(**active):
+    flavor = {"name": "a100", "resources": [{"name": GPU, "nominalQuota": "8"}]}
+    return {
+        "kind": "ClusterQueue",
+        "metadata": {"name": "team-a"},
+        "spec": {"resourceGroups": [{"flavors": [flavor]}]},
+        "status": {"conditions": [condition("Active", "False", **active)] if active else []},
+    }
+
+
+def local_queue(**active):
+    return {
+        "kind": "LocalQueue",
+        "metadata": {"name": "research", "namespace": "ns"},
+        "spec": {"clusterQueue": "team-a"},
+        "status": {"conditions": [condition("Active", "False", **active)] if active else []},
+    }
+
+
+def absent(kind, name=""):
+    return {"kind": "Status", "details": {"kind": kind, "name": name}, "reason": "NotFound"}
+
+
+@pytest.fixture
+def job(snapshot):
+    made = snapshot("Suspended")
+    made.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    return made
+
+
+def explained(job, *related, now=NOW):
+    (finding,) = diagnose(job, {}, related, now=now)
+    return finding
+
+
+def reserved():
+    message = "Quota reserved in ClusterQueue team-a"
+    return condition("QuotaReserved", "True", "QuotaReserved", message)
+
+
+def test_what_is_short_who_has_it_and_who_is_ahead(job):
+    finding = explained(
+        job,
+        local_queue(),
+        cluster_queue(),
+        workload("mine", pending(SHORT), minute=8),
+        workload("large", reserved(), of="1", gpus=5),
+        workload("small", reserved(), of="2", gpus=2),
+        workload("done", reserved(), condition("Finished", "True", "Succeeded"), of="3", gpus=8),
+        workload("older", pending(SHORT), of="4", minute=7),
+        workload("urgent", pending(SHORT), of="5", minute=9, priority=100),
+        workload("younger", pending(SHORT), of="6", minute=9),
+    )
+    assert finding.cause == "queued"
+    assert finding.message == (
+        f"the job has waited in the queue 'research' for 2 min: {SHORT}; of the 8 of ClusterQueue"
+        " team-a ns/large has 5 and ns/small has 2; ahead of it: ns/urgent and ns/older"
+    )
+    assert finding.next_step.startswith("it starts by itself when they end; sooner with")
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ({"mine": 0, "other": 1}, "; it is the next one"),
+        ({"other": 2, "mine": 3}, "; 3 are ahead of it (ns/other)"),
+        ({"mine": 1}, "; 1 is ahead of it"),
+        ({"other": 1}, SHORT),
+    ],
+)
+def test_the_place_that_kueue_gives_away(job, places, said):
+    items = [
+        {**workload(name, of=name), "positionInClusterQueue": place}
+        for name, place in places.items()
+    ]
+    summary = {"kind": "PendingWorkloadsSummary", "items": items}
+    finding = explained(job, summary, local_queue(), workload("mine", pending(SHORT)))
+    assert finding.message.endswith(said)
+
+
+NEVER = [
+    ([absent("localqueues"), absent("workloads")], "Kueue is not installed in this cluster"),
+    ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
+    (
+        [absent("workloads")],
+        "Kueue has made no Workload for it in 10 min: it does not run, or does",
+    ),
+    (
+        [local_queue(), absent("clusterqueues", "team-a")],
+        "the LocalQueue research belongs to ClusterQueue team-a, which does not exist",
+    ),
+    (
+        [local_queue(), cluster_queue(reason="FlavorNotFound", message="Can't admit: [a100].")],
+        "the LocalQueue research belongs to ClusterQueue team-a, which is inactive: FlavorNotFound",
+    ),
+    ([local_queue(reason="Stopped")], "the LocalQueue research is stopped (spec.stopPolicy)"),
+    ([workload("mine", pending(TOO_MUCH))], "couldn't assign flavors to pod set master"),
+    (
+        [workload("mine", pending("ClusterQueue team-a is inactive", "Inadmissible"))],
+        "ClusterQueue team-a is inactive",
+    ),
+    (
+        [workload("mine", pending("Admission is gated by: x/y", "AdmissionGated"))],
+        "Admission is gated by: x/y",
+    ),
+    (
+        [
+            workload(
+                "mine",
+                condition(
+                    "Evicted",
+                    "True",
+                    "Deactivated",
+                    "The workload is deactivated due to a check",
+                ),
+                spec={"active": False},
+                admissionChecks=[{"name": "budget", "state": "Rejected", "message": "spent"}],
+            )
+        ],
+        "its Workload is deactivated: The workload is deactivated due to a check; the adm",
+    ),
+    (
+        [workload("mine", condition("Finished", "True", "FailedToStart", "bad podset info"))],
+        "its Workload has ended: FailedToStart: bad podset info",
+    ),
+]
+
+
+@pytest.mark.parametrize(("related", "said"), NEVER)
+def test_what_no_other_job_can_change(job, related, said):
+    finding = explained(job, *related)
+    assert finding.cause == "no-queue"
+    assert finding.message.startswith(f"the job will not start as things are: {said}")
+    assert "by itself" not in finding.next_step
+
+
+def test_a_busy_kueue_makes_a_workload_after_some_seconds(job):
+    early = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
+    found = explained(job, absent("workloads"), now=early)
+    assert found.cause == "queued"
+    assert "by itself" not in found.next_step
+    late = explained(job, absent("workloads"), now=early + timedelta(seconds=5))
+    assert late.cause == "no-queue"
+
+
+def test_where_nothing_of_it_may_be_read(job):
+    found = explained(job)
+    assert found.cause == "queued"
+    assert "may not be read" in found.message
+    assert "by itself" not in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("own", "said", "again"),
+    [
+        (workload("mine"), "Kueue has not considered it yet", False),
+        (
+            workload(
+                "mine", reserved(), admissionChecks=[{"name": "nodes", "state": "Pending"}], gpus=1
+            ),
+            "it has its quota, and waits for the admission check nodes (Pending)",
+            False,
+        ),
+        (
+            workload(
+                "mine",
+                pending(PREEMPTED),
+                condition("Evicted", "True", "Preempted", PREEMPTED),
+                condition("Preempted", "True", "InCohortReclamation", PREEMPTED),
+            ),
+            "it needs its quota again; Kueue stopped it, 2 min ago: preempted by ns/other (InC",
+            True,
+        ),
+        (
+            workload(
+                "mine",
+                pending("Exceeded the PodsReady timeout ns/mine"),
+                condition(
+                    "Evicted",
+                    "True",
+                    "PodsReadyTimeout",
+                    "Exceeded the PodsReady timeout ns/mine",
+                ),
+                requeueState={"count": 1, "requeueAt": "2026-01-01T00:12:00Z"},
+            ),
+            "PodsReady timeout ns/mine, and tries again at 2026-01-01T00:12:00Z",
+            False,
+        ),
+        (
+            workload(
+                "mine",
+                pending(SHORT),
+                condition("Evicted", "False", "QuotaReserved", f"Previously: {PREEMPTED}"),
+            ),
+            SHORT,
+            True,
+        ),
+        (
+            workload("mine", pending(f"{SHORT}. Pending the preemption of 1 workload(s)")),
+            "Pending the preemption of 1 workload(s)",
+            True,
+        ),
+    ],
+)
+def test_what_it_waits_for(job, own, said, again):
+    by = workload("other", reserved(), of="o", minute=9, uid="11111111-2222-3333-4444-555555555555")
+    finding = explained(job, local_queue(), own, by)
+    assert finding.cause == "queued"
+    assert said in finding.message
+    assert ("by itself" in finding.next_step) is again
