@@ -1,4 +1,4 @@
-"""An Indexed Job for what is a PyTorchJob elsewhere: the same commands, numbers and recovery."""
+"""Other kinds for what is a PyTorchJob elsewhere: the same commands, numbers and recovery."""
 
 import json
 import shutil
@@ -12,12 +12,30 @@ from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import replica_of
+from k8sjob.targets.jobs import TARGETS, by_name, replica_of
 
 from .desk import SLEEP
 
 TESTS = Path(__file__).resolve().parents[1]
 LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
+OTHERS = [target.name for target in TARGETS[1:]]
+CONTROLLERS = {"jobset": "jobset"}
+"""The fixtures of the controllers that kinds need, beside those of every cluster."""
+
+
+@pytest.fixture
+def controllers(request):
+    """The controllers of all kinds run."""
+    for fixture in set(CONTROLLERS.values()):
+        request.getfixturevalue(fixture)
+
+
+@pytest.fixture(params=OTHERS)
+def target(request):
+    """A kind of job; its controller runs."""
+    if fixture := CONTROLLERS.get(request.param):
+        request.getfixturevalue(fixture)
+    return by_name(request.param)
 
 
 @pytest.fixture
@@ -68,16 +86,20 @@ def result(desk, ref):
     return json.loads(found.removeprefix("RESULT "))
 
 
-def test_what_a_user_does_with_a_job(desk, eventually):
-    file, tiny = desk.file(target="job"), f"{desk.namespace}/tiny"
+def test_what_a_user_does_with_a_job(desk, target, eventually):
+    file, tiny = desk.file(target=target.name), f"{desk.namespace}/tiny"
+    assert desk.call("submit", file, "--dry-run", "server")[0]
     assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
     assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
     assert desk.call("diff", file) == ("", "")
-    (service,) = desk.objects("services").values()
+    service = eventually(lambda: desk.objects("services").get("tiny"), "its Service")
     (owner,) = service["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("Job", desk.objects("jobs")["tiny"]["metadata"]["uid"])
+    uid = desk.objects(target.resource)["tiny"]["metadata"]["uid"]
+    assert (owner["kind"], owner["uid"]) == (target.kind, uid)
     eventually(lambda: desk.status().state is JobState.RUNNING, "its pods")
     eventually(lambda: "hello" in desk.call("logs", tiny, "-r", "worker-0")[0], "its output")
+    listed = json.loads(desk.call("list", "-n", desk.namespace, "-o", "json")[0])
+    assert [(job["name"], job["state"]) for job in listed] == [("tiny", "Running")]
 
     desk.call("suspend", tiny)
     eventually(lambda: desk.status().state is JobState.SUSPENDED, "its suspension")
@@ -86,81 +108,97 @@ def test_what_a_user_does_with_a_job(desk, eventually):
     assert {replica.name for replica in desk.status().replicas} == {"master-0", "worker-0"}
 
     _, err = desk.call("submit", file, "--target", "pytorchjob", code=1)
-    assert "tiny already exists, and it is a Job" in err
-    other = desk.file(f"echo other; {SLEEP}", target="job")
+    assert f"tiny already exists, and it is a {target.kind}" in err
+    other = desk.file(f"echo other; {SLEEP}", target=target.name)
     assert "another job than this one" in desk.call("submit", other, code=1)[1]
     desk.call("submit", other, "--replace")
     eventually(lambda: "other" in desk.call("logs", tiny, "-r", "master-0")[0], "the other one")
 
     desk.call("delete", f"{desk.namespace}/tiny")
-    eventually(lambda: not desk.objects("jobs") and not desk.objects("services"), "its end")
+    left = lambda: [kind for kind in (target.resource, "jobs", "services") if desk.objects(kind)]  # noqa: E731
+    eventually(lambda: not left(), "its end")
 
 
-def test_what_is_rendered_is_what_kubectl_takes(desk, eventually):
-    text, _ = desk.call("render", desk.file("exit 0", target="job"))
+def test_what_is_rendered_is_what_kubectl_takes(desk, target, eventually):
+    text, _ = desk.call("render", desk.file("exit 0", target=target.name))
     desk.cluster.kubectl("apply", "-n", desk.namespace, "-f", "-", stdin=text)
     eventually(lambda: desk.status().state is JobState.SUCCEEDED, "its end")
     desk.call("delete", f"{desk.namespace}/tiny")
-    eventually(lambda: not desk.objects("services"), "the Service, which no job owned")
+    eventually(lambda: not desk.objects("services"), "the end of its Service")
 
 
-def test_nothing_is_left_of_a_job_that_is_refused(desk):
+def test_nothing_is_left_of_a_job_that_is_refused(desk, target):
+    counted = f"count/{target.resource}.{target.api_version.partition('/')[0]}"
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "none"},
-        "spec": {"hard": {"count/jobs.batch": "0"}},
+        "spec": {"hard": {counted: "0"}},
     }
     desk.cluster.kubectl("create", "-n", desk.namespace, "-f", "-", stdin=yaml.safe_dump(quota))
-    _, err = desk.call("submit", desk.file(target="job"), code=1)
+    _, err = desk.call("submit", desk.file(target=target.name), code=1)
     assert "quota" in err
     assert desk.objects("services") == {}
 
 
+@pytest.mark.usefixtures("controllers")
 def test_the_numbers_are_those_of_a_pytorchjob(desk, start, ended):
-    refs = [start(target, {"epochs": 2, "dropout": 0.3}) for target in ("pytorchjob", "job")]
+    refs = [start(target.name, {"epochs": 2, "dropout": 0.3}) for target in TARGETS]
     for ref in refs:
         assert job_status(ended(ref)).state is JobState.SUCCEEDED
-    one, other = (result(desk, ref) for ref in refs)
-    assert one["losses"] == other["losses"]
-    assert one["weights"] == other["weights"]
+    one, *others = (result(desk, ref) for ref in refs)
+    for other in others:
+        assert one["losses"] == other["losses"]
+        assert one["weights"] == other["weights"]
 
 
+@pytest.mark.usefixtures("controllers")
 def test_a_lost_pod_comes_back_and_the_training_continues(
     desk, start, ended, checkpoints, eventually
 ):
     checkpoints("checkpoints")
-    ref = start(
-        "job",
-        LONG,
-        checkpoint={"dir": "/checkpoints", "every": 1},
-        volumes=[{"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}],
-    )
+    refs = [
+        start(
+            target,
+            LONG,
+            checkpoint={"dir": "/checkpoints", "every": 1},
+            volumes=[
+                {
+                    "name": "checkpoints",
+                    "mount": "/checkpoints",
+                    "pvc": "checkpoints",
+                    "sub_path": target,
+                }
+            ],
+        )
+        for target in OTHERS
+    ]
 
-    def saved():
+    def saved(ref):
         return any(
             '"kind":"checkpoint"' in line.text for line in desk.backend.logs(ref, "master-0")
         )
 
-    eventually(saved, "a checkpoint")
-    (lost,) = [p for p in desk.backend.snapshot(ref).pods if replica_of(p) == "worker-0"]
-    desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
-    found = ended(ref)
-    assert job_status(found).state is JobState.SUCCEEDED
+    for ref in refs:
+        eventually(lambda ref=ref: saved(ref), f"a checkpoint of {ref}")
+        (lost,) = [p for p in desk.backend.snapshot(ref).pods if replica_of(p) == "worker-0"]
+        desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
     undisturbed = start("pytorchjob", {**LONG, "pause": 0})
     ended(undisturbed)
-    found, expected = (result(desk, one)["losses"] for one in (ref, undisturbed))
-    assert found == pytest.approx(expected, rel=1e-9)
+    expected = result(desk, undisturbed)["losses"]
+    for ref in refs:
+        assert job_status(ended(ref)).state is JobState.SUCCEEDED
+        assert result(desk, ref)["losses"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_an_error_of_the_script_ends_the_job_at_once(desk, ended):
-    spec = yaml.safe_load(
-        desk.file("test $RANK = 1 && exit 7; sleep 600 & wait", target="job").read_text()
-    )
+def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):
+    script = "test $RANK = 1 && exit 7; sleep 600 & wait"
+    spec = yaml.safe_load(desk.file(script, target=target.name).read_text())
     policy = {"restart_policy": "ExitCode", "termination_grace": "2s"}
     made = JobSpec.model_validate({**spec, "policy": policy})
     ref = desk.backend.create(plan_job(made))
     snapshot = ended(ref)
-    assert job_status(snapshot).state is JobState.FAILED
+    status = job_status(snapshot)
+    assert (status.state, status.reason) == (JobState.FAILED, "PodFailurePolicy")
     first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
     assert (first.cause, first.replica) == (Cause.CRASH, "worker-0")

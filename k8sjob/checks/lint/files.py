@@ -31,6 +31,7 @@ from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
+from k8sjob.targets.jobs import DEFAULT
 from k8sjob.targets.pytorchjob.operator import KIND
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
@@ -211,6 +212,9 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
         document = changed(job_document(text, source), changes)
         spec = JobSpec.model_validate(document.data, context=document)
         rendered = render(spec)
+        if spec.target != DEFAULT.name:  # the checks know that kind alone
+            alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
+            rendered = render(spec.model_copy(update=alike))
     except SpecError as error:
         return _invalid(error, source)
     manifest = next(_jobs_in([parse(rendered)]))

@@ -91,6 +91,17 @@ def test_findings_that_come_from_the_overlay_are_told_there(job):
     assert (finding.id, finding.line) == ("backoff-limit-too-small", 9)
 
 
+@pytest.mark.parametrize("target", ["job", "jobset"])
+def test_a_job_of_another_target_is_checked_too(job, target):
+    more = (
+        "replicas: {workers: 1}\nresources: {gpus: 1, shm: 0}\noverlay: {spec: {suspend: true}}\n"
+    )
+    job.write_text(f"{JOB}{more}target: {target}\n")
+    assert set(ids(job)) == {"no-shared-memory"}
+    job.write_text(f"{JOB}{more}target: {target}\ngang: {{scheduler: volcano}}\n")
+    assert ids(job) == ["invalid-document"]
+
+
 def test_what_a_file_is_shows_in_its_name_or_its_text(tmp_path, monkeypatch, pytorchjob):
     from k8sjob.yamldoc import dump
 
