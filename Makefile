@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built lint bench cluster cluster-down goldens docs clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -45,10 +45,10 @@ test-image: $(VENV)/.dev system-packages
 	@$(BIN)/python tests/needs.py image
 	$(PYTEST) $(PARALLEL) -m "system"
 
-test-cluster: cluster-built
+test-cluster: controllers-built
 	$(PYTEST) $(PARALLEL) -m "cluster and not chaos"
 
-test-chaos: cluster-built
+test-chaos: controllers-built
 	@$(BIN)/python tests/needs.py chaos
 	$(PYTEST) -m "chaos"
 
@@ -83,10 +83,14 @@ docs: $(VENV)/.dev
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
 
-# What a cluster is made of, once: Kubernetes, the operator and other controllers from source, in ten to twenty minutes.
+# What a cluster is made of, once: Kubernetes and the operator from source, in ten to fifteen minutes.
 cluster-built: $(VENV)/.dev system-packages
 	@$(BIN)/python tests/needs.py cluster
 	@if [ -z "$$KUBECONFIG" ] || [ -z "$$K8SJOB_TEST_REGISTRY" ]; then cd tests && ../$(BIN)/python -m cluster.bed build; fi
+
+# JobSet, Kubeflow Trainer and Kueue, which a few tests need and would build themselves: five minutes.
+controllers-built: cluster-built
+	@if [ -z "$$KUBECONFIG" ] || [ -z "$$K8SJOB_TEST_REGISTRY" ]; then cd tests && ../$(BIN)/python -m cluster.bed controllers; fi
 
 cluster-down: | $(BIN)/python
 	@cd tests && ../$(BIN)/python -m cluster.bed down

@@ -27,6 +27,7 @@ def pytest_addoption(parser):
 
 
 CHAOS, CLUSTER, OWN_BED = "chaos", "tests/cluster/", "own-bed"
+CONTROLLERS = {"jobset", "trainer", "kueue"}
 # How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
 LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
@@ -53,7 +54,14 @@ def pytest_collection_modifyitems(items):
         scopes.setdefault(_scope(item.nodeid), []).append(item)
     chaos = scopes.pop(CHAOS, [])
     cluster = [scopes.pop(scope) for scope in list(scopes) if scope.startswith(CLUSTER)]
+    chaos.sort(key=lambda item: _late([item]))
+    cluster.sort(key=_late)
     items[:] = [*chaos, *_mixed(cluster, list(scopes.values()))]
+
+
+def _late(items):
+    """Whether some of these tests need what may still be built while the others run."""
+    return any(CONTROLLERS & set(item.fixturenames) for item in items)
 
 
 def _mixed(cluster, others):

@@ -1,7 +1,7 @@
 """`python -m cluster.bed up`: a cluster to work with; `down`: end it, and clear up after others.
 
 `add jobset trainer kueue` starts these controllers in it (`Bed.add`). `build` makes what every
-cluster needs: its programs, its images and the template of its node.
+cluster needs: its programs, its images and the template of its node; `controllers` what `add` does.
 """
 
 import contextlib
@@ -60,9 +60,9 @@ def _started():
 def build():
     """Make what lies in the cache, so that no test has to wait for it."""
     with Bed():
-        controllers()
         print("the test cluster is built", file=sys.stderr)
 
 
+COMMANDS = {"up": up, "add": add, "down": down, "build": build, "controllers": controllers}
 if __name__ == "__main__":
-    {"up": up, "add": add, "down": down, "build": build}[sys.argv[1]](*sys.argv[2:])
+    COMMANDS[sys.argv[1]](*sys.argv[2:])
