@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.failure import say
+from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
 from k8sjob.cli.options import source_name
 from k8sjob.cli.output import text
+from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
@@ -28,14 +30,32 @@ _NAME: Final = "my-job"
 """The name in the template."""
 
 
-@click.command("init")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@click.command("init", cls=JobCommand)
+@click.argument(
+    "folder", required=False, type=click.Path(path_type=Path, file_okay=False), metavar="DIR"
+)
 @click.option("--name", help="The job's name; that of the folder if it is not given.")
-def init_command(folder: Path, name: str | None) -> None:
+@click.option(
+    "--from",
+    "origin",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="SCRIPT",
+    help="Write the job.yaml of a script, of a notebook, or of the training script in a folder.",
+)
+def init_command(folder: Path | None, name: str | None, origin: Path | None) -> None:
     """Write a job into DIR that runs as it is: handwritten digits, two processes.
+
+    With --from, write the job.yaml of a training script into its folder, or into DIR around it:
+    how it is started, what it imports, which GPUs and arguments it takes, with the reasons. The
+    script is read, not executed. Words after `--` become its arguments.
 
     Existing files are not overwritten.
     """
+    if origin is not None:
+        _from(origin, folder, name or "")
+        return
+    if folder is None:
+        raise click.UsageError("name the DIR of the new job, or a script by --from")
     files = _job(name or folder.absolute().name, named=name is not None)
     _write(files, folder)
     for file in files:
@@ -43,6 +63,22 @@ def init_command(folder: Path, name: str | None) -> None:
     job = shlex.quote(str(folder / "job.yaml"))
     requirements = shlex.quote(str(folder / "requirements.txt"))
     say(f"\nrun it:     k8sjob run {job}\nit needs:   pip install torch -r {requirements}")
+
+
+def _from(origin: Path, folder: Path | None, name: str) -> None:
+    """Write the job of a script."""
+    from k8sjob.checks.from_script import draft, find_script  # noqa: PLC0415 - with all of lint
+
+    script = find_script(origin)
+    made = draft(script, folder or script.parent, name=name, args=script_args())
+    _write(made.files, folder or script.parent)
+    job = (folder or script.parent) / "job.yaml"
+    for file in made.files:
+        say(f"wrote {job.parent / file}")
+    for note in made.notes:
+        say(f"note: {note}")
+    show_lint_errors(JobFile(job))
+    say(f"run it:     k8sjob run {shlex.quote(str(job))}")
 
 
 def _job(name: str, *, named: bool) -> dict[str, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-__all__ = ["JobCommand", "JobFile", "job_file_options", "set_option"]
+__all__ = ["JobCommand", "JobFile", "job_file_options", "script_args", "set_option"]
 
 _ARGS: Final = "k8sjob.args"
 _SHORT: Final = {
@@ -108,6 +108,12 @@ class JobCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
 
+def script_args() -> Sequence[str]:
+    """The words after `--`."""
+    found: Sequence[str] = click.get_current_context().meta.get(_ARGS, ())
+    return found
+
+
 def job_file_options(
     *, required: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -121,7 +127,7 @@ def job_file_options(
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
             short = {name: options.pop(name) for name in _SHORT}
-            changes = _changes(sets, short, click.get_current_context().meta.get(_ARGS, ()))
+            changes = _changes(sets, short, script_args())
             if file is None and not (required or changes):
                 return command(job=None, **options)
             return command(job=JobFile(file or Path(JOB_FILE), changes), **options)

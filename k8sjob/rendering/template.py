@@ -81,7 +81,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(scalar=_scalar, tree=_tree, word=_word, argv=_argv, shell=_shell)
+    environment.filters.update(
+        scalar=_scalar, tree=_tree, note=_note, word=_word, argv=_argv, shell=_shell
+    )
     return environment
 
 
@@ -138,6 +140,11 @@ def _scalar(value: Any) -> _Written:
 def _tree(value: Any, indent: int) -> _Written:
     """A mapping or list as a YAML block, every leaf by the same rules as a scalar."""
     return _Written(textwrap.indent(yamldoc.dump(value), " " * indent).removesuffix("\n"))
+
+
+def _note(value: str) -> _Written:
+    """Text within a comment, which ends with its line."""
+    return _Written("".join(c if c.isprintable() else "?" for c in value))
 
 
 def _word(value: str) -> _Written:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "folder_of",
     "job_document",
+    "job_name",
     "load",
     "located",
     "refuse_manifests",
@@ -112,13 +113,15 @@ def _of_script(file: Path) -> Document:
     """A job that starts a script."""
     from k8sjob.yamldoc import Document  # noqa: PLC0415 - as in load
 
-    name = re.sub("[^a-z0-9]+", "-", file.stem.lower()).strip("-")[:_LONGEST_NAME].rstrip("-")
     script = file.resolve().relative_to(folder_of(file).resolve())
-    data = {
-        "name": name if name[:1].isalpha() else f"job-{name}".rstrip("-"),
-        "run": {"script": script.as_posix()},
-    }
+    data = {"name": job_name(file.stem), "run": {"script": script.as_posix()}}
     return Document(data, str(file), line=0)
+
+
+def job_name(text: str) -> str:
+    """A job's name that is made of another one: "My_Model" becomes "my-model"."""
+    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST_NAME].rstrip("-")
+    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
 
 
 def folder_of(path: str | Path) -> Path:

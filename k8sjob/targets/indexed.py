@@ -130,7 +130,7 @@ class Indexed:
             "injected": self._env(spec),
             "fields": {} if elastic else dict.fromkeys(_RANKS, f"metadata.annotations['{_INDEX}']"),
             # With so few nodes may Kueue start it: it changes parallelism and completions.
-            "min_parallelism": elastic.min if elastic and partial else None,
+            "min_parallelism": str(elastic.min) if elastic and partial else None,
         }
 
     def _env(self, spec: JobSpec) -> dict[str, str]:

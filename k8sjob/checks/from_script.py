@@ -1,0 +1,317 @@
+"""A job.yaml for a training script: what its code says of how it is started. Nothing is executed.
+
+Read with the same eyes as lint: imports are followed into local modules, names through aliases.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from importlib.util import decode_source
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.lint.script_code import constant, keyword
+from k8sjob.checks.lint.script_facts import MANAGED, Script, Setting
+from k8sjob.checks.lint.script_modules import parse_module, program
+from k8sjob.errors import Problem, SpecError
+from k8sjob.rendering.template import fill
+from k8sjob.spec import JobSpec
+from k8sjob.spec.load import job_name
+from k8sjob.yamldoc import content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Draft", "draft", "find_script"]
+
+_IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
+"""Top-level modules that need no installation: of the base, and what k8sjob adds."""
+_DISTRIBUTIONS: Final = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Distributions that are called otherwise than their module, where that is not installed."""
+_USUAL: Final = ("train.py", "main.py", "run.py", "finetune.py")
+_SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_MOST: Final = 12
+"""Options of the script that are named."""
+_LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
+_LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The files of a job that were made for a script.
+
+    Attributes:
+        files: the content of each new file by its name.
+        notes: what its user has to look at.
+    """
+
+    files: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def find_script(path: Path) -> Path:
+    """The training script that a path stands for: itself, or the one program of a folder.
+
+    Raises:
+        SpecError: there is none, or it cannot be said which.
+    """
+    if not path.is_dir():
+        if path.suffix not in {".py", ".ipynb"} or not path.is_file():
+            message = "no script; name a .py or .ipynb file, or a folder with one"
+            raise SpecError([Problem("", message)], str(path))
+        return path
+    found = [file for file in sorted(path.glob("*.py")) if _is_training(file)]
+    for name in _USUAL if len(found) > 1 else ():
+        if path / name in found:
+            return path / name
+    if len(found) == 1:
+        return found[0]
+    several = f"several training scripts: {', '.join(file.name for file in found)}"
+    message = several if found else "no .py file in it is a training script"
+    raise SpecError([Problem("", f"{message}; name the one to start")], str(path))
+
+
+def _is_training(file: Path) -> bool:
+    try:
+        script = _read(file, decode_source(content(file)))
+    except (SpecError, OSError, UnicodeDecodeError, SyntaxError):
+        return False
+    return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
+
+
+def _read(file: Path, text: str) -> Script:
+    try:
+        entry = parse_module(text, str(file))
+    except (SyntaxError, ValueError) as error:
+        message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
+        raise SpecError(
+            [Problem("", message, getattr(error, "lineno", 0) or 0)], str(file)
+        ) from None
+    return Script(program(entry, [file.parent]), Setting())
+
+
+def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ()) -> Draft:
+    """The job.yaml of a script, with the reasons as comments.
+
+    Args:
+        file: the script, or a notebook, of whose cells a script is made.
+        folder: where job.yaml is to be: the script's own folder, or one around it.
+        name: the job's; empty: after the script.
+        args: arguments of the script.
+
+    Raises:
+        SpecError: Python cannot parse the script, it lies elsewhere, or the name is not valid.
+    """
+    files = {}
+    text = decode_source(content(file))
+    script_file = file.resolve().with_suffix(".py")
+    if file.suffix == ".ipynb":
+        text = _cells(text, str(file))
+        files[script_file.relative_to(folder.resolve()).as_posix()] = text
+    if not script_file.is_relative_to(folder.resolve()):
+        message = f"not in {folder}, which the image would hold; name a folder around it"
+        raise SpecError([Problem("", message)], str(file))
+    path = script_file.relative_to(folder.resolve()).as_posix()
+    job = _Job(_read(file, text), path, folder, args)
+    files["job.yaml"] = job.text(name or job_name(file.stem))
+    JobSpec.from_yaml(files["job.yaml"])
+    return Draft(files, list(job.notes()))
+
+
+def _cells(text: str, source: str) -> str:
+    """The code of a notebook; lines for IPython alone become comments."""
+    try:
+        cells = json.loads(text)["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SpecError([Problem("", "not a notebook of format 4")], source) from None
+    lines = "\n\n".join(code).splitlines()
+    return "".join(f"# {line}\n" if line.startswith(("%", "!")) else f"{line}\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """How a script's processes are started.
+
+    Attributes:
+        reason: what of its code says so.
+        workers: replicas beside the Master.
+        processes: of each replica.
+    """
+
+    reason: str
+    workers: int = 1
+    processes: int = 1
+
+
+class _Job:
+    """What a script says of its job."""
+
+    def __init__(self, script: Script, path: str, folder: Path, args: Sequence[str]) -> None:
+        self._script, self._path, self._folder, self._args = script, path, folder, args
+
+    def text(self, name: str) -> str:
+        """The job.yaml."""
+        return fill(
+            "init/from-script.yaml.j2",
+            name=name,
+            script=self._path,
+            start=self._start,
+            requirements=(self._folder / "requirements.txt").is_file(),
+            packages=self._packages(),
+            local_rank=next((one for one in self._words if one in _LOCAL_RANK), None),
+            args=list(self._args),
+            options=_some(option for option, needed in self._options.items() if not needed),
+            needed=_some(option for option, needed in self._options.items() if needed),
+            nccl=self._needs_gpus(),
+            session=self._script.has_runtime,
+            saves=next((call.lineno for call in self._script.torch_calls("save")), 0),
+        )
+
+    def notes(self) -> Iterator[str]:
+        """What the user has to look at."""
+        if missing := [option for option, needed in self._options.items() if needed]:
+            given = {word.partition("=")[0] for word in self._args}
+            if left := [option for option in missing if option not in given]:
+                yield f"{self._path} needs {', '.join(left)}: add them to run.args"
+        if self._start.workers == 0 and self._start.processes == 1:
+            yield self._start.reason
+        for one in self._not_here:
+            yield f"{one} is not installed here; for k8sjob run: pip install {one}"
+
+    # --- how it starts
+
+    @cached_property
+    def _start(self) -> _Start:
+        script = self._script
+        spawned = [call for called, call in script.calls if called in _SPAWNERS]
+        made = script.torch_calls("init_process_group", "init_device_mesh")
+        if script.has_runtime:
+            found = _Start("k8sjob.runtime makes the process group")
+        elif script.modules & _LIGHTNING:
+            found = self._of_lightning()
+        elif spawned:
+            line = spawned[0].lineno
+            found = _Start(f"mp.spawn (line {line}) starts its own processes, in one replica", 0)
+        elif made:
+            maker = f"{script.last_name(made[0].func)} (line {made[0].lineno})"
+            found = _Start(f"{maker} takes the ranks from the environment")
+        elif managed := sorted(script.modules & MANAGED):
+            found = _Start(f"{managed[0]} makes the process group from the environment")
+        else:
+            page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
+            alone = "it makes no process group, so more processes would each train alone"
+            found = _Start(f"{alone}; see docs/how-to/{page}", 0)
+        return found
+
+    def _of_lightning(self) -> _Start:
+        """Lightning refuses another number of processes than devices * num_nodes of its Trainer."""
+        counts = {"devices": 1, "num_nodes": 1}
+        for called, call in self._script.calls:
+            if called.partition(".")[0] in _LIGHTNING and called.endswith(".Trainer"):
+                for option in counts:
+                    if isinstance(number := constant(keyword(call, option)), int):
+                        counts[option] = max(number, 1)
+        return _Start(
+            "Lightning's Trainer must have num_nodes and devices as below",
+            counts["num_nodes"] - 1,
+            counts["devices"],
+        )
+
+    # --- what it needs
+
+    @cached_property
+    def _imports(self) -> list[str]:
+        """Top-level modules of libraries that must be there, sorted."""
+        needed = {
+            name.partition(".")[0]
+            for node in self._script.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node)
+            for name in _imported(node)
+        }
+        needed &= self._script.modules
+        return sorted(needed - _IN_BASE - sys.stdlib_module_names, key=str.lower)
+
+    def _is_optional(self, node: ast.AST) -> bool:
+        """Whether the import may fail, or is for type checkers alone."""
+        for child, parent in self._script.ancestors(node):
+            if isinstance(parent, ast.Try) and child in parent.body and parent.handlers:
+                return True
+            if (
+                isinstance(parent, ast.If)
+                and self._script.last_name(parent.test) == "TYPE_CHECKING"
+            ):
+                return True
+        return False
+
+    @cached_property
+    def _not_here(self) -> list[str]:
+        known = metadata.packages_distributions()
+        return [_DISTRIBUTIONS.get(name, name) for name in self._imports if name not in known]
+
+    def _packages(self) -> list[str]:
+        """What is imported, in the versions of this environment."""
+        known = metadata.packages_distributions()
+        found = [
+            f"{known[name][0]}=={metadata.version(known[name][0]).partition('+')[0]}"
+            if name in known
+            else _DISTRIBUTIONS.get(name, name)
+            for name in self._imports
+        ]
+        return list(dict.fromkeys(found))
+
+    def _needs_gpus(self) -> bool:
+        """Whether its process group is NCCL's, whatever there is."""
+        made = self._script.torch_calls("init_process_group")
+        backends = [constant(keyword(call, "backend", 0)) for call in made]
+        return "nccl" in backends and not self._script.method_calls("is_available")
+
+    # --- its command line
+
+    @cached_property
+    def _words(self) -> list[object]:
+        """All names of arguments that argparse is given."""
+        return [
+            constant(name)
+            for call in self._script.method_calls("add_argument")
+            for name in call.args
+        ]
+
+    @cached_property
+    def _options(self) -> dict[str, bool]:
+        """The options that argparse knows but the local rank, and whether each must be given."""
+        found = {}
+        for call in self._script.method_calls("add_argument"):
+            names = [name for name in map(constant, call.args) if isinstance(name, str)]
+            if not names:
+                continue
+            if _LOCAL_RANK.intersection(names):
+                continue
+            name = next((name for name in names if name.startswith("--")), names[0])
+            optional = constant(keyword(call, "nargs")) in {"?", "*"}
+            positional = not name.startswith("-") and not optional
+            found[name] = positional or constant(keyword(call, "required")) is True
+        return found
+
+
+def _some(options: Iterable[str]) -> str:
+    found = list(options)
+    return " ".join([*found[:_MOST], *(["..."] if found[_MOST:] else [])])
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if node.module and not node.level else []

@@ -1,0 +1,143 @@
+"""The job.yaml that is made for a script."""
+
+import json
+
+import pytest
+
+from k8sjob.checks.from_script import draft, find_script
+from k8sjob.checks.lint import lint
+from k8sjob.errors import SpecError
+from k8sjob.spec import JobSpec
+
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+PARSED = "import argparse\np = argparse.ArgumentParser()\n"
+
+
+def made(folder, text, name="train.py", **options):
+    (folder / name).write_text(text)
+    return draft(folder / name, folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "processes", "reason"),
+    [
+        (GROUP, 1, 1, "init_process_group (line 2) takes the ranks from the environment"),
+        ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
+        (
+            f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n",
+            0,
+            1,
+            "mp.spawn (line 4) starts its own processes, in one replica",
+        ),
+        (
+            "import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n",
+            2,
+            2,
+            "num_nodes and devices",
+        ),
+        ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "num_nodes and devices"),
+        ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate makes the"),
+        ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers makes the"),
+        (
+            "import keras\nkeras.Sequential().fit()\n",
+            0,
+            1,
+            "each train alone; see docs/how-to/from",
+        ),
+        ("import torch\ntorch.ones(2)\n", 0, 1, "each train alone; see docs/how-to/from-ddp.md"),
+    ],
+)
+def test_how_a_script_is_started(text, workers, processes, reason, tmp_path):
+    files = made(tmp_path, text).files
+    spec = JobSpec.from_yaml(files["job.yaml"])
+    assert (spec.replicas.workers, spec.replicas.nproc_per_node) == (workers, processes)
+    (line,) = (line for line in files["job.yaml"].splitlines() if "script:" in line)
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("text", "there", "not_there"),
+    [
+        ("import yaml, os, torch, numpy\n", 'pip: ["PyYAML==', "numpy"),
+        ("import cv2, nosuch\n", '"opencv-python-headless", "nosuch"]', "=="),
+        ("try:\n    import wandb\nexcept ImportError:\n    wandb = None\n", "base:", "wandb"),
+        ("from helper import x\nimport yaml\n", "PyYAML", "helper"),
+        (f"{PARSED}p.add_argument('--data', required=True)\n", "# args: it needs --data", "takes"),
+        (f"{PARSED}p.add_argument('-l', '--lr')\n", "# args: it takes --lr\n", "needs"),
+        (f"{PARSED}p.add_argument('--local_rank')\n", 'local_rank_arg: "--local_rank"', "# args"),
+        (GROUP.replace("gloo", "nccl"), "  gpus: 1 # its process group", "# gpus"),
+        ("import torch\ntorch.save({}, 'x')\n", "# It saves files (line 2).", "checkpoint:"),
+        ("from k8sjob import runtime\n", "dir: /checkpoints", "saves"),
+    ],
+)
+def test_what_it_needs(text, there, not_there, tmp_path):
+    (tmp_path / "helper.py").write_text("import torch\nx = 1\n")
+    text = made(tmp_path, text).files["job.yaml"]
+    JobSpec.from_yaml(text)
+    assert there in text
+    assert not_there not in text
+
+
+def test_requirements_and_arguments_of_the_user_count(tmp_path):
+    (tmp_path / "requirements.txt").write_text("tqdm\n")
+    text = f"import yaml\n{PARSED}p.add_argument('data')\np.add_argument('--lr', required=True)\n"
+    done = made(tmp_path, text, name="other", args=["/data", "--lr=1"])
+    spec = JobSpec.from_yaml(done.files["job.yaml"])
+    assert (spec.name, spec.run.args) == ("other", ("/data", "--lr=1"))
+    assert (spec.image.requirements, spec.image.pip) == ("requirements.txt", ())
+
+
+def test_names_of_files_and_options_stay_in_their_comment(tmp_path):
+    text = f"{PARSED}p.add_argument('--a\\nname: b')\n"
+    assert JobSpec.from_yaml(made(tmp_path, text).files["job.yaml"]).name == "train"
+
+
+def test_a_notebook_becomes_a_script(tmp_path):
+    cells = [
+        ("markdown", "# text"),
+        ("code", "!pip install x\n%matplotlib inline"),
+        ("code", GROUP),
+    ]
+    book = {"cells": [{"cell_type": kind, "source": [text]} for kind, text in cells]}
+    files = made(tmp_path, json.dumps(book), name="My Notes.ipynb").files
+    assert files["My Notes.py"] == f"# !pip install x\n# %matplotlib inline\n\n{GROUP}"
+    assert JobSpec.from_yaml(files["job.yaml"]).run.script == "My Notes.py"
+    with pytest.raises(SpecError, match="not a notebook of format 4"):
+        made(tmp_path, "{}", name="a.ipynb")
+
+
+def test_the_script_of_a_folder(tmp_path):
+    with pytest.raises(SpecError, match=r"no \.py file in it is a training script"):
+        find_script(tmp_path)
+    (tmp_path / "model.py").write_text("import torch\ndef build(): ...\n")
+    (tmp_path / "go.py").write_text(GROUP)
+    assert find_script(tmp_path).name == "go.py"
+    (tmp_path / "other.py").write_text(GROUP)
+    with pytest.raises(SpecError, match=r"several training scripts: go\.py, other\.py; name the"):
+        find_script(tmp_path)
+    (tmp_path / "train.py").write_text(GROUP)
+    assert find_script(tmp_path).name == "train.py"
+    with pytest.raises(SpecError, match="no script; name a"):
+        find_script(tmp_path / "none.py")
+
+
+def test_the_command(k8sjob, tmp_path):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "train.py").write_text(GROUP)
+    done = k8sjob("init", "--from", folder / "train.py", "--name", "mine", "--", "--lr", "0.1")
+    assert done.code == 0, done.err
+    assert f"wrote {folder / 'job.yaml'}" in done.err
+    spec = JobSpec.from_yaml((folder / "job.yaml").read_text())
+    assert (spec.name, spec.run.args) == ("mine", ("--lr", "0.1"))
+    assert not [one for one in lint(folder) if one.severity == "error"]
+    again = k8sjob("init", "--from", folder)
+    assert (again.code, "already exists" in again.err) == (1, True)
+    around = k8sjob("init", "--from", folder / "train.py", tmp_path)
+    assert around.code == 0, around.err
+    assert JobSpec.from_yaml((tmp_path / "job.yaml").read_text()).run.script == "src/train.py"
+    outside = k8sjob("init", "--from", folder / "train.py", tmp_path / "else")
+    assert (outside.code, "name a folder around it" in outside.err) == (1, True)
+    (folder / "train.py").write_text("def (")
+    broken = k8sjob("init", "--from", folder / "train.py", folder / "..")
+    assert (broken.code, "train.py:1: Python cannot parse it" in broken.err) == (1, True)
