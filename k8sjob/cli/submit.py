@@ -25,6 +25,7 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
 from k8sjob.rendering import check_script
+from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _with_image(
 
 def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
     """What would be sent, without a cluster."""
-    manifest, namespace = plan.manifest, plan.spec.namespace or place.namespace
+    manifest, namespace = sent(plan.manifest), plan.spec.namespace or place.namespace
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
@@ -190,8 +191,8 @@ def _show(
     if output == "name":
         line(done.ref)
     elif output and dry_run:
-        document(backend.dry_run(plan.manifest, name_free=True), output)
+        document(sent(backend.dry_run(plan.manifest, name_free=True)), output)
     elif output:
-        document(backend.snapshot(done.ref).job, output)
+        document(sent(backend.snapshot(done.ref).job), output)
     else:
         line(f"{done.ref} {_OUTCOMES[done.outcome]}{' (server dry run)' if dry_run else ''}")

@@ -61,7 +61,7 @@ def plan_job(
     """
     reference = spec.image_reference if image is None else image
     job = manifest(spec, reference, provenance=provenance)
-    return Plan(spec, job, reference, Path(folder).absolute(), companions(spec))
+    return Plan(spec, job, reference, Path(folder).absolute(), companions(spec, job))
 
 
 def plan_submission(

@@ -89,11 +89,14 @@ def _written(job: _Json) -> _Json:
     metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
     annotations = metadata.get("annotations") or {}
     metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _BOOKKEEPING}
+    target = target_of(job)
     kept = {
         "apiVersion": job.get("apiVersion"),
         "kind": job.get("kind"),
-        "spec": target_of(job).written(job),
+        "spec": target.written(job),
     }
+    if target.companion_key in job:
+        kept[target.companion_key] = {"spec": job[target.companion_key].get("spec")}
     ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 

@@ -36,7 +36,7 @@ from k8sjob.kube.labels import (
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
-from k8sjob.targets.jobs import DEFAULT, by_name
+from k8sjob.targets.jobs import DEFAULT, by_name, sent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,13 +68,15 @@ _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 def render(spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None) -> str:
     """All objects of the job as one stream of YAML; see `manifest` for the arguments."""
     job = manifest(spec, image, provenance=provenance)
-    return _HEADER + "---\n".join(map(yamldoc.dump, (*companions(spec), job)))
+    return _HEADER + "---\n".join(map(yamldoc.dump, (*companions(spec, job), sent(job))))
 
 
 def manifest(
     spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None
 ) -> dict[str, Any]:
-    """The job as a manifest, as the object that an apiserver receives.
+    """The job as a manifest: the object that an apiserver receives.
+
+    A TrainJob has its TrainingRuntime beside it, as `runtime`.
 
     Args:
         spec: the job.
@@ -91,10 +93,16 @@ def manifest(
     if problems := [*target.refusals(spec), *of_another_kind(spec.overlay, target)]:
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
-    text = fill(target.template, **{**values, **target.values(spec)})
+    values |= target.values(spec)
+    text = fill(target.template, **values)
     rendered = _parsed(text)
     given = [text, *(yamldoc.dump(one) for one in (spec.overlay, spec.pod_template) if one)]
+    for _, template in target.companions if target.companion_key else ():
+        given.append(fill(template, **values))
+        rendered[target.companion_key] = _parsed(given[-1])
     annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
+    if beside := rendered.get(target.companion_key):
+        beside["metadata"]["annotations"] = dict(annotations)
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
     own = rendered["metadata"].get("annotations") or {}
@@ -110,14 +118,17 @@ def manifest(
     )
 
 
-def companions(spec: JobSpec) -> tuple[dict[str, Any], ...]:
-    """The objects beside the job that its pods need, as those of `manifest`."""
+def companions(spec: JobSpec, job: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The objects beside the job, which `manifest` has made, that its pods need."""
+    target = by_name(spec.target)
+    if target.companion_key:
+        return (job[target.companion_key],)
     values = {
         "spec": spec,
         "pod_labels": {**spec.labels, MANAGED_BY: "k8sjob"},
         "port": DEFAULT_PORT,
     }
-    templates = (template for _, template in by_name(spec.target).companions)
+    templates = (template for _, template in target.companions)
     return tuple(_parsed(fill(template, **values)) for template in templates)
 
 
@@ -190,6 +201,7 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "suspend": spec.policy.suspend or spec.kueue_queue is not None,
         "replicas": _replicas(spec),
         "container_name": CONTAINER_NAME,
+        "process_apart": False,
         "command": [literal(word) for word in command],
         "args": [literal(word) for word in args],
         "env": {name: literal(value) for name, value in container_env(spec).items()},

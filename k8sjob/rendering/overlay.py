@@ -27,6 +27,10 @@ __all__ = ["apply_overlay", "leaves", "merge", "of_another_kind"]
 _Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
+_REPLACED: Final = (
+    "{!r} would replace the image that is built; change `image` in the job spec, or give it as a"
+    " reference instead of a build"
+)
 
 
 def apply_overlay(
@@ -57,7 +61,8 @@ def apply_overlay(
     if not problems:
         merged = manifest
         for one in target_of(manifest).replicas(manifest) if pod_template else ():
-            merged = _with(merged, one.path, merge(one.template, pod_template))
+            whole = _for(training(one.pod.get("containers")), pod_template)
+            merged = _with(merged, one.path, merge(at_path(merged, *one.path), whole))
         merged = merge(merged, overlay)
         problems = [
             Problem(f"overlay.{problem.field}", problem.message)
@@ -65,6 +70,8 @@ def apply_overlay(
             else Problem("pod_template", f"{problem.field}: {problem.message}")
             for problem in target_of(merged).problems(merged)
         ]
+        if image_is_built and _image(merged) != _image(manifest):
+            problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
         problems += _violations(merged, overlay, pod_template) if restricted else ()
     if problems:
         raise SpecError(problems)
@@ -99,6 +106,18 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
             yield from leaves(rest or None, (*path, name))
     else:
         yield path
+
+
+def _for(container: _Json, pod_template: _Json) -> _Json:
+    """pod_template, its training container named as this one is."""
+    spec = at_path(pod_template, "spec") or {}
+    given = at_path(spec, "containers")
+    if not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
+        return pod_template
+    named: list[_Json] = [
+        {**one, "name": container["name"]} if one is training(given) else one for one in given
+    ]
+    return {**pod_template, "spec": {**spec, "containers": named}}
 
 
 def _with(value: Any, path: FieldPath, new: Any) -> Any:
@@ -192,8 +211,10 @@ def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Pr
         containers = at_path(changes, *path)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             if at_path(container, "name") in names and "image" in container:
-                yield Problem(
-                    field_path((*path, index, "image")),
-                    f"{container['image']!r} would replace the image that is built; change `image`"
-                    " in the job spec, or give it as a reference instead of a build",
-                )
+                message = _REPLACED.format(container["image"])
+                yield Problem(field_path((*path, index, "image")), message)
+
+
+def _image(manifest: _Json) -> Any:
+    first = target_of(manifest).replicas(manifest)[0]
+    return training(first.pod.get("containers")).get("image")

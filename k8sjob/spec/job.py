@@ -64,8 +64,8 @@ class JobSpec(Part):
         TargetName,
         doc(
             "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
-            " headless Service, which needs no operator. jobset: a JobSet; see"
-            " docs/reference/targets.md.",
+            " headless Service, which needs no operator. jobset: a JobSet. trainjob: a"
+            " TrainJob of Kubeflow Trainer 2; see docs/reference/targets.md.",
             "job",
         ),
     ] = "pytorchjob"

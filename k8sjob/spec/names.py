@@ -236,7 +236,7 @@ def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     return float(value)
 
 
-TargetName = Literal["pytorchjob", "job", "jobset"]
+TargetName = Literal["pytorchjob", "job", "jobset", "trainjob"]
 """The names of k8sjob.targets.jobs.TARGETS."""
 FreeJson = Annotated[dict[str, Any], AfterValidator(_copy)]
 """A JSON object in Kubernetes' own form."""

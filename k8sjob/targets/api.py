@@ -124,7 +124,7 @@ class Target(Protocol):
         resource: the plural, in paths.
         job_label: the label of a job's Pods whose value is the job's name.
         owner_label: the label of a job's Pods whose value is the job's uid; empty: the job is their
-            controller.
+            controller; None: they do not tell.
         controller: who works on such jobs.
         init_container: what the controller puts in front of some Pods; empty: nothing.
         creations: what Events say of the creation of a Pod, then of other objects: the reason of
@@ -133,6 +133,13 @@ class Target(Protocol):
         file: what a rendered manifest is called in a folder; job.yaml is the spec.
         companions: the resource and the template of further objects, of the job's name.
         spec_fields: the fields of an object's spec.
+        companion_key: where a job has its companion while it is handled here, for what that says
+            of the job; empty: nothing.
+        refused_name: how the name of a minimal job begins that the apiserver takes and its webhook
+            refuses, which shows that the webhook answers.
+        awaited: what its webhook says of a job whose companion is not there; empty: nothing.
+        makes: the resource and the API version of the object that the controller makes of a job, of
+            its name, and takes for this job's where one is left of an earlier job; or empty.
         jobs_selector: the label selector of such jobs among objects of the kind that are no
             training; empty: all of them are.
         kueue_framework: its name in integrations.frameworks of Kueue's settings.
@@ -144,13 +151,17 @@ class Target(Protocol):
     api_version: str
     resource: str
     job_label: str
-    owner_label: str
+    owner_label: str | None
     controller: Controller
     init_container: str
     creations: tuple[tuple[str, str, str], ...]
     template: str
     file: str
     companions: tuple[tuple[str, str], ...]
+    companion_key: str
+    refused_name: str
+    awaited: str
+    makes: tuple[str, str] | tuple[()]
     kueue_framework: str
     keeps_ended_pods: bool
     jobs_selector: str

@@ -51,6 +51,7 @@ class Indexed:
         child_name: what follows the name of the object in the name of that Job; empty: it is one.
         ends: the conditions by which a job has ended or is suspended, the first ones first.
         manager: the value of spec.managedBy that stands for the kind's own controller.
+        no_gang: why it has no gang scheduler.
         limits: the fields of the spec on whose change the controller acts.
         elastic: whether its number of Pods may be another than at first.
     """
@@ -60,11 +61,14 @@ class Indexed:
     api_version: str
     resource: str
     job_label: str
-    owner_label: str
+    owner_label: str | None
     controller: Controller
     template: str
     file: str
     companions: tuple[tuple[str, str], ...]
+    companion_key = awaited = ""
+    refused_name = "0-"
+    makes: tuple[str, str] | tuple[()] = ()
     kueue_framework: str
     spec_fields: frozenset[str]
     jobs_selector = f"{MANAGED_BY}=k8sjob"
@@ -78,6 +82,7 @@ class Indexed:
     child_name: ClassVar[str] = ""
     ends: ClassVar[Mapping[str, JobState]]
     manager: ClassVar[str]
+    no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
     elastic: ClassVar[bool] = False
 
@@ -98,7 +103,7 @@ class Indexed:
         if spec.resources.master is not None:
             yield self._lacks("resources.master", "all its Pods are alike")
         if spec.gang is not None:
-            yield self._lacks("gang", "no operator makes a PodGroup for it")
+            yield self._lacks("gang", self.no_gang)
         if spec.policy.clean_pod_policy != "Running":
             why = "Pods that run when it ends are always deleted, and those that have ended stay"
             yield self._lacks("policy.clean_pod_policy", f"{why} until the job is deleted")

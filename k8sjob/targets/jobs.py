@@ -11,6 +11,7 @@ from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.job.target import IndexedJob
 from k8sjob.targets.jobset.target import JobSet
 from k8sjob.targets.pytorchjob.target import PyTorchJob
+from k8sjob.targets.trainjob.target import TrainJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ __all__ = [
     "by_name",
     "child_events",
     "child_path",
+    "companion_path",
     "has_ended",
     "is_of_pods",
     "is_suspended",
@@ -39,12 +41,13 @@ __all__ = [
     "replica_of",
     "replica_order",
     "seconds_to_end",
+    "sent",
     "target_of",
     "with_child",
 ]
 
 DEFAULT: Final[Target] = PyTorchJob()
-TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob(), JobSet())
+TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob(), JobSet(), TrainJob())
 """All kinds of job, in the order in which a name is looked for."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
@@ -72,6 +75,18 @@ def of_kind(kind: str) -> Target:
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:
     """The path of a job, or of all jobs of a kind; see k8sjob.kube.resources.path."""
     return path(target.resource, namespace, name, api_version=target.api_version)
+
+
+def companion_path(target: Target, resource: str, namespace: str = "", name: str = "") -> str:
+    """The path of an object beside a job, or of all such objects; see Target.companions."""
+    own = target.api_version if target.companion_key else ""
+    return path(resource, namespace, name, api_version=own)
+
+
+def sent(job: Json) -> Json:
+    """The job as an apiserver has it, without its `child` and its companion; see Target."""
+    beside = {"child", target_of(job).companion_key}
+    return {name: value for name, value in job.items() if name not in beside}
 
 
 def child_path(namespace: str = "", name: str = "") -> str:
@@ -155,6 +170,8 @@ def replica_order(replica: str) -> tuple[bool, int]:
 
 def owned(target: Target, pod: Json, uid: str) -> bool:
     """Whether a pod that carries a job's name is of the job of this uid, and of no other."""
+    if target.owner_label is None:
+        return True
     if target.owner_label:
         return Object(pod).labels.get(target.owner_label) == uid
     owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]

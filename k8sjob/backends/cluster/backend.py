@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,7 @@ from k8sjob.targets.jobs import (
     DEFAULT,
     TARGETS,
     child_path,
+    companion_path,
     has_ended,
     is_suspended,
     job_path,
@@ -28,6 +30,7 @@ from k8sjob.targets.jobs import (
     own_pods,
     owned,
     seconds_to_end,
+    sent,
     target_of,
     with_child,
 )
@@ -50,6 +53,9 @@ _ARCH: Final = "kubernetes.io/arch"
 _NOT_SERVED: Final = frozenset({403, 404})
 """Codes of a kind of job that the cluster does not have, or the user may not read."""
 STRICT: Final = {"fieldValidation": "Strict"}
+_CUT_OFF_SECONDS: Final = 5.0
+"""After so long no other client is between an object beside a job and the job."""
+_LOOK_SECONDS: Final = 0.2
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
 
@@ -84,6 +90,7 @@ class ClusterBackend:
         """
         self.dry_run(plan.manifest)
         ref = self._of(plan.manifest)
+        self._wait_for_remains(ref)
         made = [self._companion(one, ref, plan.manifest) for one in self._companions(plan)]
         try:
             created = self.create_manifest(plan.manifest)
@@ -110,7 +117,28 @@ class ClusterBackend:
         namespace = self._of(plan.manifest).namespace
         resources = (resource for resource, _ in target_of(plan.manifest).companions)
         for resource, companion in zip(resources, plan.companions, strict=True):
-            yield path(resource, namespace), companion
+            yield companion_path(target_of(plan.manifest), resource, namespace), companion
+
+    def _wait_for_remains(self, ref: JobRef) -> None:
+        """Return when what a controller made of an earlier job of the name is gone.
+
+        Raises:
+            BackendError: it is not gone after a minute, or it is of another kind of job.
+        """
+        deadline = time.monotonic() + SUBMIT_SECONDS
+        for resource, version in (target.makes,) if (target := of_kind(ref.kind)).makes else ():
+            where = path(resource, *_at(ref), api_version=version)
+            with suppress(ApiError):  # it is not there, or may not be read
+                while there := self.transport.request("GET", where):
+                    owners = there["metadata"].get("ownerReferences") or ()
+                    earlier = target.kind in {owner.get("kind") for owner in owners}
+                    if not earlier or time.monotonic() > deadline:
+                        raise BackendError(
+                            f"{where} is"
+                            f" {'still there' if earlier else 'another job'}, and the {ref.kind}"
+                            " needs the name; delete it, or choose another name for the job"
+                        )
+                    time.sleep(_LOOK_SECONDS)
 
     def _companion(self, wanted: tuple[str, Json], ref: JobRef, manifest: Json) -> tuple[str, Json]:
         """The path of an object beside a job, created unless it is there, and the object.
@@ -121,7 +149,8 @@ class ClusterBackend:
         """
         where, body = wanted
         its_own = f"{where}/{ref.name}"
-        deadline = time.monotonic() + SUBMIT_SECONDS
+        begun = time.monotonic()
+        deadline = begun + SUBMIT_SECONDS
         while True:
             try:
                 return its_own, self.transport.request("POST", where, query=STRICT, body=body)
@@ -138,8 +167,15 @@ class ClusterBackend:
                             f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
                             " choose another name for the job"
                         ) from error
+                    alike = not Object(body).part("metadata", "annotations") or (
+                        same_manifest(there, body)
+                    )
                     if not there["metadata"].get("ownerReferences"):
-                        return its_own, there  # of a submission that was cut off
+                        if alike:
+                            return its_own, there  # of a submission that was cut off
+                        if time.monotonic() > begun + _CUT_OFF_SECONDS:
+                            self._delete(its_own, there)
+                            continue
                     self.dry_run(manifest)
                 time.sleep(1)  # it goes with the job that it belonged to
 
@@ -177,29 +213,52 @@ class ClusterBackend:
             JobExists: one of that name is there, finished or not.
             BackendError: the server would refuse it; with the fields, where it names them.
         """
-        ref = self._of(manifest)
-        where = job_path(target_of(manifest), ref.namespace)
-        query = {**STRICT, "dryRun": "All"}
-        if not name_free:
+        ref, target = self._of(manifest), target_of(manifest)
+        where, body = job_path(target, ref.namespace), sent(manifest)
+        stored = {}
+        if key := target.companion_key:
+            beside = companion_path(target, target.companions[0][0], ref.namespace)
+            stored = {key: self._as_stored(beside, manifest[key])}
+        try:
+            if name_free:
+                return {**self._as_stored(where, body), **stored}
             with _taken(ref):
-                return slim(self.transport.request("POST", where, query=query, body=manifest))
-        meta = {key: value for key, value in manifest["metadata"].items() if key != "name"}
-        meta["generateName"] = ref.name[: 63 - 6] + "-"
-        body = {**manifest, "metadata": meta}
+                query = {**STRICT, "dryRun": "All"}
+                answer = slim(self.transport.request("POST", where, query=query, body=body))
+                return {**answer, **stored}
+        except ApiError as error:
+            if not target.awaited or target.awaited not in error.said:
+                raise
+            return {**body, **stored}  # the webhook, which is asked last, has no other complaint
+
+    def _as_stored(self, where: str, body: Json) -> Json:
+        """What the server would store of an object, whether one of its name is there or not."""
+        name = body["metadata"]["name"]
+        meta = {key: value for key, value in body["metadata"].items() if key != "name"}
+        meta["generateName"] = name[: 63 - 6] + "-"
+        query, body = {**STRICT, "dryRun": "All"}, {**body, "metadata": meta}
         answer = slim(self.transport.request("POST", where, query=query, body=body))
         answer["metadata"].pop("generateName", None)
-        answer["metadata"]["name"] = ref.name
+        answer["metadata"]["name"] = name
         return answer
 
     def _post(self, ref: JobRef, manifest: Json) -> Json:
         """Create the job. A POST without an answer may have created it: then it is found again."""
-        where = job_path(target_of(manifest), ref.namespace)
-        deadline = time.monotonic() + SUBMIT_SECONDS
+        target, body = target_of(manifest), sent(manifest)
+        where = job_path(target, ref.namespace)
+        begun = time.monotonic()
+        deadline = begun + SUBMIT_SECONDS
         lost = False
         while True:
             try:
-                return self.transport.request("POST", where, query=STRICT, body=manifest)
+                return self.transport.request("POST", where, query=STRICT, body=body)
             except ApiError as error:
+                # The webhook's controller may not know the object beside the job yet.
+                if target.awaited and target.awaited in error.said:
+                    if time.monotonic() > begun + _CUT_OFF_SECONDS:
+                        raise
+                    time.sleep(_LOOK_SECONDS)
+                    continue
                 if error.reason == "AlreadyExists" and lost:
                     there = self._get(ref)
                     if same_manifest(there, manifest):
@@ -338,7 +397,14 @@ class ClusterBackend:
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
-        return snapshot(self.transport, self._get(ref))
+        found = snapshot(self.transport, self._get(ref))
+        target, job = target_of(found.job), found.job
+        if not (key := target.companion_key):
+            return found
+        beside = companion_path(target, target.companions[0][0], *_at(JobRef.of(job)))
+        with suppress(ApiError):  # what is not there, or may not be read, is left out
+            job = {**job, key: slim(self.transport.request("GET", beside))}
+        return replace(found, job=job)
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change, ten times a second at most; see Backend.watch.
@@ -437,7 +503,8 @@ class ClusterBackend:
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and is_suspended(job):
             ended = not target.keeps_ended_pods
-            self.wait_for_pods(JobRef.of(job), seconds_to_end(job), waiting, ended=ended)
+            whole = self.snapshot(ref).job if target.companion_key else job
+            self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
@@ -466,7 +533,7 @@ class ClusterBackend:
                 raise self._not_found(ref) from error
             raise
         for resource, _ in target.companions:
-            its_own = path(resource, *_at(ref))
+            its_own = companion_path(target, resource, *_at(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
                 if _is_ours(there) and not there["metadata"].get("ownerReferences"):

@@ -17,7 +17,7 @@ from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import DEFAULT, job_path, references, target_of
+from k8sjob.targets.jobs import DEFAULT, companion_path, job_path, references, sent, target_of
 from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
 
 if TYPE_CHECKING:
@@ -88,12 +88,9 @@ def gather(
             for name, (where, query) in {**_QUESTIONS, **dict(_about_controller(target))}.items()
         }
         questions |= _about_needs(pool, transport, namespace, job)
-        where = job_path(target, namespace)
-        good, bad = (minimal_job(target, prefix) for prefix in ("", "0-"))
+        good, bad = (minimal_job(target, prefix) for prefix in ("", target.refused_name))
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
-            questions[name] = pool.submit(
-                _ask, transport, "POST", where, query=_DRY_RUN, body=_in(body, namespace)
-            )
+            questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
         reviews = {
             one: pool.submit(_review, transport, one, namespace) for one in all_permissions(target)
         }
@@ -111,9 +108,23 @@ def gather(
         )
 
 
+def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) -> Answer:
+    """What the apiserver says of a job, or of its companion where it refuses that."""
+    where = job_path(target, namespace)
+    if key := target.companion_key:
+        beside = companion_path(target, target.companions[0][0], namespace)
+        body = _in(job[key], namespace)
+        found = _ask(transport, "POST", beside, query=_DRY_RUN, body=body)
+        if isinstance(found, ApiError) and found.code != 409:
+            return found
+    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in(job, namespace))
+
+
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
     """The questions about who works on the jobs, where that is no part of every cluster."""
     yield "jobs api", (f"/apis/{target.api_version}", {})
+    if target.makes:
+        yield "made api", (f"/apis/{target.makes[1]}", {})
     if labels := target.controller.deployment:
         query = {"labelSelector": labels}
         yield "operator", (resource_path("deployments"), query)
@@ -181,8 +192,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
 
     Args:
         target: the kind of job.
-        prefix: of its name; "0-" makes a name that the apiserver takes and the operator's webhook
-            refuses, which shows that the webhook answers.
+        prefix: of its name; see Target.refused_name.
     """
     container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
     name = f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"
@@ -190,7 +200,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
 
 
 def _in(job: Json, namespace: str) -> Json:
-    return {**job, "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
+    return {**sent(job), "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
 
 
 def _ask(

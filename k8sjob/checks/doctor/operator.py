@@ -36,13 +36,16 @@ _LONG_SLEEP: Final = 1.0
 
 
 def crd(facts: Facts) -> Iterator[Check]:
-    """Whether the kind is served."""
+    """Whether the kind is served, and that of which its controller makes such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
     trainer = facts.one("trainer api") is not None and target is DEFAULT
     if any(resource.get("name") == target.resource for resource in resources):
         beside = "; Kubeflow Trainer 2 is there too, and not used" if trainer else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
+        if target.makes and facts.error("made api") is not None:
+            seen = f"{target.makes[0]} are not served, and {target.kind}s are made of them"
+            yield problem("crd", f"{seen} ({target.makes[1]})", f"have it installed; {_INSTALL}")
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
@@ -51,7 +54,7 @@ def crd(facts: Facts) -> Iterator[Check]:
         yield problem(
             "crd",
             "PyTorchJob is not served; there is Kubeflow Trainer 2 alone, which has TrainJobs",
-            f"have the training operator 1.9 installed beside it; {_INSTALL}",
+            f"use --target trainjob, or have the training operator 1.9 installed; {_INSTALL}",
         )
     else:
         yield problem(
@@ -116,6 +119,9 @@ def dry_run(facts: Facts) -> Iterator[Check]:
     if error is None:
         if facts.one("dry run") is not None:
             yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was made")
+        return
+    if facts.target.awaited and facts.target.awaited in error.said:
+        yield fine("dry-run", f"{what} is accepted as far as it can be without its runtime")
         return
     seen, step = _refused(error, what, facts)
     if error.code == 409:

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
-from k8sjob.targets.jobs import DEFAULT, TARGETS
+from k8sjob.kube.resources import ResourcePath
+from k8sjob.targets.jobs import DEFAULT, TARGETS, companion_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,9 +103,13 @@ def _submitting() -> Iterator[Rule]:
         yield Rule(*of_jobs, ("patch",), f"suspend, resume{of}", target=one.name)
         yield Rule(*of_jobs, ("delete",), f"delete, submit --replace{of}", target=one.name)
         for resource, _ in one.companions:
-            verbs = ("create", "get", "patch", "delete")
-            used_by = f"submit, delete{of}"
-            yield Rule(Grant.SUBMITTER, "", resource, verbs, used_by, vital=True, target=one.name)
+            what = ResourcePath.of(companion_path(one, resource)).group, resource
+            verbs, used_by = ("create", "get", "patch", "delete"), f"submit, delete{of}"
+            yield Rule(Grant.SUBMITTER, *what, verbs, used_by, vital=True, target=one.name)
+        if one.makes:
+            group = one.makes[1].partition("/")[0]
+            of_submit = ("get",), f"submit{of}"
+            yield Rule(Grant.SUBMITTER, group, one.makes[0], *of_submit, target=one.name)
 
 
 def _viewing() -> Iterator[Rule]:

@@ -40,7 +40,7 @@ class IndexedJob(Indexed):
     api_version = "batch/v1"
     resource = "jobs"
     job_label = JOB_NAME
-    owner_label = ""
+    owner_label: str | None = ""
     controller = Controller(
         kind="Job",
         name="the Job controller",

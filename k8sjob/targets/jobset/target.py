@@ -45,7 +45,7 @@ class JobSet(Indexed):
     api_version = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets"
     job_label = JOBSET_NAME
-    owner_label = _JOBSET_UID
+    owner_label: str | None = _JOBSET_UID
     controller = Controller(
         kind="JobSet",
         name="the JobSet controller",

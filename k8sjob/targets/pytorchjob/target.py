@@ -58,7 +58,7 @@ class PyTorchJob:
     api_version = operator.API_VERSION
     resource = "pytorchjobs"
     job_label = JOB_NAME
-    owner_label = ""
+    owner_label: str | None = ""
     controller = Controller(
         kind=operator.KIND,
         name="the training operator",
@@ -76,6 +76,9 @@ class PyTorchJob:
     template = "pytorchjob.yaml.j2"
     file = "pytorchjob.yaml"
     companions: tuple[tuple[str, str], ...] = ()
+    companion_key = awaited = ""
+    refused_name = "0-"
+    makes: tuple[str, str] | tuple[()] = ()
     kueue_framework = "kubeflow.org/pytorchjob"
     keeps_ended_pods = False
     jobs_selector = ""

@@ -18,6 +18,9 @@ JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 ONE = f"{JOBS}/one"
 BATCH = "/apis/batch/v1/namespaces/team/jobs"
 SERVICES = "/api/v1/namespaces/team/services"
+TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
+RUNTIMES = TRAINJOBS.replace("trainjobs", "trainingruntimes")
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
 PODS = "/api/v1/namespaces/team/pods"
 EVENTS = "/api/v1/namespaces/team/events"
 MADE = "2026-11-21T12:00:00Z"
@@ -50,6 +53,19 @@ def happening(about, reason, **times):
 def indexed():
     """The plan of a job whose pods need a Service."""
     spec = {"name": "one", "image": "i", "target": "job", "run": {"command": ["true"]}}
+    return plan_job(JobSpec.model_validate(spec))
+
+
+@pytest.fixture
+def train(script, error):
+    """The plan of a TrainJob, which the webhook refuses twice: its TrainingRuntime is not known."""
+    said = "specified trainingRuntime must be created before the TrainJob is created"
+    made = {"kind": "TrainJob", "metadata": {"name": "one", "namespace": "team", "uid": "uid-1"}}
+    unknown = error(403, "Forbidden", said)
+    script.on("POST", TRAINJOBS, unknown, unknown, made).on("PATCH", f"{RUNTIMES}/one", {})
+    stored = {"metadata": {"name": "one", "uid": "r", "resourceVersion": "1"}}
+    script.on("POST", RUNTIMES, stored)
+    spec = {"name": "one", "image": "i", "target": "trainjob", "run": {"command": ["true"]}}
     return plan_job(JobSpec.model_validate(spec))
 
 
@@ -135,6 +151,46 @@ def test_of_two_who_submit_at_once_the_second_finds_the_job(backend, script, err
     script.on("POST", BATCH, {}, taken)
     with pytest.raises(JobExists):
         backend.create(indexed)
+
+
+def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
+    backend, script, error, train
+):
+    earlier = {"metadata": {"ownerReferences": [{"kind": "TrainJob", "uid": "of the earlier"}]}}
+    script.on("GET", f"{JOBSETS}/one", earlier, error(404, "NotFound"))
+    assert backend.create(train).uid == "uid-1"
+    made = [(method, path) for method, path, query, _ in script.asked if "dryRun" not in query]
+    assert made == [
+        *[("GET", f"{JOBSETS}/one")] * 2,
+        ("POST", RUNTIMES),
+        *[("POST", TRAINJOBS)] * 2,
+        ("PATCH", f"{RUNTIMES}/one"),
+    ]
+    bodies = [body for method, path, _, body in script.asked if path == TRAINJOBS]
+    assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
+
+
+def test_a_jobset_of_others_is_not_made_a_trainjobs(backend, script, train):
+    script.on("GET", f"{JOBSETS}/one", {"metadata": {"name": "one"}})
+    with pytest.raises(BackendError, match=r"jobsets/one is another job.*choose another name"):
+        backend.create(train)
+    assert all("dryRun" in query for query in script.of("POST"))
+
+
+def test_a_runtime_that_is_left_of_another_job_is_replaced(
+    backend, script, error, train, monkeypatch
+):
+    monkeypatch.setattr("k8sjob.backends.cluster.backend._CUT_OFF_SECONDS", 0.0)
+    taken = error(409, "AlreadyExists", '"one" already exists')
+    marks = {"labels": {MANAGED_BY: "k8sjob"}, "annotations": {MANIFEST_DIGEST: "of another"}}
+    left = {"metadata": {"name": "one", "uid": "left", "resourceVersion": "7", **marks}}
+    stored = {"metadata": {"name": "one", "uid": "r"}}
+    script.on("POST", RUNTIMES, stored, taken, stored).on("GET", f"{RUNTIMES}/one", left)
+    made = {"kind": "TrainJob", "metadata": {"name": "one", "namespace": "team", "uid": "uid-1"}}
+    script.on("DELETE", f"{RUNTIMES}/one", {}).on("POST", TRAINJOBS, made)
+    assert backend.create(train).uid == "uid-1"
+    (options,) = [body for method, _, _, body in script.asked if method == "DELETE"]
+    assert options["preconditions"] == {"uid": "left", "resourceVersion": "7"}
 
 
 @pytest.mark.parametrize("reason", ["Untrusted", "Unusable", ""])

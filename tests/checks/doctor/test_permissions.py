@@ -48,7 +48,8 @@ def test_nothing_secret_and_nothing_in_pods_is_granted():
     assert not granted & {("", "secrets"), ("", "pods/exec"), ("", "pods/attach"), ("", "*")}
     changed = {r.name for r in RULES if not {"get", "list", "watch"}.issuperset(r.verbs)}
     jobs = {"pytorchjobs.kubeflow.org", "jobs.batch", "jobsets.jobset.x-k8s.io"}
-    assert changed == {*jobs, "services"}
+    trainer = {f"train{kind}.trainer.kubeflow.org" for kind in ("jobs", "ingruntimes")}
+    assert changed == {*jobs, *trainer, "services"}
 
 
 def test_each_permission_is_asked_for_once():

@@ -1,0 +1,192 @@
+"""A TrainJob as a target: trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer.
+
+Trainer makes a JobSet of the job's name from a TrainingRuntime and the TrainJob, and JobSet makes
+of that an Indexed Job, NAME-node-0. What a person asks for first is in the TrainJob: the image, the
+process, the resources, the number of nodes. Everything else is in a TrainingRuntime of the job's
+own, since a TrainJob's `runtimePatches` reach few fields of Pods and none of Jobs.
+
+Only the variables PET_* are injected, and the webhook takes none of these names from a TrainJob.
+
+Behaviour: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, pkg/webhooks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from k8sjob.errors import Problem, field_path
+from k8sjob.kube.objects import Object, training
+from k8sjob.kube.resources import Controller
+from k8sjob.targets.api import JobState
+from k8sjob.targets.indexed import Indexed
+from k8sjob.targets.jobset.target import CHILD_NAME, JOBSET_NAME, NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from k8sjob.contract import Role
+    from k8sjob.kube.objects import Json
+    from k8sjob.spec import JobSpec
+    from k8sjob.spec.names import TargetName
+
+__all__ = ["TrainJob"]
+
+_GROUP: Final = "trainer.kubeflow.org"
+_PORT: Final = 29500
+"""PET_MASTER_PORT, which Trainer injects."""
+_SPEC_FIELDS: Final = (
+    "activeDeadlineSeconds initializer managedBy runtimePatches runtimeRef suspend trainer"
+)
+"""Of pkg/apis/trainer/v1alpha1/trainjob_types.go, TrainJobSpec."""
+_KUEUE: Final = "kueue.x-k8s.io/manager"
+"""Whose runtimePatches put Pods where their quota is."""
+
+
+class TrainJob(Indexed):
+    """trainer.kubeflow.org/v1alpha1; see k8sjob.targets.api.Target."""
+
+    name: TargetName = "trainjob"
+    kind = "TrainJob"
+    api_version = f"{_GROUP}/v1alpha1"
+    resource = "trainjobs"
+    job_label = JOBSET_NAME
+    owner_label: str | None = None
+    controller = Controller(
+        kind="TrainJob",
+        name="Kubeflow Trainer",
+        webhooks=_GROUP,
+        deployment="app.kubernetes.io/name=trainer,app.kubernetes.io/component=manager",
+        namespace="kubeflow-system",
+        missing="ask for it (2.3), with JobSet",
+        delay=600,  # the Job controller's, see IndexedJob
+    )
+    template = "trainjob.yaml.j2"
+    file = "trainjob.yaml"
+    companions: tuple[tuple[str, str], ...] = (("trainingruntimes", "trainingruntime.yaml.j2"),)
+    companion_key = "runtime"
+    refused_name = ""  # without its runtime each is
+    awaited = "specified trainingRuntime must be created before"
+    makes: tuple[str, str] | tuple[()] = ("jobsets", "jobset.x-k8s.io/v1alpha2")
+    kueue_framework = "trainer.kubeflow.org/trainjob"
+    jobs_selector = ""
+    spec_fields = frozenset(_SPEC_FIELDS.split())
+
+    job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
+    child_name = CHILD_NAME
+    ends: ClassVar[Mapping[str, JobState]] = {
+        "Failed": JobState.FAILED,
+        "Complete": JobState.SUCCEEDED,
+        "Suspended": JobState.SUSPENDED,
+    }
+    manager = f"{_GROUP}/trainjob-controller"
+    limits = ("suspend",)
+    no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
+
+    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+        """What an Indexed Job does not have, and the TTL."""
+        yield from super().refusals(spec)
+        if spec.policy.ttl_after_finished is not None:
+            why = "only its JobSet could have one, and a TrainJob that failed would run again then"
+            yield self._lacks("policy.ttl_after_finished", why)
+
+    def values(self, spec: JobSpec) -> dict[str, Any]:
+        """What the templates of both objects need."""
+        values = super().values(spec)
+        return {
+            **values,
+            "nproc_per_node": spec.nproc_per_node,
+            "container_name": NODE,
+            "process_apart": True,
+            "port": _PORT,
+            "fields": _without_pet(values["fields"]),
+        }
+
+    def _env(self, spec: JobSpec) -> dict[str, str]:
+        """What Trainer does not inject."""
+        return {**_without_pet(super()._env(spec)), "MASTER_PORT": str(_PORT)}
+
+    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+        """Trainer's variables (torch.go, EnforceMLPolicy), and the rank."""
+        name = Object(job).name
+        return {
+            **super().injected_env(job, role, index),
+            "PET_NNODES": str(self._nodes(job)),
+            "PET_NPROC_PER_NODE": self.nproc_per_node(job),
+            "PET_MASTER_ADDR": f"{name}{CHILD_NAME}-0.{name}",
+            "PET_MASTER_PORT": str(_PORT),
+        }
+
+    def problems(self, manifest: Json) -> list[Problem]:
+        """What an Indexed Job must have, and what Trainer would not take from the runtime."""
+        trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
+        at = field_path((*self.job_at, "template", "spec", "containers"))
+        taken: list[str] = [key for key in ("image", "command", "args", "resources") if key in node]
+        names = {one.get("name") for one in trainer.get("env") or ()}
+        taken += [f"env.{one['name']}" for one in node.get("env") or () if one["name"] in names]
+        message = "spec.trainer has another value, which wins; say it in the job spec"
+        return [
+            *super().problems(manifest),
+            *(Problem(f"{at}[{NODE}].{key}", message) for key in taken),
+        ]
+
+    def minimal(self, name: str, pod: Json) -> Json:
+        """One node, with a TrainingRuntime of the same name."""
+        named = [{**container, "name": NODE} for container in pod["containers"]]
+        template = {"spec": {**pod, "containers": named, "restartPolicy": "Never"}}
+        job = {"completionMode": "Indexed", "template": template}
+        labels = {f"{_GROUP}/trainjob-ancestor-step": "trainer"}
+        node = {"name": NODE, "template": {"metadata": {"labels": labels}, "spec": job}}
+        about = {"apiVersion": self.api_version, "metadata": {"name": name}}
+        kind = "TrainingRuntime"
+        return {
+            **about,
+            "kind": self.kind,
+            "spec": {"runtimeRef": {"apiGroup": _GROUP, "kind": kind, "name": name}},
+            "runtime": {
+                **about,
+                "kind": kind,
+                "spec": {"template": {"spec": {"replicatedJobs": [node]}}},
+            },
+        }
+
+    # --- a job
+
+    def _job(self, job: Json) -> Json:
+        """The Job that was made of it; before that, what its runtime and itself say of it."""
+        if made := Object(job).part("child").get("spec"):
+            return dict(made)
+        trainer, base = _trainer(job), super()._job(job)
+        template, containers = Object(base).part("template"), _containers(base)
+        node = training(containers)
+        own: Json = {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
+        own["env"] = [*(node.get("env") or ()), *(trainer.get("env") or ())]
+        own["resources"] = trainer.get("resourcesPerNode") or {}
+        others = [one for one in containers if one is not node]
+        spec = {**Object(template).spec, "containers": [{**node, "name": NODE, **own}, *others]}
+        return {**base, "template": {**template, "spec": spec}}
+
+    def _nodes(self, job: Json) -> int:
+        return int(_trainer(job).get("numNodes") or super()._nodes(job))
+
+    def nproc_per_node(self, job: Json) -> str:
+        """spec.trainer.numProcPerNode, or what was injected."""
+        return str(_trainer(job).get("numProcPerNode") or super().nproc_per_node(job))
+
+    def written(self, job: Json) -> Json:
+        """The spec without what Kueue adds to it."""
+        spec = dict(Object(job).spec)
+        patches = spec.pop("runtimePatches", None) or ()
+        theirs = [patch for patch in patches if patch.get("manager") != _KUEUE]
+        return {**spec, "runtimePatches": theirs} if theirs else spec
+
+
+def _trainer(job: Json) -> Json:
+    return Object(job).part("spec", "trainer")
+
+
+def _containers(job: Json) -> list[Json]:
+    return list(Object(job).part("template", "spec").get("containers") or ())
+
+
+def _without_pet(variables: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not name.startswith("PET_")}

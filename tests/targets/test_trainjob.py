@@ -1,0 +1,112 @@
+"""A TrainJob and its TrainingRuntime: what each has, and how a job of other tools is read."""
+
+import pytest
+import yaml
+
+from k8sjob.errors import SpecError
+from k8sjob.kube.objects import at_path
+from k8sjob.rendering import manifest, render
+from k8sjob.rendering.diff import difference
+from k8sjob.spec import JobSpec
+from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import by_name, references, replica_names, seconds_to_end, sent
+
+TARGET = by_name("trainjob")
+JOB = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
+
+
+def spec(**fields):
+    given = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
+    given |= {"target": "trainjob", "replicas": {"workers": 1, "nproc_per_node": 2}}
+    return JobSpec.model_validate({**given, **fields})
+
+
+def test_the_job_has_the_process_and_its_runtime_the_rest():
+    volumes = [{"name": "data", "mount": "/data", "pvc": "data"}]
+    runtime, job = yaml.safe_load_all(render(spec(volumes=volumes, resources={"cpu": 2})))
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "tiny"
+    trainer = job["spec"]["trainer"]
+    assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == (
+        "example/image:1",
+        2,
+        2,
+    )
+    assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2"}
+    assert trainer["args"] == ["main.py"]
+    # The webhook refuses those names (validator.trainjob.trainer.kubeflow.org).
+    assert not [one["name"] for one in trainer["env"] if one["name"].startswith("PET_")]
+    (container,) = at_path({"runtime": runtime}, *JOB, "template", "spec")["containers"]
+    assert container["name"] == "node"
+    assert not container.keys() & {"image", "command", "args", "env", "resources"}
+    made = manifest(spec(volumes=volumes))
+    assert [one.name for one in references(made)] == ["data"]
+    assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "text"),
+    [
+        ({"policy": {"ttl_after_finished": 60}}, "policy.ttl_after_finished", "would run again"),
+        ({"gang": {"scheduler": "volcano"}}, "gang", "overlay.runtime"),
+        ({"name": "a" * 49}, "name", "use at most 48"),
+        (
+            {"pod_template": {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}},
+            "pod_template",
+            "spec.trainer has another value, which wins",
+        ),
+        (
+            {
+                "image": {"repository": "example/image", "base": "python:3.12"},
+                "overlay": {"spec": {"trainer": {"image": "other"}}},
+            },
+            "overlay",
+            "would replace the image that is built",
+        ),
+    ],
+)
+def test_what_it_cannot_have_is_refused(fields, field, text):
+    with pytest.raises(SpecError, match=text) as caught:
+        manifest(spec(**fields))
+    assert caught.value.problems[0].field == field
+
+
+def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():
+    container = {"name": "pytorch", "env": [{"name": "A", "value": "1"}], "tty": True}
+    made = manifest(
+        spec(
+            pod_template={"spec": {"containers": [container]}},
+            overlay={"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}},
+        )
+    )
+    (merged,) = at_path(made, *JOB, "template", "spec")["containers"]
+    assert (merged["name"], merged["tty"]) == ("node", True)
+    names = [one["name"] for one in TARGET.replicas(made)[0].pod["containers"][0]["env"]]
+    assert {"A", "RANK"} <= set(names)
+    assert made["runtime"]["spec"]["podGroupPolicy"] == {"coscheduling": {}}
+
+
+def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
+    there, wanted = manifest(spec()), manifest(spec(policy={"termination_grace": "9s"}))
+    pod = "runtime.spec.template.spec.replicatedJobs[0].template.spec.template.spec"
+    assert difference(there, wanted).recreated == (
+        f"{pod}.terminationGracePeriodSeconds",
+        "spec.trainer.env[0].value.stop_grace",
+    )
+    patch = {"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}}
+    queued = {**there, "spec": {**there["spec"], "runtimePatches": [patch]}}
+    assert not difference(queued, there)
+
+
+def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
+    job = {
+        "kind": "TrainJob",
+        "metadata": {"name": "theirs", "uid": "1"},
+        "spec": {"runtimeRef": {"name": "torch-distributed"}},
+    }
+    assert replica_names(job) == ("master-0",)
+    pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
+    made = {"completions": 3, "template": {"spec": pod}}
+    job["child"] = {"spec": made, "status": {"active": 3, "ready": 3}}
+    assert replica_names(job) == ("master-0", "worker-0", "worker-1")
+    assert TARGET.state(job)[0] is JobState.RUNNING
+    assert seconds_to_end(job) == 65
