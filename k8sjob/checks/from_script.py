@@ -35,6 +35,7 @@ _DISTRIBUTIONS: Final = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
     "dotenv": "python-dotenv",
+    "hydra": "hydra-core",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
@@ -188,8 +189,8 @@ class _Job:
                 yield f"{self._path} needs {', '.join(left)}: add them to run.args"
         if self._start.workers == 0 and self._start.processes == 1:
             yield self._start.reason
-        for one in self._not_here:
-            yield f"{one} is not installed here; for k8sjob run: pip install {one}"
+        if names := " ".join(self._not_here):
+            yield f"not installed here, as k8sjob run needs: pip install {names}"
 
     # --- how it starts
 
@@ -217,15 +218,15 @@ class _Job:
         return found
 
     def _of_lightning(self) -> _Start:
-        """Lightning refuses another number of processes than devices * num_nodes of its Trainer."""
+        """Lightning refuses another number of processes than devices * num_nodes of its Trainer or Fabric."""
         counts = {"devices": 1, "num_nodes": 1}
         for called, call in self._script.calls:
-            if called.partition(".")[0] in _LIGHTNING and called.endswith(".Trainer"):
+            if called.partition(".")[0] in _LIGHTNING and called.endswith((".Trainer", ".Fabric")):
                 for option in counts:
                     if isinstance(number := constant(keyword(call, option)), int):
                         counts[option] = max(number, 1)
         return _Start(
-            "Lightning's Trainer must have num_nodes and devices as below",
+            "Lightning's Trainer or Fabric must have num_nodes and devices as below",
             counts["num_nodes"] - 1,
             counts["devices"],
         )
