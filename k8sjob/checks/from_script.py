@@ -218,7 +218,7 @@ class _Job:
         return found
 
     def _of_lightning(self) -> _Start:
-        """Lightning refuses another number of processes than devices * num_nodes of its Trainer or Fabric."""
+        """Lightning refuses another number of processes than devices * num_nodes."""
         counts = {"devices": 1, "num_nodes": 1}
         for called, call in self._script.calls:
             if called.partition(".")[0] in _LIGHTNING and called.endswith((".Trainer", ".Fabric")):
