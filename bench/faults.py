@@ -1,12 +1,13 @@
 """Faults played on a running job: what its user saw, how long it took, how many steps came again.
 
-    python bench/faults.py
+    python bench/faults.py [TARGET ...]
 
 Starts a cluster of its own (see tests/cluster/bed; root on Linux), one job of four replicas, which
 saves a checkpoint after each epoch of twenty steps, and a `k8sjob watch` beside it. One fault after
 the other is played; a fault is over with the first step that is done again, or when what was taken
 away is back. Then jobs that cannot start: how long until their cause is told. Prints two tables and
-writes them into docs/reference/faults.md.
+writes them into docs/reference/faults.md. With targets, each fault is played on a new job of each
+of them, and the table is one of the times alone, side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -36,6 +38,7 @@ from cluster.bed import Bed  # noqa: E402 - of the tests
 from k8sjob.backends.connect import connect  # noqa: E402 - after the path
 from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
 from k8sjob.observe.status import JobState, job_status  # noqa: E402 - the same
+from k8sjob.targets.jobs import replica_of  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"
 MARK = "<!-- measured: bench/faults.py -->\n"
@@ -75,7 +78,10 @@ run: {{script: main.py, hang_timeout: 10s, env: {{OMP_NUM_THREADS: "1"}}}}
 checkpoint: {{dir: /checkpoints, every: epoch, keep: 2}}
 volumes: [{{name: checkpoints, mount: /checkpoints, host_path: /tmp/saves}}]
 policy: {{max_restarts: 100, termination_grace: 10s}}
+target: {target}
 """
+CONTROLLERS = {"pytorchjob": "operator", "job": "controller-manager"}
+"""The components of the bed that keep jobs of a target; else those of its name."""
 
 
 class Outcome(NamedTuple):
@@ -151,8 +157,9 @@ class Watcher:
 class Stage:
     """The cluster, the job and its watcher."""
 
-    def __init__(self, bed: Bed) -> None:
-        self.bed = bed
+    def __init__(self, bed: Bed, target: str = "pytorchjob") -> None:
+        self.bed, self.target = bed, target
+        self.backend = connect(kubeconfig=bed.kubeconfig, namespace="default")
         self.environ = {**os.environ, **bed.env}
         self.rows: list[Outcome] = []
 
@@ -203,15 +210,23 @@ class Stage:
             "    if pid != os.getpid() and b'k8sjob.runtime.agent.rank_main' in f.read_bytes():\n"
             f"        os.kill(pid, {number})"
         )
-        return lambda: self.bed.kubectl("exec", f"faults-{replica}", "--", "python3", "-c", code)
+        return lambda: self.bed.kubectl("exec", self.pod(replica), "--", "python3", "-c", code)
+
+    def pod(self, replica: str, *, host: bool = False) -> str:
+        """The name of a replica's pod, or its host name."""
+        pods = self.backend.snapshot(self.backend.find("faults")).pods
+        (pod,) = [one for one in pods if replica_of(one) == replica]
+        name: str = pod["metadata"]["name"]
+        return pod["spec"].get("hostname", name) if host else name
 
     def end(self, replica: str) -> Callable[[], object]:
         """Kills the first process of a replica's container, so that the kubelet has to start it."""
 
         def action() -> None:
+            name = self.pod(replica, host=True)
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    here = f"HOSTNAME=faults-{replica}".encode()
+                    here = f"HOSTNAME={name}".encode()
                     if here not in (process / "environ").read_bytes().split(b"\0"):
                         continue
                     if b"k8sjob.runtime" in (process / "cmdline").read_bytes().split(b"\0"):
@@ -221,8 +236,16 @@ class Stage:
 
     def delete(self, *replicas: str) -> Callable[[], object]:
         """Deletes pods, as the drain of a node does."""
-        names = [f"faults-{replica}" for replica in replicas]
-        return lambda: self.bed.kubectl("delete", "pod", *names, "--wait=false")
+
+        def action() -> None:
+            self.bed.kubectl("delete", "pod", *map(self.pod, replicas), "--wait=false")
+
+        return action
+
+    def resume(self) -> None:
+        """Suspends the job, and resumes it once its pods have ended."""
+        self.k8sjob("suspend", "default/faults")
+        self.k8sjob("resume", "default/faults")
 
     def away(self, component: str, seconds: float) -> Callable[[], object]:
         """Kills a component of the cluster and starts it again."""
@@ -235,18 +258,20 @@ class Stage:
         return action
 
 
-def play_all(stage: Stage) -> None:
-    """The faults, one after the other."""
-    stage.play("a worker's process is killed", stage.signal("worker-0", 9))
-    stage.play("the master's process is killed", stage.signal("master-0", 9))
-    stage.play("a worker's process is stopped (no progress)", stage.signal("worker-1", 19))
-    stage.play("a worker's container is killed", stage.end("worker-2"))
-    stage.play("a worker's pod is deleted", stage.delete("worker-0"))
-    stage.play("two workers' pods are deleted", stage.delete("worker-1", "worker-2"))
-    stage.play("the master's pod is deleted", stage.delete("master-0"))
-    stage.play("the operator is away for 60 s", stage.away("operator", 60), pauses=False)
-    stage.play("the apiserver is away for 60 s", stage.away("apiserver", 60), pauses=False)
-    stage.play("the kubelet is away for 10 s", stage.away("kubelet", 10), pauses=False)
+def faults(stage: Stage) -> Iterator[tuple[str, Callable[[], object], bool]]:
+    """The faults, what each of them does, and whether the training pauses."""
+    yield "a worker's process is killed", stage.signal("worker-0", 9), True
+    yield "the master's process is killed", stage.signal("master-0", 9), True
+    yield "a worker's process is stopped (no progress)", stage.signal("worker-1", 19), True
+    yield "a worker's container is killed", stage.end("worker-2"), True
+    yield "a worker's pod is deleted", stage.delete("worker-0"), True
+    yield "two workers' pods are deleted", stage.delete("worker-1", "worker-2"), True
+    yield "the master's pod is deleted", stage.delete("master-0"), True
+    yield "the job is suspended and resumed", stage.resume, True
+    controller = CONTROLLERS.get(stage.target, stage.target)
+    yield "the operator is away for 60 s", stage.away(controller, 60), False
+    yield "the apiserver is away for 60 s", stage.away("apiserver", 60), False
+    yield "the kubelet is away for 10 s", stage.away("kubelet", 10), False
 
 
 def sick_job(name: str, image: str) -> dict[str, object]:
@@ -324,21 +349,66 @@ def table_of_starts(rows: list[Told]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def side_by_side(bed: Bed, home: Path, targets: list[str]) -> str:
+    """Seconds until the next step and steps that came again, a column a target, in Markdown."""
+    cells: dict[str, list[str]] = {}
+    for target in targets:
+        text = JOB.format(registry=bed.registry, base=bed.base_image, target=target)
+        (home / "job.yaml").write_text(text)
+        for number in itertools.count():
+            stage = Stage(bed, target)
+            plays = list(faults(stage))
+            if number == len(plays):
+                break
+            fault, action, pauses = plays[number]
+            stage.begin(home)
+            try:
+                stage.play(fault, action, pauses=pauses)
+                row = stage.rows[0]
+                again = f"{row.seconds:.1f} s, {row.repeated}"
+                cells.setdefault(fault, []).append("continued" if row.repeated is None else again)
+            except TimeoutError as error:
+                cells.setdefault(fault, []).append(f"more than {LIMIT:.0f} s")
+                print(error, flush=True)
+            finally:
+                stage.watcher.process.terminate()
+            stage.k8sjob("delete", "default/faults")
+            bed.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=120s")
+            shutil.rmtree(bed.folder / "tmp/saves")
+            saves(bed)
+    lines = [
+        f"| Fault | {' | '.join(f'`{one}`' for one in targets)} |",
+        "|---" * (len(targets) + 1) + "|",
+    ]
+    lines += [f"| {fault} | {' | '.join(row)} |" for fault, row in cells.items()]
+    return "\n".join(lines) + "\n"
+
+
+def saves(bed: Bed) -> None:
+    """The folder for checkpoints, in the /tmp of the bed's node."""
+    folder = bed.folder / "tmp/saves"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
 def main() -> None:
     """Play, print, and write the table."""
     with Bed() as bed, tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         home.chmod(0o755)
-        saves = bed.folder / "tmp/saves"  # the /tmp of its node
-        saves.mkdir()
-        saves.chmod(0o777)
-        text = JOB.format(registry=bed.registry, base=bed.base_image)
+        saves(bed)
+        text = JOB.format(registry=bed.registry, base=bed.base_image, target="pytorchjob")
         (home / "job.yaml").write_text(text)
         (home / "main.py").write_text(PROGRAM)
+        if targets := sys.argv[1:]:
+            bed.add(*(one for one in targets if one not in CONTROLLERS))
+            print(side_by_side(bed, home, targets))
+            return
         stage = Stage(bed)
         stage.begin(home)
         try:
-            play_all(stage)
+            for fault, action, pauses in faults(stage):
+                stage.play(fault, action, pauses=pauses)
         finally:
             stage.watcher.process.terminate()
             print(json.dumps([row._asdict() for row in stage.rows], indent=1))

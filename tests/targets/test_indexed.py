@@ -141,20 +141,22 @@ def test_a_replica_that_there_is_not(role, index):
         JOB.target.injected_env(manifest(JOB.spec()), role, index)
 
 
-def test_an_elastic_job_has_a_rendezvous_and_no_ranks():
-    alike = JOB.spec(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}})
+@pytest.mark.parametrize("kind", [JOB, JOBSET], ids=lambda kind: kind.name)
+def test_an_elastic_job_has_a_rendezvous_and_no_ranks(kind):
+    alike = kind.spec(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}})
     made = manifest(alike)
-    (container,) = Object(made).part("spec", "template", "spec")["containers"]
+    (container,) = Object(kind.indexed(made)).part("template", "spec")["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
     wanted = replica_env(alike, Role.WORKER, 0)
     differs = {name for name in wanted if given.get(name) != wanted[name]}
-    assert (differs, given["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, "tiny-0.tiny:23456")
-    assert elastic_env(given, "tiny-0").hosts
-    assert JOB.target.is_elastic(made)
-    assert not JOB.target.is_elastic(JOB.job())
-    assert JOB.target.injected_env(made, Role.WORKER, 1) == {}
-    assert made["spec"]["backoffLimit"] == 12
-    assert made["spec"]["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    endpoint = f"{kind.pods}-0.tiny:23456"
+    assert (differs, given["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, endpoint)
+    assert elastic_env(given, f"{kind.pods}-0").hosts
+    assert kind.target.is_elastic(made)
+    assert not kind.target.is_elastic(kind.job())
+    assert kind.target.injected_env(made, Role.WORKER, 1) == {}
+    assert kind.indexed(made)["backoffLimit"] == 12
+    assert kind.indexed(made)["successPolicy"] == {"rules": [{"succeededCount": 1}]}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ class JobSet(Indexed):
         "Completed": JobState.SUCCEEDED,
         "Suspended": JobState.SUSPENDED,
     }
+    elastic = True
     manager = "jobset.sigs.k8s.io/jobset-controller"
 
     def around(self, job: Json) -> Json:
