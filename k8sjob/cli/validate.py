@@ -74,7 +74,7 @@ def schema_command() -> None:
 @click.command("lint")
 @_FILES
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
-@format_option("table", "json", "yaml")
+@format_option("table", "json", "yaml", "sarif")
 def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     """Find what will hang, be rejected by the operator or go wrong silently in FILES.
 
@@ -82,10 +82,12 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
     there is an error among the findings.
     """
-    from k8sjob.checks.lint import Severity, lint  # noqa: PLC0415 - of no use for validate
+    from k8sjob.checks.lint import CHECKS, Severity, lint, sarif  # noqa: PLC0415 - of no use for validate
 
     found = [finding for file in files or (job_file(Path(JOB_FILE)),) for finding in lint(file)]
-    if output != "table":
+    if output == "sarif":
+        document(sarif(found, CHECKS), "json")
+    elif output != "table":
         document([asdict(finding) for finding in found], output)
     else:
         for finding in found:

@@ -31,6 +31,22 @@ def test_every_problem_of_every_file_is_said(k8sjob, job_file, tmp_path):
     assert third.startswith(f"error: {missing}: no such file; ")
 
 
+def test_findings_as_sarif(k8sjob, tmp_path):
+    script = tmp_path / "my train.py"
+    script.write_text(
+        "import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n"
+    )
+    (run,) = json.loads(k8sjob("lint", script, "-o", "sarif").out)["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    (found,) = (one for one in run["results"] if one["ruleId"] == "collective-on-one-rank")
+    assert rules[found["ruleIndex"]]["id"] == "collective-on-one-rank"
+    assert rules[found["ruleIndex"]]["shortDescription"]["text"]
+    (place,) = (one["physicalLocation"] for one in found["locations"])
+    assert place["artifactLocation"]["uri"] == f"{tmp_path}/my%20train.py"
+    assert place["region"] == {"startLine": 3, "startColumn": 5}
+    assert found["level"] == "error"
+
+
 def test_standard_input_is_a_file(k8sjob, job_file):
     text = job_file().read_text()
     assert k8sjob("validate", "-", stdin=text).out.startswith("<stdin>: valid: tiny, 1 pod")

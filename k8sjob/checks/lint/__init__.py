@@ -5,7 +5,7 @@ Nothing is executed. docs/reference/lint.md has every check with its reason.
 """
 
 from k8sjob.checks.lint.files import CHECKS, lint, lint_manifest, lint_script
-from k8sjob.checks.lint.finding import Check, Finding, Severity
+from k8sjob.checks.lint.finding import Check, Finding, Severity, sarif
 from k8sjob.checks.lint.script_facts import Setting
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "lint",
     "lint_manifest",
     "lint_script",
+    "sarif",
 ]

@@ -5,14 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import quote
 
-from k8sjob.contract import did_you_mean
+from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["UNKNOWN_IGNORE", "Check", "Finding", "Hit", "Rules", "Severity", "Subject", "findings"]
+__all__ = [
+    "UNKNOWN_IGNORE",
+    "Check",
+    "Finding",
+    "Hit",
+    "Rules",
+    "Severity",
+    "Subject",
+    "findings",
+    "sarif",
+]
 
 T = TypeVar("T")
 
@@ -74,6 +85,42 @@ class Check:
     def finding(self, message: str, source: str, line: int = 1, column: int = 1) -> Finding:
         """A finding of this check."""
         return Finding(self.id, self.severity, message, source, line, column)
+
+
+def sarif(found: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Findings as SARIF 2.1.0 (OASIS), which code hosts and editors show beside the lines."""
+    ids = list(checks)
+    results = [
+        {
+            "ruleId": one.id,
+            "ruleIndex": ids.index(one.id),
+            "level": str(one.severity),
+            "message": {"text": one.message},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": quote(one.source)},
+                        "region": {"startLine": one.line, "startColumn": one.column},
+                    }
+                }
+            ],
+        }
+        for one in found
+    ]
+    rules = [
+        {
+            "id": check.id,
+            "shortDescription": {"text": check.why},
+            "defaultConfiguration": {"level": str(check.severity)},
+        }
+        for check in checks.values()
+    ]
+    driver = {"name": "k8sjob", "version": __version__, "rules": rules}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
 
 
 UNKNOWN_IGNORE: Final = Check(
