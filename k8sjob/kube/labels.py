@@ -32,7 +32,12 @@ PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
 """An annotation of pods, for Kueue: the level, which is required or preferred."""
 
-RESERVED: Final = ("training.kubeflow.org/", "batch.kubernetes.io/")
+RESERVED: Final = (
+    "training.kubeflow.org/",
+    "batch.kubernetes.io/",
+    "jobset.sigs.k8s.io/",
+    "trainer.kubeflow.org/",
+)
 """How labels begin that controllers set on the pods of a job."""
 
 

@@ -1,8 +1,10 @@
 import pytest
 
+from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.operator import crd, dry_run, init_image, init_wait, operator, webhook
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.targets.jobs import by_name
 
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 API = "/apis/kubeflow.org/v1"
@@ -113,6 +115,23 @@ def test_what_was_refused_for_another_reason_tells_nothing(facts, refused):
 
 def test_without_the_api_there_is_no_webhook_to_speak_of(facts):
     assert list(webhook(facts({"pytorchjobs": None}))) == []
+
+
+def test_the_controller_of_another_kind(cluster):
+    def asked(**answers):
+        cluster.answers |= answers
+        found = gather(cluster, "team", target=by_name("jobset"))
+        return [one for check in (crd, webhook, operator) for one in check(found)]
+
+    assert (
+        asked()[0].seen == "JobSet is not served: the CRD of the JobSet controller is not installed"
+    )
+    said = 'admission webhook "vjobset.kb.io" denied the request: no'
+    served = {"/apis/jobset.x-k8s.io/v1alpha2": {"resources": [{"name": "jobsets"}]}}
+    found = asked(**served, jobsets=ApiError(said, code=422), **{DEPLOYMENTS: {"items": []}})
+    assert [check.verdict for check in found] == [Verdict.OK] * 3
+    assert found[1].seen == "answers: vjobset.kb.io refused a bad job"
+    assert list(init_image(gather(cluster, "team", target=by_name("jobset")))) == []
 
 
 # --- the dry run ----------------------------------------------------------------------------------
