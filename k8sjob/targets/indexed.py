@@ -201,8 +201,17 @@ class Indexed:
         return int(self._job(job).get("completions") or 1)
 
     def _counted(self, job: Json) -> Json:
-        """The status of its Indexed Job; empty where that is not there, or may not be read."""
-        return Object(job).part("child", "status") if self.child_name else Object(job).status
+        """The status of its Indexed Job.
+
+        Where that was not read, what the object says of it: whether all Pods are ready, or any is
+        there (calculateReplicatedJobStatuses of JobSet).
+        """
+        status = Object(job).status
+        if not self.child_name or "child" in job:
+            return Object(job).part("child", "status") if self.child_name else status
+        (of_job, *_) = status.get("replicatedJobsStatus") or status.get("jobsStatus") or [{}]
+        nodes, counted = self._nodes(job), ("active", "ready", "succeeded")
+        return {key: nodes for key in counted if of_job.get(key)}
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """spec.completions of one template."""

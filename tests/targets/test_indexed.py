@@ -336,6 +336,21 @@ def test_what_the_apiserver_adds_is_not_the_authors():
     assert JOB.target.written(stored) == manifest(JOB.spec())["spec"]
 
 
+@pytest.mark.parametrize(
+    ("seen", "state", "counts"),
+    [
+        ({}, JobState.CREATED, {"Pending": 3}),
+        ({"active": 1, "ready": 0}, JobState.CREATED, {"Pending": 3}),
+        ({"active": 1, "ready": 1}, JobState.RUNNING, {"Running": 3}),
+        ({"active": 0, "succeeded": 1}, JobState.RUNNING, {"Succeeded": 3}),
+    ],
+)
+def test_who_may_not_read_its_job_sees_what_the_set_says(seen, state, counts):
+    job = {**manifest(JOBSET.spec()), "status": {"replicatedJobsStatus": [seen]}}
+    assert JOBSET.target.state(job)[0] is state
+    assert JOBSET.target.counts(job, state) == counts
+
+
 def test_the_job_of_an_earlier_set_is_not_its_child():
     earlier = {"metadata": {"name": "tiny-node-0", "labels": {UID: "0"}}, "status": {"ready": 3}}
     job = {**manifest(JOBSET.spec()), "metadata": {"name": "tiny", "uid": "1"}}
