@@ -1,22 +1,29 @@
-"""Deadlines and order of the tests, and the operator's CRD, of which this project has no copy."""
+"""Deadlines and order of the tests, and the CRDs of jobs, of which this project has no copy."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import hypothesis
 import pytest
 import yaml
+from gomodules import CRDS, source
 
-OPERATOR = "github.com/kubeflow/training-operator"
-OPERATOR_VERSION = "v1.9.4"
-CRD = "kubeflow.org_pytorchjobs.yaml"
 ROOT = Path(__file__).resolve().parents[1]
+# The apiserver itself checks the metadata of an object, so its CRD says nothing about it.
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+METADATA = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string"},
+        "namespace": {"type": "string"},
+        "labels": TEXTS,
+        "annotations": TEXTS,
+    },
+}
 RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
@@ -27,7 +34,7 @@ def pytest_addoption(parser):
 
 
 CHAOS, CLUSTER, OWN_BED = "chaos", "tests/cluster/", "own-bed"
-CONTROLLERS = {"jobset", "trainer", "kueue"}
+CONTROLLERS = {"controllers", "jobset", "trainer", "kueue"}
 # How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
 LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
@@ -92,70 +99,50 @@ def _scope(nodeid):
 
 
 @pytest.fixture(scope="session")
-def operator_source(tmp_path_factory):
-    """The operator's source, from Go's module cache, downloaded by its name where it must be."""
-    if (home := _cached(tmp_path_factory.mktemp("go"))) is None:
-        pytest.skip(f"the source of {OPERATOR} {OPERATOR_VERSION} is not here; install go (1.23)")
-    return home
-
-
-@pytest.fixture(scope="session")
-def crd(request):
-    """The PyTorchJob CRD of the operator."""
-    shared = ROOT.parent / "shared/data" / CRD
-    path = shared
-    if not shared.is_file():
-        path = request.getfixturevalue("operator_source") / "manifests/base/crds" / CRD
+def crd():
+    """`crd(kind)`: the CRD of a kind, as the module of its controller has it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(), Loader=loader)
+
+    @functools.cache
+    def load(kind):
+        module, file = CRDS[kind]
+        path = ROOT.parent / "shared/data" / Path(file).name
+        if not path.is_file():
+            if (home := source(module)) is None:
+                pytest.skip(f"the source of {module} is not here; install go (1.23)")
+            path = home / file
+        return yaml.load(path.read_text(), Loader=loader)
+
+    return load
 
 
 @pytest.fixture(scope="session")
 def crd_problems(crd):
-    """What an apiserver with fieldValidation=Strict says to a PyTorchJob: a list of messages."""
+    """What an apiserver with fieldValidation=Strict says to a job: a list of messages."""
     import jsonschema
 
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    # The apiserver itself checks the metadata of the object, so the CRD says nothing about it.
-    texts = {"type": "object", "additionalProperties": {"type": "string"}}
-    metadata = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": {"type": "string"},
-            "namespace": {"type": "string"},
-            "labels": texts,
-            "annotations": texts,
-        },
-    }
-    schema = {**schema, "properties": {**schema["properties"], "metadata": metadata}}
-    validator = jsonschema.Draft202012Validator(_strict(schema))
+    @functools.cache
+    def known(kind):
+        if kind == "Job":  # no CRD has it but as a part of a JobSet
+            spec = known("JobSet")["properties"]["spec"]["properties"]
+            template = spec["replicatedJobs"]["items"]["properties"]["template"]["properties"]
+            texts = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
+            return {"type": "object", "properties": {**template, **texts}}
+        return crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+    @functools.cache
+    def validator(kind):
+        schema = known(kind)
+        properties = {**schema["properties"], "metadata": METADATA}
+        return jsonschema.Draft202012Validator(_strict({**schema, "properties": properties}))
 
     def problems(manifest):
-        found = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
-        return found or list(_duplicates(schema, manifest, "$"))
+        kind = manifest["kind"]
+        errors = validator(kind).iter_errors(manifest)
+        found = [f"{error.json_path}: {error.message}" for error in errors]
+        return found or list(_duplicates(known(kind), manifest, "$"))
 
     return problems
-
-
-def _cached(folder):
-    caches = [os.environ.get("GOMODCACHE"), str(Path.home() / "go/pkg/mod")]
-    for cache in filter(None, caches):
-        home = Path(cache) / f"{OPERATOR}@{OPERATOR_VERSION}"
-        if home.is_dir():
-            return home
-    if shutil.which("go") is None:
-        return None
-    subprocess.run(["go", "mod", "init", "example.org/fetch"], cwd=folder, check=True)
-    fetched = subprocess.run(
-        ["go", "mod", "download", "-json", f"{OPERATOR}@{OPERATOR_VERSION}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return Path(json.loads(fetched.stdout)["Dir"]) if fetched.returncode == 0 else None
 
 
 def _strict(schema):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from k8sjob.spec import JobSpec
+
+if TYPE_CHECKING:
+    from k8sjob.targets.api import Target
 
 HOSTILE = (
     "", " ", " x ", "on", "No", "y", "null", "~", "true", "1e3", "0x1F", "0o7", "010", "1_000",
@@ -252,3 +255,18 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
         **draw(_some({}, optional)),
         **draw(_KUEUE),
     )
+
+
+FREE = {"affinity": None, "tolerations": (), "topology_spread": ()}
+"""What goes through as the user wrote it, so that only a cluster can judge it: left out."""
+
+
+def fitted(spec: JobSpec, target: Target) -> JobSpec:
+    """The spec for a target, without what that one refuses."""
+    for problem in target.refusals(spec):
+        name, _, part = problem.field.partition(".")
+        whole = getattr(spec, name)
+        default = type(whole if part else spec).model_fields[part or name].default
+        change = whole.model_copy(update={part: default}) if part else default
+        spec = spec.model_copy(update={name: change})
+    return spec.model_copy(update={"target": target.name})

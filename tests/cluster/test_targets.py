@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from strategies import FREE, examples, fitted, job_specs
 
 from k8sjob.jobs.plan import plan_job
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, by_name, replica_of
 
@@ -19,7 +23,7 @@ from .desk import SLEEP
 TESTS = Path(__file__).resolve().parents[1]
 LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
 OTHERS = [target.name for target in TARGETS[1:]]
-CONTROLLERS = {"jobset": "jobset"}
+CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
 """The fixtures of the controllers that kinds need, beside those of every cluster."""
 
 
@@ -139,6 +143,19 @@ def test_nothing_is_left_of_a_job_that_is_refused(desk, target):
     _, err = desk.call("submit", desk.file(target=target.name), code=1)
     assert "quota" in err
     assert desk.objects("services") == {}
+
+
+@pytest.mark.usefixtures("controllers")
+@pytest.mark.parametrize("kind", TARGETS, ids=lambda kind: kind.name)
+@given(spec=job_specs())
+@settings(examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_spec_says_its_controller_accepts_it(cluster, namespace, kind, spec):
+    own = {"name": f"a{uuid.uuid4().hex[:8]}", "namespace": None}
+    text = render(fitted(spec.model_copy(update={**FREE, **own}), kind))
+    strict = {"fieldValidation": "Strict"}
+    for document in sorted(yaml.safe_load_all(text), key=lambda made: made["kind"] == kind.kind):
+        tried = {"dryRun": "All"} if document["kind"] == kind.kind else {}
+        cluster.create(document, namespace, **strict, **tried)
 
 
 @pytest.mark.usefixtures("controllers")

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 from baseimage import cache_home
+from gomodules import CRDS, source
 
 from . import build, components, controllers, images, pki
 from .access import Access
-from .build import OPERATOR, binaries, module_folder
+from .build import binaries
 from .cluster import GROUPS, Cluster, ClusterError, path
 from .keeper import sweep
 
@@ -124,7 +125,8 @@ class Bed(Cluster):
             self.wait_ready(name)
 
     def _give_objects(self):
-        crd = module_folder(OPERATOR) / "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
+        module, file = CRDS["PyTorchJob"]
+        crd = source(module) / file
         self.kubectl("apply", "--server-side", "-f", str(crd))
         self.apply(components.objects(self.folder))
 

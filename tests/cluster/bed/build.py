@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 from baseimage import cache_home, once
+from gomodules import JOBSET, KUEUE, OPERATOR, TRAINER, source
 
 MODULE = Path(__file__).resolve().parents[1] / "kubernetes"
 CONTROLLERS = MODULE.with_name("controllers")
 KUBERNETES = "v1.34.4"
-OPERATOR = "github.com/kubeflow/training-operator@v1.9.4"
 COREDNS = "github.com/coredns/coredns"
 # With the plugins of components.COREFILE alone: with all of them it takes twice as long to build.
 DNS = {
@@ -46,14 +46,14 @@ LDFLAGS = (
 
 # Module, its folders that kustomize renders, and the namespace where those do not name one.
 MANIFESTS = {
-    "jobset": ("sigs.k8s.io/jobset@v0.12.0", ["config/default"], ""),
+    "jobset": (JOBSET, ["config/default"], ""),
     "trainer": (
-        "github.com/kubeflow/trainer/v2@v2.3.0",
+        TRAINER,
         [f"manifests/base/{part}" for part in ("crds", "manager", "rbac", "webhook")]
         + ["manifests/overlays/manager/namespace.yaml"],
         "kubeflow-system",
     ),
-    "kueue": ("sigs.k8s.io/kueue@v0.19.0", ["config/default"], ""),
+    "kueue": (KUEUE, ["config/default"], ""),
 }
 
 
@@ -70,8 +70,8 @@ def controllers():
 def _built(name, sources, module, settings, build):
     """The folder of this name that was built of these sources and settings; builds it once."""
     digest = hashlib.sha256(repr(settings).encode())
-    for source in (*sources, module / "go.mod", module / "go.sum"):
-        digest.update(source.read_bytes())
+    for file in (*sources, module / "go.mod", module / "go.sum"):
+        digest.update(file.read_bytes())
     folder = cache_home() / f"{name}-{digest.hexdigest()[:12]}"
     with once(name):
         if not folder.exists():
@@ -81,14 +81,6 @@ def _built(name, sources, module, settings, build):
             build(making)
             making.rename(folder)
     return folder
-
-
-def module_folder(module):
-    """Where Go keeps the source of NAME@VERSION; it is there once the programs are built."""
-    home = subprocess.run(
-        ["go", "env", "GOMODCACHE"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return Path(home) / module
 
 
 def go(what, args, folder, into):
@@ -120,9 +112,9 @@ def _build_controllers(making):
     programs = ["build", "-trimpath", "-ldflags", "-s -w", "-o", f"{making}/", "tool"]
     go(f"the test cluster: {', '.join(MANIFESTS)}", programs, CONTROLLERS, making)
     for name, (module, parts, namespace) in MANIFESTS.items():
-        source = module_folder(module)
+        home = source(module)
         with tempfile.TemporaryDirectory() as folder:  # kustomize takes no absolute paths
-            resources = [os.path.relpath(source / part, os.path.realpath(folder)) for part in parts]
+            resources = [os.path.relpath(home / part, os.path.realpath(folder)) for part in parts]
             rendered = {"namespace": namespace, "resources": resources}
             Path(folder, "kustomization.yaml").write_text(json.dumps(rendered))
             kustomize = [binaries() / "kubectl", "kustomize", folder]

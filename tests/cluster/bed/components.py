@@ -7,8 +7,8 @@ import base64
 import json
 
 import yaml
+from gomodules import OPERATOR, source
 
-from .build import OPERATOR, module_folder
 from .pki import kubeconfig
 from .supervisor import DNS, NODE, WEBHOOK
 
@@ -209,11 +209,11 @@ WATCHING += ("jobset", "trainer", "kueue")
 
 def objects(folder):
     """What a fresh apiserver is given: the operator's rights and webhook, and CoreDNS's rights."""
-    source = module_folder(OPERATOR) / "manifests/base"
+    manifests = source(OPERATOR) / "manifests/base"
     kubeflow = {"namespace": "kubeflow"}
     rights = []
     for name in ("role.yaml", "cluster-role-binding.yaml"):
-        (found,) = yaml.safe_load_all((source / "rbac" / name).read_text())
+        (found,) = yaml.safe_load_all((manifests / "rbac" / name).read_text())
         for subject in found.get("subjects", ()):
             subject["namespace"] = "kubeflow"
         rights.append(found)
@@ -233,13 +233,13 @@ def objects(folder):
             "metadata": {"name": "training-operator-webhook-cert", **kubeflow},
             "data": webhook_secret(folder / "pki"),
         },
-        webhook(source),
+        webhook(manifests),
     ]
 
 
-def webhook(source):
+def webhook(manifests):
     """The operator's own webhook configuration, the part for PyTorchJobs."""
-    (found,) = yaml.safe_load_all((source / "webhook/manifests.yaml").read_text())
+    (found,) = yaml.safe_load_all((manifests / "webhook/manifests.yaml").read_text())
     found["metadata"]["name"] = "validator.training-operator.kubeflow.org"
     found["webhooks"] = [hook for hook in found["webhooks"] if ".pytorchjob." in hook["name"]]
     for hook in found["webhooks"]:
