@@ -55,14 +55,15 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
+    roles = target_of(manifest).replicas(manifest)
+    pod_template = _for(training(roles[0].pod.get("containers")), pod_template)
     problems = list(_taken(overlay))
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
     if not problems:
         merged = manifest
-        for one in target_of(manifest).replicas(manifest) if pod_template else ():
-            whole = _for(training(one.pod.get("containers")), pod_template)
-            merged = _with(merged, one.path, merge(at_path(merged, *one.path), whole))
+        for one in roles if pod_template else ():
+            merged = _with(merged, one.path, merge(at_path(merged, *one.path), pod_template))
         merged = merge(merged, overlay)
         problems = [
             Problem(f"overlay.{problem.field}", problem.message)
@@ -70,7 +71,7 @@ def apply_overlay(
             else Problem("pod_template", f"{problem.field}: {problem.message}")
             for problem in target_of(merged).problems(merged)
         ]
-        if image_is_built and _image(merged) != _image(manifest):
+        if image_is_built and not problems and _image(merged) != _image(manifest):
             problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
         problems += _violations(merged, overlay, pod_template) if restricted else ()
     if problems:
@@ -216,5 +217,8 @@ def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Pr
 
 
 def _image(manifest: _Json) -> Any:
-    first = target_of(manifest).replicas(manifest)[0]
-    return training(first.pod.get("containers")).get("image")
+    for one in target_of(manifest).replicas(manifest):
+        given = at_path(one.template, "spec", "containers")
+        named = given if isinstance(given, list) else []
+        return training(item for item in named if isinstance(item, dict)).get("image")
+    return None

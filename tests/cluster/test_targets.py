@@ -25,6 +25,8 @@ LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
 OTHERS = [target.name for target in TARGETS[1:]]
 CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
 """The fixtures of the controllers that kinds need, beside those of every cluster."""
+BELONGINGS = {"trainjob": "trainingruntimes"}
+"""What belongs to a job, where it is no Service."""
 
 
 @pytest.fixture
@@ -96,8 +98,9 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
     assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
     assert desk.call("diff", file) == ("", "")
-    service = eventually(lambda: desk.objects("services").get("tiny"), "its Service")
-    (owner,) = service["metadata"]["ownerReferences"]
+    beside = BELONGINGS.get(target.name, "services")
+    belonging = eventually(lambda: desk.objects(beside).get("tiny"), "what belongs to it")
+    (owner,) = belonging["metadata"]["ownerReferences"]
     uid = desk.objects(target.resource)["tiny"]["metadata"]["uid"]
     assert (owner["kind"], owner["uid"]) == (target.kind, uid)
     eventually(lambda: desk.status().state is JobState.RUNNING, "its pods")
@@ -119,7 +122,7 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     eventually(lambda: "other" in desk.call("logs", tiny, "-r", "master-0")[0], "the other one")
 
     desk.call("delete", f"{desk.namespace}/tiny")
-    left = lambda: [kind for kind in (target.resource, "jobs", "services") if desk.objects(kind)]  # noqa: E731
+    left = lambda: [kind for kind in (target.resource, "jobs", beside) if desk.objects(kind)]  # noqa: E731
     eventually(lambda: not left(), "its end")
 
 
@@ -128,7 +131,8 @@ def test_what_is_rendered_is_what_kubectl_takes(desk, target, eventually):
     desk.cluster.kubectl("apply", "-n", desk.namespace, "-f", "-", stdin=text)
     eventually(lambda: desk.status().state is JobState.SUCCEEDED, "its end")
     desk.call("delete", f"{desk.namespace}/tiny")
-    eventually(lambda: not desk.objects("services"), "the end of its Service")
+    beside = BELONGINGS.get(target.name, "services")
+    eventually(lambda: not desk.objects(beside), "the end of what belongs to it")
 
 
 def test_nothing_is_left_of_a_job_that_is_refused(desk, target):
@@ -142,7 +146,7 @@ def test_nothing_is_left_of_a_job_that_is_refused(desk, target):
     desk.cluster.kubectl("create", "-n", desk.namespace, "-f", "-", stdin=yaml.safe_dump(quota))
     _, err = desk.call("submit", desk.file(target=target.name), code=1)
     assert "quota" in err
-    assert desk.objects("services") == {}
+    assert desk.objects(BELONGINGS.get(target.name, "services")) == {}
 
 
 @pytest.mark.usefixtures("controllers")

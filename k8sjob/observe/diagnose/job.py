@@ -82,7 +82,10 @@ def deleting(facts: Facts) -> Iterator[Finding]:
         step += f" (kubectl get {facts.pods_argument})"
         if facts.target.controller.webhooks:
             name = facts.target.controller.name
-            step += f"; the webhook of {name} must answer for its end"
+            step += (
+                f"; the webhook of {name} must allow its end, or k8sjob delete"
+                f" {facts.job_argument} ends it without"
+            )
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
     yield Finding(Cause.DELETING, what, step)
 
@@ -182,12 +185,13 @@ def _signs_of_life(facts: Facts) -> Iterator[datetime]:
 
 
 def _operator_deployment(facts: Facts) -> str:
-    """The state of the controller's Deployment, where it can be read and is not ready."""
+    """The state of the operator's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
         meta, status = deployment["metadata"], deployment.get("status") or {}
-        ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
-        if ready < max(wanted, 1):
-            return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
+        if "training-operator" in meta["name"]:
+            ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+            if ready < max(wanted, 1):
+                return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
     return ""
 
 
