@@ -185,13 +185,12 @@ def _signs_of_life(facts: Facts) -> Iterator[datetime]:
 
 
 def _operator_deployment(facts: Facts) -> str:
-    """The state of the operator's Deployment, where it can be read and is not ready."""
+    """The state of the controller's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
         meta, status = deployment["metadata"], deployment.get("status") or {}
-        if "training-operator" in meta["name"]:
-            ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
-            if ready < max(wanted, 1):
-                return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
+        ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+        if ready < max(wanted, 1):
+            return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
     return ""
 
 
