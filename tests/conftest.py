@@ -35,6 +35,12 @@ def pytest_addoption(parser):
 
 CHAOS, CLUSTER, OWN_BED = "chaos", "tests/cluster/", "own-bed"
 CONTROLLERS = {"controllers", "jobset", "trainer", "kueue"}
+# Long files of which each test stands alone: several processes of pytest share them.
+DIVIDED = (
+    "tests/dist/test_agent_dist.py",
+    "tests/dist/test_elastic.py",
+    "tests/docs/test_documentation.py",
+)
 # How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
 LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
@@ -63,7 +69,14 @@ def pytest_collection_modifyitems(items):
     cluster = [scopes.pop(scope) for scope in list(scopes) if scope.startswith(CLUSTER)]
     chaos.sort(key=lambda item: _late([item]))
     cluster.sort(key=_late)
-    items[:] = [*chaos, *_mixed(cluster, list(scopes.values()))]
+    others = sorted(scopes.values(), key=_limit, reverse=True)
+    items[:] = [*chaos, *_mixed(cluster, others)]
+
+
+def _limit(scope):
+    """Seconds that one of the tests may take: what takes long begins first, what is fast ends."""
+    marks = {mark.name for item in scope for mark in item.iter_markers()}
+    return max((DEADLINES[name] for name in marks & DEADLINES.keys()), default=0)
 
 
 def _late(items):
@@ -79,7 +92,7 @@ def _mixed(cluster, others):
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config, log):
-    """Among several processes a file is never divided, nor are the tests that stop components.
+    """Among several processes a file is not divided, nor are the tests that stop components.
 
     xdist has marks for that, which pytest 9.2 does not show it any more.
     """
@@ -87,7 +100,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return _scope(nodeid)
+            return nodeid if nodeid.startswith(DIVIDED) else _scope(nodeid)
 
     return Scheduler(config, log)
 

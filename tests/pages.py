@@ -52,10 +52,14 @@ class Reader:
         folder: is made.
         env: variables that the reader has set.
         stand_ins: what is there in the place of what the page names, by the page's word.
+
+    Attributes:
+        state: where jobs on this machine are kept.
     """
 
     def __init__(self, folder, env=None, stand_ins=None):
         self.folder, self.stand_ins = folder, stand_ins or {}
+        self.state = folder.parent / "state"
         folder.mkdir()
         for example in ("manifests",):  # pages speak from the checkout's root
             (folder / example).symlink_to(ROOT / example)
@@ -64,8 +68,9 @@ class Reader:
         self.env = {
             **{k: v for k, v in given.items() if k not in {"CI", "FORCE_COLOR"}},
             "PATH": f"{bin_folder}:{given['PATH']}",
-            "K8SJOB_STATE": str(folder.parent / "state"),
+            "K8SJOB_STATE": str(self.state),
             "OMP_NUM_THREADS": "1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # they take half of its time
             "NO_COLOR": "1",
             "COLUMNS": "100",
         }

@@ -55,16 +55,3 @@ def test_a_folder_whose_name_is_no_jobs_name(folder, suggestion, k8sjob, tmp_pat
 def test_names_that_yaml_reads_as_something_else(name, k8sjob, tmp_path):
     assert k8sjob("init", tmp_path / name).code == 0
     assert load(tmp_path / name).name == name
-
-
-@pytest.mark.dist
-def test_it_runs_as_it_is(k8sjob, tmp_path, monkeypatch):
-    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
-    k8sjob("init", tmp_path / "digits")
-    done = k8sjob("run", tmp_path / "digits", "-o", "json")
-    assert done.code == 0, done.err
-    events = [json.loads(line) for line in done.out.splitlines()]
-    metrics = [event["data"] for event in events if event["kind"] == "metrics"]
-    assert len(metrics) == 10
-    assert metrics[-1]["eval_accuracy"] >= 0.9
-    assert events[-1]["data"]["state"] == "Succeeded"

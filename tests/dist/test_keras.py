@@ -11,7 +11,6 @@ pytestmark = pytest.mark.dist
 TOLERANCE = 1e-5
 TORCH = {"KERAS_BACKEND": "torch"}
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-EXAMPLES = {"keras-mnist": ("test_accuracy", 0.85), "keras-fit": ("val_accuracy", 0.85)}
 KERAS_ADAM = {"optimizer": ["keras", "Adam", {"learning_rate": 3e-3}]}
 
 ALIKE = {
@@ -163,12 +162,10 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run_ranks, tmp_pat
         assert rest.result["case"][what] == whole[what]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_learns_and_is_short(run_ranks, tmp_path, name):
-    program = MANIFESTS / name / "main.py"
+def test_the_example_of_fit_learns_and_is_short(run_ranks, tmp_path):
+    program = MANIFESTS / "keras-fit/main.py"
     assert len(program.read_text().splitlines()) <= 60
-    spec = load(MANIFESTS / name / "job.yaml")
+    spec = load(MANIFESTS / "keras-fit/job.yaml")
     settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
     outcome = run_ranks(program=program, limit=400, world=spec.world_size, env=TORCH, **settings)
-    metric, least = EXAMPLES[name]
-    assert outcome.told("metrics")[-1][metric] > least, outcome.told("metrics")
+    assert outcome.told("metrics")[-1]["val_accuracy"] > 0.85, outcome.told("metrics")

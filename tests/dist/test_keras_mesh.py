@@ -5,17 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
 from k8sjob.contract import ExitCode
-from k8sjob.spec import load
 
 pytestmark = pytest.mark.dist
-MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 JAX = {"KERAS_BACKEND": "jax"}
 TORCH = {"KERAS_BACKEND": "torch"}
 FIT = {"program": "keras_mesh.py", "env": JAX, "strategy": "keras_mesh"}
@@ -147,16 +143,6 @@ def test_the_saved_model_is_a_plain_one(four, folder):
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "adam"
-
-
-def test_the_example_learns_and_is_short(run_ranks, tmp_path):
-    program = MANIFESTS / "keras-mesh/main.py"
-    assert len(program.read_text().splitlines()) <= 60
-    spec = load(MANIFESTS / "keras-mesh/job.yaml")
-    settings = {**asdict(spec.runtime_config), "checkpoint_dir": str(tmp_path / "saved")}
-    outcome = run_ranks(program=program, limit=300, world=spec.world_size, env=JAX, **settings)
-    assert outcome.told("metrics")[-1]["val_accuracy"] > 0.85, outcome.told("metrics")
-    assert (tmp_path / "saved/digits.keras").is_file()
 
 
 def fit(epochs, *callbacks, model=2, layout=WIDE):

@@ -5,6 +5,27 @@ import re
 import pytest
 from pages import KOREAN, PAGES, ROOT, Reader, blocks, name
 
+from k8sjob.backends.local import LocalBackend
+from k8sjob.contract import Event
+from k8sjob.observe.status import speaker
+from k8sjob.spec import load
+
+MANIFESTS = ROOT / "manifests"
+RUN = re.compile(r"^\$ k8sjob run manifests/([\w-]+)/job\.yaml", re.MULTILINE)
+# What the examples' trainings come to: a metric, more than what it is, and less than what.
+LEARNT = {
+    "digits-ddp": ("test_loss", 0, 0.5),
+    "transformer-fsdp": ("test_loss", 0, 2.95),
+    "torch-mesh": ("test_loss", 0, 0.35),
+    "pipeline": ("test_loss", 0, 0.5),
+    "parameter-server": ("test_loss", 0, 0.9),
+    "model-split": ("test_loss", 0, 0.5),
+    "accumulate": ("test_loss", 0, 0.6),
+    "sync-batchnorm": ("test_loss", 0, 0.5),
+    "data-parallel": ("test_loss", 0, 0.5),
+    "keras-mnist": ("test_accuracy", 0.85, 1),
+    "keras-mesh": ("val_accuracy", 0.85, 1),
+}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -35,7 +56,27 @@ def marks(page):
     ids=name,
 )
 def test_what_a_page_shows_is_what_happens(page, tmp_path):
-    Reader(tmp_path / "reader").follow(page)
+    reader = Reader(tmp_path / "reader")
+    reader.follow(page)
+    backend = LocalBackend(reader.state)
+    for example in RUN.findall(page.read_text()):
+        ref = backend.find(example)
+        lines = backend.logs(ref, speaker(backend.snapshot(ref).job))
+        events = [event for line in lines if (event := Event.decode(line.text))]
+        (started,) = [event.data["strategy"] for event in events if event.kind == "started"]
+        assert started == load(MANIFESTS / example / "job.yaml").strategy.kind
+        metric, low, high = LEARNT[example]
+        *_, last = [event.data for event in events if event.kind == "metrics"]
+        assert low < last[metric] < high, last
+
+
+def test_a_page_runs_each_example_whose_result_is_stated():
+    assert {example for page in PAGES for example in RUN.findall(page.read_text())} == {*LEARNT}
+
+
+@pytest.mark.parametrize("example", LEARNT)
+def test_an_example_is_short(example):
+    assert len((MANIFESTS / example / "main.py").read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

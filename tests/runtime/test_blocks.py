@@ -135,34 +135,37 @@ import torch
 from torch import nn
 from k8sjob.runtime.strategies.blocks import prepare_layers
 
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 inputs = torch.randn(5, 4)
 
-def gradients():
+def gradients(model):
     model.zero_grad()
     model(inputs).square().mean().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
-plain = gradients()
-settings = {"blocks": [], "checkpoint_activations": True, "compile": True}
-prepare_layers(model, settings, as_one=AS_ONE)
-torch.testing.assert_close(gradients(), plain)
-assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == GRAPHS
+for as_one, graphs in {True: 1, False: 2}.items():
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    plain = gradients(model)
+    settings = {"blocks": [], "checkpoint_activations": True, "compile": True}
+    prepare_layers(model, settings, as_one=as_one)
+    torch.testing.assert_close(gradients(model), plain)
+    found = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert found == graphs, (as_one, found)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs g++")
-@pytest.mark.parametrize(("as_one", "graphs"), [(True, 1), (False, 2)])
-def test_compiled_layers_have_the_same_gradients(tmp_path, as_one, graphs):
+def test_compiled_layers_have_the_same_gradients(tmp_path):
+    """As one graph, and as a graph for each block."""
     env = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",  # to try vector instructions out takes half of the time
     }
-    program = COMPILED.replace("AS_ONE", str(as_one)).replace("GRAPHS", str(graphs))
     of_torch = "ignore:The .grad attribute"  # met where a block's input is no leaf
-    argv = [sys.executable, "-W", "error", "-W", of_torch, "-c", program]
+    argv = [sys.executable, "-W", "error", "-W", of_torch, "-c", COMPILED]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr

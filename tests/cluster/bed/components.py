@@ -201,7 +201,8 @@ def commands(apiserver, base_image):
 
 
 ENVIRONMENT = {"operator": {"MY_POD_NAMESPACE": "kubeflow", "MY_POD_NAME": "operator-0"}}
-EVERY_ENVIRONMENT = {"GOGC": "400"}  # memory is there; the processors have more to do than collect
+# Memory is there, and the processors have more to do than collect; CERTIFICATES lie in /tmp.
+EVERY_ENVIRONMENT = {"GOGC": "400", "TMPDIR": "/tmp"}
 # After an outage of the apiserver they wait for up to a minute until they try it again.
 WATCHING = ("controller-manager", "scheduler", "kubelet", "coredns", "operator")
 WATCHING += ("jobset", "trainer", "kueue")
