@@ -105,6 +105,10 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     assert (owner["kind"], owner["uid"]) == (target.kind, uid)
     eventually(lambda: desk.status().state is JobState.RUNNING, "its pods")
     eventually(lambda: "hello" in desk.call("logs", tiny, "-r", "worker-0")[0], "its output")
+    found = desk.backend.snapshot(desk.status().ref)
+    (container,) = found.pods[1]["spec"]["containers"]
+    env = {one["name"]: one.get("value", "1") for one in container["env"]}  # its rank
+    assert target.injected_env(found.job, "Worker", 0).items() <= env.items()
     listed = json.loads(desk.call("list", "-n", desk.namespace, "-o", "json")[0])
     assert [(job["name"], job["state"]) for job in listed] == [("tiny", "Running")]
 
