@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,20 +15,22 @@ from k8sjob.adopt.equivalence import (
     difference,
     normal,
     pods,
-    same_meaning,
 )
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.rendering.manifest import manifest
+from k8sjob.kube.objects import at_path
+from k8sjob.rendering.manifest import companions, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
-from k8sjob.targets.pytorchjob.operator import API_VERSION, KIND, webhook_problems
-from k8sjob.targets.pytorchjob.schema import typed
+from k8sjob.targets.jobs import is_suspended, sent
+from k8sjob.targets.readers import READERS, is_job, reader_of
 from k8sjob.yamldoc import Document, objects, parse_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from k8sjob.targets.api import Authored
 
 __all__ = [
     "Adopted",
@@ -39,52 +42,50 @@ _SERVER_FIELDS: Final = (
     "deletionGracePeriodSeconds managedFields selfLink ownerReferences"
 )
 _SERVERS: Final = tuple(_SERVER_FIELDS.split())
-_MAX_SHOWN: Final = 80
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
-    """The job as its author wrote it, and notes on what was left out.
+    """The job as its author wrote it, in the layout that k8sjob renders, and notes.
 
     Raises:
-        SpecError: not YAML, not exactly one PyTorchJob, or one that the operator refuses.
+        SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
     document, job, others = _only_job(parse_all(text, source), source)
-    notes = [f"{other} is not part of the job; keep it in another file" for other in others]
     job, dropped = _authors_part(job)
-    if dropped:
-        notes.insert(0, f"left out, since the apiserver fills it in: {', '.join(dropped)}")
-    problems = webhook_problems(job) or list(_type_problems(job))
-    if problems:
-        line = document.line
-        raise SpecError([Problem(p.field, p.message, line, 1) for p in problems], source)
-    return job, notes
+    try:
+        made = _authored(job, others)
+    except SpecError as error:
+        at = (document.line, 1)
+        problems = [Problem(p.field, p.message, *at) for p in error.problems]
+        raise SpecError(problems, source) from None
+    notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
+    rest = [other for other in others if all(other is not part for part in made.parts)]
+    notes += [f"{_called(one)} is not part of the job; keep it in another file" for one in rest]
+    return made.job, [*notes, *made.notes]
 
 
-def _type_problems(job: Json) -> Iterator[Problem]:
-    """Fields of a type for which a cluster would refuse the manifest."""
-    if not job["spec"]["pytorchReplicaSpecs"]:  # which the webhook lets through
-        yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
-    for path, value, expected in typed(job)[1]:
-        seen = ascii(value)
-        seen = seen if len(seen) <= _MAX_SHOWN else f"{seen[:_MAX_SHOWN]}..."
-        message = f"{seen} is not {expected}; correct it, a cluster would refuse the manifest"
-        yield Problem(field_path(path), message)
+def _authored(job: Json, others: list[Json]) -> Authored:
+    reader = reader_of(job)
+    if problems := list(reader.problems(job)):
+        raise SpecError(problems)
+    return reader.authored(copy.deepcopy(job), others)
 
 
-def _only_job(documents: list[Document], source: str) -> tuple[Document, Json, list[str]]:
+def _only_job(documents: list[Document], source: str) -> tuple[Document, Json, list[Json]]:
     jobs, others = [], []
     for document, _, item in objects(documents):
-        if item.get("kind") == KIND and str(item.get("apiVersion")).startswith("kubeflow.org/"):
+        if is_job(item):
             jobs.append((document, item))
         else:
-            others.append(_called(item))
+            others.append(item)
     if len(jobs) == 1:
         document, job = jobs[0]
         return document, job, others
     if not jobs:
-        seen = ", ".join(others) or "nothing"
-        message = f"{seen} is no {KIND} of {API_VERSION}; name a file with one"
+        seen = ", ".join(map(_called, others)) or "nothing"
+        kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
+        message = f"{seen} is no {', no '.join(kinds)}; name a file with one"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, job in jobs)
     message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
@@ -134,30 +135,90 @@ class Adopted:
 
 
 def adopt(text: str | bytes, source: str = "") -> Adopted:
-    """The job spec that renders what a PyTorchJob manifest says.
+    """The job spec that renders what a manifest says.
 
     Args:
-        text: YAML or JSON with exactly one PyTorchJob; other documents are not part of the job.
+        text: YAML or JSON with exactly one job of a kind that is a target, and what belongs to it;
+            other documents are not part of the job.
         source: the file's name, for messages.
 
     Raises:
-        SpecError: no PyTorchJob or several, one that the training operator refuses, or (said field
-            by field) one that no job spec can say.
+        SpecError: no job or several, one that its controller refuses, or (said field by field) one
+            that no job spec can say.
     """
     original, notes = _read(text, source)
     config = config_of(original) is not None
     wanted = normal(original, config=config)
     spec = bare = _accepted(fields(wanted), source)
-    overlay: Json = {}
+    notes += _leave_out_injected(wanted, spec)
+    if spec.kueue_queue is not None and not is_suspended(original):
+        notes.append("the job begins suspended, as Kueue's webhook would change it")
+    changes: Json = {"overlay": {}, "pod_template": {}}
     for _ in range(_PASSES):
-        change = difference(normal(manifest(spec), config=config), wanted)
+        rendered = _rendered(spec, config=config)
+        change = difference(rendered, wanted)
         if change is SAME:
             break
-        overlay = combined(overlay, change)
-        fields_alone = bare.model_dump(exclude_defaults=True)
-        spec = _accepted({**fields_alone, "overlay": _plain(overlay)}, source)
-    _prove(spec, original, source)
+        roles, paths = _template_paths(rendered), _template_paths(wanted)
+        changes = combined(changes, _parted(change, paths if roles == paths else ()))
+        given = {field: change for field, change in changes.items() if change}
+        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)}, source)
+    left = difference(_rendered(spec, config=config), wanted)
+    if left is not SAME:
+        message = "no job spec can say this; change it, or keep the manifest"
+        raise SpecError([Problem(field_path(path), message) for path in leaves(left)], source)
     return Adopted(spec, (*notes, *_notes(spec, original)))
+
+
+def _rendered(spec: JobSpec, *, config: bool) -> Json:
+    """What a spec renders, in normal form."""
+    job = manifest(spec)
+    authored = reader_of(job).authored(sent(job), companions(spec, job))
+    made = normal(authored.job, config=config)
+    _leave_out_injected(made, spec)
+    return made
+
+
+def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
+    """Take out the variables that the manifests of the job's kind always have; notes on that."""
+    values = reader_of(job).target.values(spec)
+    injected = {**values["injected"], **values["fields"]}
+    gone: dict[str, Json] = {}
+    for _, pod in pods(job):
+        container = trainer(pod)
+        env = container.pop("env", [])
+        gone |= {at_path(one, "name"): one for one in env if at_path(one, "name") in injected}
+        if kept := [one for one in env if at_path(one, "name") not in injected]:
+            container["env"] = kept
+    notes = [f"left out, since k8sjob sets them in every replica: {', '.join(gone)}"] * bool(gone)
+    for name, variable in gone.items():
+        given, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
+        if injected[name] not in (given, path):
+            notes.append(f"{name} is {injected[name]} in what k8sjob renders, not {given or path}")
+    return notes
+
+
+def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
+    return tuple(dict.fromkeys(one.path for one in reader_of(job).target.replicas(job)))
+
+
+def _parted(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
+    """A change of a job as overlay and pod_template: the latter has what all roles share."""
+    of_roles = [at_path(change, *path) for path in paths]
+    if not any(of_roles) or any(difference(of_roles[0], one) is not SAME for one in of_roles):
+        return {"overlay": change}
+    for path in paths:
+        _cut(change, path)
+    return {"overlay": change, "pod_template": of_roles[0]}
+
+
+def _cut(change: Any, path: tuple[str | int, ...]) -> None:
+    """Take out what is at a path, and what is empty or has a name alone without it."""
+    inner = change[path[0]]
+    if path[1:]:
+        _cut(inner, path[1:])
+    if not path[1:] or inner in ({}, []) or (isinstance(inner, dict) and inner.keys() == {"name"}):
+        del change[path[0]]
 
 
 def _accepted(data: Json, source: str) -> JobSpec:
@@ -211,24 +272,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def _prove(spec: JobSpec, original: Json, source: str) -> None:
-    """Render the spec and compare."""
-    rendered = manifest(spec)
-    if same_meaning(rendered, original):
-        return
-    config = config_of(original) is not None
-    left = difference(normal(rendered, config=config), normal(original, config=config))
-    problems = [
-        Problem(field_path(path), "no job spec can say this; change it, or keep the manifest")
-        for path in leaves(left)
-    ]
-    raise SpecError(problems, source)
-
-
 def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
-    kept = sorted({field_path(path) for path in leaves(spec.overlay)} if spec.overlay else ())
-    if kept:
-        yield f"kept in overlay, unchanged: {', '.join(kept)}"
+    for field in ("pod_template", "overlay"):
+        if change := getattr(spec, field):
+            kept = sorted({field_path(path) for path in leaves(change)})
+            yield f"kept in {field}, unchanged: {', '.join(kept)}"
     command = list(spec.run.command or ())
     words = " ".join([*command, *spec.run.args])
     if command == NO_COMMAND:

@@ -1,4 +1,4 @@
-"""Normal form of a PyTorchJob, and the overlay that turns one into another."""
+"""Normal form of a job, and the overlay that turns one into another."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import (
     AGENT,
     CONFIG_ENV,
-    CONTAINER_NAME,
     CONTAINER_NAMES,
-    DEFAULT_PORT,
-    PORT_NAME,
-    Role,
     after_agent,
 )
-from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST
-from k8sjob.kube.objects import at_path
+from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
+from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.quantity import parse
+from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import target_of
+from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,24 +66,32 @@ def config_of(manifest: Json) -> str | None:
 
 
 def normal(manifest: Json, *, config: bool) -> Json:
-    """A PyTorchJob with what the operator and Kubernetes fill in; the argument is not changed.
+    """A job with what its controller and Kubernetes fill in; the argument is not changed.
 
     Args:
-        manifest: a parsed PyTorchJob whose fields have the types of the CRD.
+        manifest: a job in the layout that k8sjob renders, whose fields have the right types.
         config: keep K8SJOB_CONFIG, which only k8sjob's runtime reads.
     """
     made: Json = _without_nulls(manifest)
     _metadata(made)
-    _spec(made.setdefault("spec", {}))
-    for _, pod in pods(made):
-        _pod(pod, config=config)
+    reader = reader_of(made)
+    reader.settle(made)
+    if QUEUE in Object(made).labels:  # Kueue's webhook does so
+        made = merge(made, reader.target.suspension(value=True))
+    for path in reader.quantities:
+        _amounts(at_path(made, *path))
+    roles = reader.target.replicas(made)
+    for place in {one.path for one in roles}:
+        template = at_path(made, *place)
+        _metadata(template)
+        _pod(Object(template).spec, config=config)
     return made
 
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
-    """Role and pod spec of each replica that has one."""
+    """Role and pod spec of each role, as they are in the manifest."""
     for one in target_of(manifest).replicas(manifest):
-        yield one.role, one.pod
+        yield one.role, Object(at_path(manifest, *one.path)).spec
 
 
 def mappings(value: Any) -> list[Json]:
@@ -116,32 +122,6 @@ def _metadata(holder: Json) -> None:
         holder.pop("metadata", None)
 
 
-def _spec(spec: Json) -> None:
-    policy = spec.setdefault("runPolicy", {})
-    policy.setdefault("cleanPodPolicy", "None")
-    policy.setdefault("suspend", False)
-    _amounts(at_path(policy, "schedulingPolicy", "minResources"))
-    elastic = spec.get("elasticPolicy")
-    if elastic is None or elastic.get("nProcPerNode") is None:
-        spec.setdefault("nprocPerNode", "auto")
-    replicas = spec.get("pytorchReplicaSpecs", {})
-    for replica in replicas.values():
-        replica.setdefault("replicas", 1)
-        replica.setdefault("restartPolicy", "OnFailure")
-        _metadata(replica.get("template", {}))
-    if elastic is not None:  # the operator fills in an empty one, too
-        _elastic(elastic, at_path(replicas, Role.WORKER, "replicas"))
-
-
-def _elastic(policy: Json, workers: Any) -> None:
-    policy.setdefault("rdzvBackend", "c10d")
-    least, most = policy.get("minReplicas"), policy.get("maxReplicas")
-    for key, other in (("minReplicas", most), ("maxReplicas", least)):
-        default = other if other is not None else workers
-        if default is not None:
-            policy.setdefault(key, default)
-
-
 def _pod(pod: Json, *, config: bool) -> None:
     alias = pod.pop("serviceAccount", None)
     if alias is not None:
@@ -152,10 +132,9 @@ def _pod(pod: Json, *, config: bool) -> None:
     _leave_out(pod, schedulerName="default-scheduler")
     for container in mappings(pod.get("containers")):
         _container(container, config=config)
-        if container.get("name") == CONTAINER_NAME:
-            _default_port(container)
-            if after_agent(container.get("command") or []) == []:  # with -P or without
-                container["command"] = list(AGENT)
+    container = training(mappings(pod.get("containers")))
+    if after_agent(container.get("command") or []) == []:  # with -P or without
+        container["command"] = list(AGENT)
     for container in mappings(pod.get("initContainers")):
         _container(container, config=config)
     for volume in mappings(pod.get("volumes")):
@@ -194,12 +173,6 @@ def default_pull_policy(image: str) -> str:
     name = image.rpartition("/")[2]
     is_latest = "@" not in name and (":" not in name or name.endswith(":latest"))
     return "Always" if is_latest else "IfNotPresent"
-
-
-def _default_port(container: Json) -> None:
-    ports = container.setdefault("ports", [])
-    if PORT_NAME not in [p.get("name") for p in mappings(ports)]:
-        ports.append({"name": PORT_NAME, "containerPort": DEFAULT_PORT})
 
 
 def _amounts(holder: Json | None) -> None:
@@ -316,7 +289,7 @@ _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 
 
 def same_meaning(one: Json, other: Json) -> bool:
-    """Whether two PyTorchJobs make the operator do the same, k8sjob's own marks left aside."""
+    """Whether two jobs make their controller do the same, k8sjob's own marks left aside."""
     config = config_of(one) is not None and config_of(other) is not None
     return same(normal(one, config=config), normal(other, config=config))
 

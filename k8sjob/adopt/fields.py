@@ -1,4 +1,4 @@
-"""Fields of a job spec guessed from a PyTorchJob; what the guess misses goes to the overlay."""
+"""Fields of a job spec guessed from a job; what the guess misses goes to the overlay."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import Json, config_of, default_pull_policy, mappings, pods, same
-from k8sjob.contract import CONFIG_ENV, CONTAINER_NAME, Role, after_agent, decode_object
+from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
 from k8sjob.kube.labels import ISTIO, MANAGED_BY, PRIORITY, QUEUE
+from k8sjob.kube.objects import training
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
+from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,24 +35,28 @@ def fields(wanted: Json) -> Json:
     """Data for JobSpec, without overlay.
 
     Args:
-        wanted: a PyTorchJob in normal form, which the webhook accepts.
+        wanted: a job in normal form, which its controller accepts.
     """
-    spec, metadata = wanted["spec"], wanted["metadata"]
+    metadata, reader = wanted["metadata"], reader_of(wanted)
+    of_kind = reader.fields(wanted)
     by_role = dict(pods(wanted))
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
     queue = metadata.get("labels", {}).get(QUEUE)
     made: Json = {
         "name": metadata["name"],
+        "target": reader.target.name,
         "namespace": metadata.get("namespace"),
         "image": _image(lead),
         "run": _run(all_pods, lead),
         "labels": _labels(wanted),
         "annotations": _annotations(wanted),
-        "replicas": _replicas(spec),
+        "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
-        "policy": _policy(spec, lead),
+        "policy": _given(
+            {**of_kind["policy"], "termination_grace": lead["terminationGracePeriodSeconds"]}
+        ),
         "kueue_queue": queue,
         "kueue_priority_class": queue and metadata["labels"].get(PRIORITY),
         "service_account_token": lead["automountServiceAccountToken"],
@@ -59,12 +65,16 @@ def fields(wanted: Json) -> Json:
     if queue is not None:
         del made["policy"]["suspend"]  # Kueue's jobs begin suspended anyway
     settled: Json = merge(made, _runtime_settings(wanted))
-    return {key: value for key, value in settled.items() if value is not None}
+    return _given(settled)
+
+
+def _given(data: Json) -> Json:
+    return {key: value for key, value in data.items() if value is not None}
 
 
 def trainer(pod: Json) -> Json:
-    """The container that trains; the operator's webhook has seen that it is there."""
-    return next(c for c in mappings(pod["containers"]) if c.get("name") == CONTAINER_NAME)
+    """The container that trains; it is there."""
+    return training(mappings(pod["containers"]))
 
 
 def _shared(groups: Iterable[Json]) -> Json:
@@ -78,8 +88,8 @@ def _shared(groups: Iterable[Json]) -> Json:
 
 
 def _templates(wanted: Json, group: str) -> list[Json]:
-    replicas = wanted["spec"]["pytorchReplicaSpecs"].values()
-    return [replica["template"].get("metadata", {}).get(group, {}) for replica in replicas]
+    roles = reader_of(wanted).target.replicas(wanted)
+    return [one.template.get("metadata", {}).get(group, {}) for one in roles]
 
 
 def _labels(wanted: Json) -> Json:
@@ -192,44 +202,7 @@ def _runtime_settings(wanted: Json) -> Json:
     return made
 
 
-# --- the job's shape and its pods -----------------------------------------------------------------
-
-
-def _replicas(spec: Json) -> Json:
-    replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
-    nodes = sum(replica["replicas"] for replica in replicas.values())
-    made: Json = {"workers": nodes - 1}
-    nproc = spec.get("nprocPerNode")
-    if isinstance(nproc, str) and re.fullmatch("[0-9]{1,9}", nproc) and int(nproc) > 1:
-        made["nproc_per_node"] = int(nproc)
-    if elastic and Role.MASTER not in replicas:
-        made["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}
-    return made
-
-
-def _policy(spec: Json, lead: Json) -> Json:
-    policy, replicas = spec["runPolicy"], spec["pytorchReplicaSpecs"]
-    made = {
-        "restart_policy": next(iter(replicas.values()))["restartPolicy"],
-        "max_restarts": _max_restarts(spec),
-        "clean_pod_policy": policy["cleanPodPolicy"],
-        "ttl_after_finished": policy.get("ttlSecondsAfterFinished"),
-        "active_deadline": policy.get("activeDeadlineSeconds"),
-        "suspend": policy["suspend"],
-        "termination_grace": lead["terminationGracePeriodSeconds"],
-    }
-    return {key: value for key, value in made.items() if value is not None}
-
-
-def _max_restarts(spec: Json) -> int | None:
-    """The restarts of the whole group from which k8sjob would derive this backoffLimit."""
-    limit = spec["runPolicy"].get("backoffLimit")
-    elastic = spec.get("elasticPolicy") or {}
-    if not isinstance(limit, int):
-        return elastic.get("maxRestarts")
-    nodes = sum(replica["replicas"] for replica in spec["pytorchReplicaSpecs"].values())
-    most = elastic.get("maxReplicas") or nodes
-    return max(1, (limit - 1) // most) if limit else 0
+# --- its pods ------------------------------------------------------------------------------------
 
 
 _POD_FIELDS: Final = {

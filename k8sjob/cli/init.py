@@ -108,10 +108,11 @@ def _write(files: Mapping[str, str], folder: Path) -> None:
 @click.command("adopt")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 def adopt_command(file: Path) -> None:
-    """Print the job.yaml that renders what a PyTorchJob manifest says: FILE, or - for stdin.
+    """Print the job.yaml that renders what a manifest says: FILE, or - for stdin.
 
-    What a job.yaml has no field for goes to its overlay; nothing is dropped. Notes about it go to
-    standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
+    FILE has one job of a kind that is a target, and what belongs to it. What a job.yaml has no
+    field for goes to its pod_template or overlay; nothing is dropped. Notes about it go to standard
+    error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
     """
     from k8sjob.adopt import adopt  # noqa: PLC0415 - of no use for init
 

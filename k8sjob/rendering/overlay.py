@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
@@ -27,6 +28,11 @@ __all__ = ["apply_overlay", "leaves", "merge", "of_another_kind"]
 _Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
+_PROCESS: Final = {
+    **{key: key for key in ("image", "command", "args")},
+    "resources": "resourcesPerNode",
+}
+"""What of the training container is at Target.process_at, and how it is called there."""
 _REPLACED: Final = (
     "{!r} would replace the image that is built; change `image` in the job spec, or give it as a"
     " reference instead of a build"
@@ -55,15 +61,17 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
-    roles = target_of(manifest).replicas(manifest)
-    pod_template = _for(training(roles[0].pod.get("containers")), pod_template)
     problems = list(_taken(overlay))
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
     if not problems:
-        merged = manifest
-        for one in roles if pod_template else ():
-            merged = _with(merged, one.path, merge(at_path(merged, *one.path), pod_template))
+        merged, target = manifest, target_of(manifest)
+        for one in target.replicas(manifest) if pod_template else ():
+            process, rest = _for(target, training(one.pod.get("containers")), pod_template)
+            merged = _with(merged, one.path, merge(at_path(merged, *one.path), rest))
+            if process:
+                apart = merge(at_path(merged, *target.process_at), process)
+                merged = _with(merged, target.process_at, apart)
         merged = merge(merged, overlay)
         problems = [
             Problem(f"overlay.{problem.field}", problem.message)
@@ -81,17 +89,25 @@ def apply_overlay(
 
 def of_another_kind(overlay: _Json, target: Target) -> Iterator[Problem]:
     """Each field of an overlay that another kind of job has, and not this one."""
-    spec = overlay.get("spec")
-    for key, change in spec.items() if isinstance(spec, dict) else ():
-        owners = [one.kind for one in TARGETS if key in one.spec_fields]
-        if owners and target.kind not in owners:
-            for path in leaves(change, ("overlay", "spec", key)):
+    spec = at_path(overlay, "spec")
+    given: dict[tuple[str, ...], Any] = {(key,): overlay[key] for key in overlay if key != "spec"}
+    given |= {("spec", key): spec[key] for key in spec} if isinstance(spec, dict) else {}
+    for field, change in given.items():
+        owners = [one.kind for one in TARGETS if _has(one, field)]
+        if owners and not _has(target, field):
+            for path in leaves(change, ("overlay", *field)):
                 yield Problem(
                     field_path(path),
-                    f"a {target.kind} has no spec.{key}, which is a {' or '.join(owners)}'s; say it"
-                    f" in the fields of a {target.kind}, in pod_template if it is about the Pods of"
-                    " all replicas, or take it out",
+                    f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
+                    f" say it in the fields of a {target.kind}, in pod_template if it is about the"
+                    " Pods of all replicas, or take it out",
                 )
+
+
+def _has(target: Target, field: tuple[str, ...]) -> bool:
+    return field == (target.companion_key,) or (
+        field[0] == "spec" and field[1] in target.spec_fields
+    )
 
 
 def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
@@ -109,16 +125,18 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         yield path
 
 
-def _for(container: _Json, pod_template: _Json) -> _Json:
-    """pod_template, its training container named as this one is."""
+def _for(target: Target, container: _Json, pod_template: _Json) -> tuple[_Json, _Json]:
+    """What pod_template says of a process at process_at, and the rest, with this container."""
     spec = at_path(pod_template, "spec") or {}
     given = at_path(spec, "containers")
     if not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
-        return pod_template
-    named: list[_Json] = [
-        {**one, "name": container["name"]} if one is training(given) else one for one in given
-    ]
-    return {**pod_template, "spec": {**spec, "containers": named}}
+        return {}, pod_template
+    trains = training(given)
+    apart = _PROCESS if target.process_at else {}
+    process = {apart[key]: value for key, value in trains.items() if key in apart}
+    rest = {key: value for key, value in trains.items() if key not in apart}
+    named = [{**rest, "name": container["name"]} if one is trains else one for one in given]
+    return process, {**pod_template, "spec": {**spec, "containers": named}}
 
 
 def _with(value: Any, path: FieldPath, new: Any) -> Any:
@@ -205,13 +223,12 @@ def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
 def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:
     changes = {"overlay": overlay, "pod_template": pod_template}
     roles = target_of(manifest).replicas(manifest)
-    names = {training(one.pod.get("containers")).get("name") for one in roles}
     of_roles = [("overlay", *one.path) for one in roles]
     for template in dict.fromkeys([*of_roles, ("pod_template",)]):
         path = (*template, "spec", "containers")
         containers = at_path(changes, *path)
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            if at_path(container, "name") in names and "image" in container:
+            if at_path(container, "name") in CONTAINER_NAMES and "image" in container:
                 message = _REPLACED.format(container["image"])
                 yield Problem(field_path((*path, index, "image")), message)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
 
-__all__ = ["JobState", "RecordedEnd", "Replicas", "Target", "created_pods"]
+__all__ = [
+    "Authored",
+    "JobState",
+    "Reader",
+    "RecordedEnd",
+    "Replicas",
+    "Target",
+    "created_pods",
+]
 
 
 class JobState(StrEnum):
@@ -114,6 +122,50 @@ class RecordedEnd(NamedTuple):
     whole: bool
 
 
+class Authored(NamedTuple):
+    """A job that others wrote, in the layout that k8sjob renders.
+
+    Attributes:
+        job: one object, also where k8sjob renders several; nothing of it is shared.
+        notes: what was changed for that, or left out.
+        parts: those of the other objects that k8sjob renders itself, or that are now in `job`.
+    """
+
+    job: Json
+    notes: list[str]
+    parts: list[Json]
+
+
+class Reader(Protocol):
+    """How a kind of job is read that others wrote, for `adopt`.
+
+    Attributes:
+        quantities: the paths of mappings in a job whose values are quantities; those of Pods aside.
+    """
+
+    quantities: tuple[tuple[str, ...], ...]
+
+    @property
+    def target(self) -> Target:
+        """What such a job becomes."""
+
+    def problems(self, job: Json) -> Iterator[Problem]:
+        """Why a cluster would refuse the object."""
+
+    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
+        """The job of an object and of those beside it; what k8sjob renders stays as it is.
+
+        Raises:
+            SpecError: k8sjob renders no such job.
+        """
+
+    def settle(self, job: Json) -> None:
+        """Fill in what the apiserver and the controller do, and leave out what changes nothing."""
+
+    def fields(self, job: Json) -> Json:
+        """The job.yaml of a settled job, but for what its Pods say: `replicas` and `policy`."""
+
+
 class Target(Protocol):
     """A kind of job.
 
@@ -133,6 +185,8 @@ class Target(Protocol):
         file: what a rendered manifest is called in a folder; job.yaml is the spec.
         companions: the resource and the template of further objects, of the job's name.
         spec_fields: the fields of an object's spec.
+        process_at: where image, command, arguments and resources of the training container are, if
+            not in its Pod template.
         companion_key: where a job has its companion while it is handled here, for what that says
             of the job; empty: nothing.
         refused_name: how the name of a minimal job begins that the apiserver takes and its webhook
@@ -166,6 +220,7 @@ class Target(Protocol):
     keeps_ended_pods: bool
     jobs_selector: str
     spec_fields: frozenset[str]
+    process_at: tuple[str, ...]
 
     # --- from a spec to an object
 

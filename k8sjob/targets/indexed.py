@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
 
-__all__ = ["JOB_NAME", "Indexed"]
+__all__ = ["JOB_NAME", "RETRIED", "Indexed"]
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
@@ -35,7 +35,7 @@ _MAX_NAME: Final = 63
 """Characters of a label, as a Pod's name must be one (validateCreate of JobSet's webhook)."""
 _SIGNALS: Final = (130, 134, 135, 137, 139)
 """128 + SIGINT, SIGABRT, SIGBUS, SIGKILL, SIGSEGV."""
-_RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.STOPPED})
+RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.STOPPED})
 """Exit codes after which a replica starts again under the restart policy ExitCode: a rule of a Job
 has at most 255 of them, and these are what the runtime and the kernel end a container with."""
 _RANKS: Final = ("RANK", "PET_NODE_RANK")
@@ -71,6 +71,7 @@ class Indexed:
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework: str
     spec_fields: frozenset[str]
+    process_at: tuple[str, ...] = ()
     jobs_selector = f"{MANAGED_BY}=k8sjob"
     init_container = ""
     creations: tuple[tuple[str, str, str], ...] = (
@@ -128,7 +129,7 @@ class Indexed:
             # many, unless it is 0.
             "backoff_limit": limit + 1 if limit and policy == "OnFailure" else limit,
             "restart_policy": "Never" if policy == "ExitCode" else policy,
-            "retried_codes": [int(code) for code in _RETRIED] if policy == "ExitCode" else [],
+            "retried_codes": [int(code) for code in RETRIED] if policy == "ExitCode" else [],
             # Pods that a suspension ends would count as failed; a Job under OnFailure has no rules.
             "stopped_code": None if policy == "OnFailure" else int(ExitCode.STOPPED),
             "port_name": "rendezvous",

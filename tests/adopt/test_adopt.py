@@ -109,14 +109,7 @@ def test_what_has_a_field_goes_there_and_nothing_else_is_written():
         "volumes": ({"name": "data", "mount": "/data", "pvc": "datasets", "read_only": True},),
         "node_selector": {"pool": "gpu"},
         "policy": {"restart_policy": "ExitCode", "max_restarts": 2, "ttl_after_finished": "1d"},
-        "overlay": {
-            "spec": {
-                "pytorchReplicaSpecs": {
-                    role: {"template": {"metadata": {"labels": {"team": "vision"}}}}
-                    for role in ("Master", "Worker")
-                }
-            }
-        },
+        "pod_template": {"metadata": {"labels": {"team": "vision"}}},
     }
 
 
@@ -130,7 +123,7 @@ def test_what_has_no_field_is_kept():
     )
     overlay = made.overlay["spec"]
     assert overlay["runPolicy"] == {"managedBy": "kubeflow.org/training-operator"}
-    pod = overlay["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod = made.pod_template["spec"]
     assert pod["hostIPC"] is True
     assert pod["initContainers"][0]["name"] == "wait"
     assert pod["containers"][0]["tty"] is True
@@ -262,7 +255,7 @@ def test_the_job_among_other_documents_and_in_a_list():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "nothing is no PyTorchJob of kubeflow.org/v1; name a file with one"),
+        ("", "nothing is no PyTorchJob of kubeflow.org/v1, no "),
         ("[1]", "a document without a kind is no PyTorchJob"),
         (dump({"kind": "Service", "metadata": {"name": "x"}}), "Service x is no PyTorchJob"),
         (

@@ -82,6 +82,7 @@ class PyTorchJob:
     kueue_framework = "kubeflow.org/pytorchjob"
     keeps_ended_pods = False
     jobs_selector = ""
+    process_at: tuple[str, ...] = ()
     spec_fields = frozenset(known_fields("spec"))
 
     # --- from a spec to an object

@@ -69,6 +69,7 @@ class TrainJob(Indexed):
     makes: tuple[str, str] | tuple[()] = ("jobsets", "jobset.x-k8s.io/v1alpha2")
     kueue_framework = "trainer.kubeflow.org/trainjob"
     jobs_selector = ""
+    process_at: tuple[str, ...] = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
@@ -160,7 +161,8 @@ class TrainJob(Indexed):
         node = training(containers)
         own: Json = {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
         own["env"] = [*(node.get("env") or ()), *(trainer.get("env") or ())]
-        own["resources"] = trainer.get("resourcesPerNode") or {}
+        if "resourcesPerNode" in trainer:
+            own["resources"] = trainer["resourcesPerNode"]
         others = [one for one in containers if one is not node]
         spec = {**Object(template).spec, "containers": [{**node, "name": NODE, **own}, *others]}
         return {**base, "template": {**template, "spec": spec}}

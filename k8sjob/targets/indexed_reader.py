@@ -1,0 +1,240 @@
+"""Indexed Jobs that others wrote, and the kinds of job that are made of one.
+
+Their Pods keep their indexes, and so their ranks. They do not keep their names: the headless
+Service of what k8sjob renders has the job's name, so addresses in commands and variables change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import CONTAINER_NAME, ExitCode
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.labels import MANAGED_BY
+from k8sjob.kube.objects import Object, at_path, containers, training
+from k8sjob.spec.replicas import Policy
+from k8sjob.targets.api import Authored
+from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
+from k8sjob.targets.schema import METADATA, POD_TEMPLATE, fit, type_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from k8sjob.kube.objects import Json
+
+__all__ = ["JOB_SHAPE", "IndexedReader", "readdress"]
+
+JOB_SHAPE: Final = {
+    "activeDeadlineSeconds": int,
+    "backoffLimit": int,
+    "completionMode": str,
+    "completions": int,
+    "parallelism": int,
+    "podFailurePolicy": {
+        "rules": [{"action": str, "onExitCodes": {"values": [int], "containerName": str}}]
+    },
+    "suspend": bool,
+    "template": POD_TEMPLATE,
+    "ttlSecondsAfterFinished": int,
+}
+"""Of a Job's spec, see k8sjob.targets.schema."""
+_STOPPED: Final = {"operator": "In", "values": [int(ExitCode.STOPPED)]}
+_COMPLETION_INDEX: Final = re.compile(r"\bJOB_COMPLETION_INDEX\b")
+_MASTER: Final = {"MASTER_ADDR", "PET_MASTER_ADDR"}
+_NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
+
+
+class IndexedReader:
+    """Of a plain Job; see k8sjob.targets.api.Reader.
+
+    Args:
+        target: what such a job becomes.
+        shape: the types of its spec.
+        container: how k8sjob calls the container that trains.
+    """
+
+    quantities: tuple[tuple[str, ...], ...] = ()
+
+    def __init__(self, target: Indexed, shape: Json, container: str = CONTAINER_NAME) -> None:
+        about = {"name": str, "namespace": str, **METADATA}
+        self.target, self._container = target, container
+        self._shape = {"apiVersion": str, "kind": str, "metadata": about, "spec": shape}
+
+    def problems(self, job: Json) -> Iterator[Problem]:
+        """Fields of another type."""
+        yield from type_problems(fit(job, self._shape)[1])
+
+    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
+        """With k8sjob's names of the container, the Service and the Pods."""
+        job["spec"] = self.target.written(job)
+        name, pod = Object(job).name, Object(job).part("spec", "template", "spec")
+        network = pod.get("subdomain") or name
+        services = [one for one in others if _is_its_service(one, name, network)]
+        notes = [
+            f"the Service {Object(one).name} is left out; k8sjob renders one of the job's name,"
+            f" with its own port: the other had {Object(one).spec.get('ports') or 'none'}"
+            for one in services
+            if Object(one).labels.get(MANAGED_BY) != "k8sjob"
+        ]
+        notes += self.rendered_names(job)
+        before, after = f"{name}-#.{network}", f"{name}-#.{name}"
+        notes += readdress(pod, before, after)
+        return Authored(job, notes, services)
+
+    def rendered_names(self, job: Json) -> Iterator[str]:
+        """Give the Indexed Job of a job the names that k8sjob renders, with notes.
+
+        Raises:
+            SpecError: nobody knows which container trains, or Pods have no index.
+        """
+        spec: Json = at_path(job, *self.target.job_at) or {}
+        if spec.get("completionMode") != "Indexed" and (spec.get("completions") or 1) == 1:
+            spec["completionMode"] = "Indexed"  # of a single Pod the index is always 0
+        if problems := Indexed.problems(self.target, job):
+            raise SpecError(problems)
+        pod = Object(spec).part("template", "spec")
+        pod["subdomain"] = Object(job).name
+        if pod.get("restartPolicy", "OnFailure") == "OnFailure" and "backoffLimit" not in spec:
+            restarts = Policy().max_restarts
+            spec["backoffLimit"] = restarts * (spec.get("completions") or 1) + 1
+            yield f"no backoffLimit is given; policy.max_restarts is {restarts}, as by default"
+        found = pod.get("containers") or []
+        trains = training(found) or (found[0] if len(found) == 1 else {})
+        if not trains.get("image"):
+            at = field_path((*self.target.job_at, "template", "spec", "containers"))
+            names = [one.get("name") for one in found]
+            message = f"{names!r}: none with an image is called {CONTAINER_NAME!r}; call the one so"
+            raise SpecError([Problem(at, f"{message} that trains")])
+        old, trains["name"] = trains.get("name"), self._container
+        rules = Object(spec).part("podFailurePolicy").get("rules") or ()
+        for codes in (rule["onExitCodes"] for rule in rules if rule.get("onExitCodes")):
+            if codes.get("containerName") == old:
+                codes["containerName"] = self._container
+        if _replace_in_commands(pod, _COMPLETION_INDEX, lambda _: "PET_NODE_RANK"):
+            yield "in the command JOB_COMPLETION_INDEX became PET_NODE_RANK, which every kind has"
+        if old not in {CONTAINER_NAME, self._container}:
+            yield f"the container {old} is called {self._container} in what k8sjob renders"
+
+    def settle(self, job: Json) -> None:
+        """The apiserver's defaults; without what k8sjob adds for suspensions and for twins."""
+        job["spec"].setdefault("suspend", False)
+        spec: Json = at_path(job, *self.target.job_at)
+        for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
+            spec.setdefault(key, value)
+        if spec.get("podReplacementPolicy") in {"Failed", "TerminatingOrFailed"}:
+            del spec["podReplacementPolicy"]
+        if policy := spec.get("podFailurePolicy"):
+            policy["rules"] = [rule for rule in policy.get("rules") or () if not _of_stop(rule)]
+            if not policy["rules"]:
+                del spec["podFailurePolicy"]
+        container = training(Object(spec).part("template", "spec").get("containers"))
+        ports = [one for one in container.pop("ports", []) if one.get("name") != "rendezvous"]
+        if ports:
+            container["ports"] = ports
+
+    def fields(self, job: Json) -> Json:
+        """Of the Indexed Job; the processes of each node as a variable or the command says."""
+        spec = at_path(job, *self.target.job_at)
+        nodes = sum(one.count for one in self.target.replicas(job))
+        replicas: Json = {"workers": nodes - 1}
+        if (nproc := self._nproc(job, nodes)) > 1:
+            replicas["nproc_per_node"] = nproc
+        most = nodes
+        if self.target.is_elastic(job):
+            nnodes = _variables(job, self.target)["PET_NNODES"]
+            if bounds := re.fullmatch(r"(\d{1,6}):(\d{1,6})", nnodes):
+                most = int(bounds[2])
+                replicas["elastic"] = {"min": int(bounds[1]), "max": most}
+        limit, policy = spec["backoffLimit"], at_path(spec, "template", "spec", "restartPolicy")
+        rules = Object(spec).part("podFailurePolicy").get("rules") or ()
+        if policy == "Never" and RETRIED in [at_path(r, "onExitCodes", "values") for r in rules]:
+            policy, restarts = "ExitCode", limit // most
+        else:
+            restarts = max(1, (limit - 1) // most) if limit else 0
+        return {
+            "replicas": replicas,
+            "policy": {
+                "restart_policy": policy,
+                "max_restarts": None if policy == "Never" else restarts,
+                "ttl_after_finished": job["spec"].get("ttlSecondsAfterFinished"),
+                "active_deadline": self.target.active_deadline(job),
+                "suspend": job["spec"]["suspend"],
+            },
+        }
+
+    def _nproc(self, job: Json, nodes: int) -> int:
+        """The processes of each node; 0 where nothing says it."""
+        given = _variables(job, self.target)
+        told = self.target.nproc_per_node(job)
+        for one in self.target.replicas(job)[:1]:
+            container = training(one.pod.get("containers"))
+            words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
+            if not told and (found := _NPROC.search(words)):
+                told = found[1]
+        world = given.get("WORLD_SIZE", "")
+        if not told and world.isdecimal() and int(world) % nodes == 0:
+            told = str(int(world) // nodes)
+        return int(told) if told.isdecimal() else 0
+
+
+def _is_its_service(item: Json, job: str, network: str) -> bool:
+    if item.get("kind") != "Service":
+        return False
+    selector = Object(item).part("spec", "selector")
+    return Object(item).name == network or job in (selector.get(JOB_NAME), selector.get("job-name"))
+
+
+def _of_stop(rule: Json) -> bool:
+    codes = {k: v for k, v in (rule.get("onExitCodes") or {}).items() if k != "containerName"}
+    return rule.get("action") == "Ignore" and codes == _STOPPED
+
+
+def _variables(job: Json, target: Indexed) -> dict[str, str]:
+    pods = [one.pod for one in target.replicas(job)[:1]]
+    env = [one for pod in pods for one in training(pod.get("containers")).get("env") or ()]
+    return {str(one.get("name")): str(one.get("value") or "") for one in env}
+
+
+def readdress(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
+    """Change the Pods' addresses in commands and variables, in place, with a note on each.
+
+    Args:
+        pod: a Pod's spec.
+        before: "digits-#.train", with # for the index.
+        after: the same as k8sjob renders it.
+        shift: what is added to the index.
+    """
+    address = re.escape(before).replace(re.escape("#"), r"(\d+)")
+    pattern = re.compile(rf"(?<![\w.-]){address}(?![\w-])")
+    seen: dict[str, str] = {}
+
+    def other(match: re.Match[str], master: str = "") -> str:
+        index = int(match[1]) + shift
+        seen[match[0]] = after.replace("#", str(index)) if index or not master else master
+        return seen[match[0]]
+
+    def in_command(match: re.Match[str]) -> str:
+        return other(match, "$(MASTER_ADDR)")  # which the Pods of every kind have
+
+    for container in containers(pod):
+        for variable in container.get("env") or ():
+            if isinstance(variable.get("value"), str) and variable["name"] not in _MASTER:
+                variable["value"] = pattern.sub(other, variable["value"])
+    _replace_in_commands(pod, pattern, in_command)
+    for old, new in seen.items():
+        if old != new:
+            yield f"the address {old} became {new}"
+
+
+def _replace_in_commands(
+    pod: Json, pattern: re.Pattern[str], new: Callable[[re.Match[str]], str]
+) -> bool:
+    """Replace a pattern, in place; whether it was there."""
+    found = False
+    for container in containers(pod):
+        for key in ("command", "args"):
+            for index, word in enumerate(container.get(key) or ()):
+                container[key][index] = pattern.sub(new, word)
+                found |= container[key][index] != word
+    return found

@@ -1,0 +1,160 @@
+"""JobSets that others wrote: one replicated Job or several whose Pods are alike.
+
+Defaults: JobSet 0.12, pkg/webhooks/jobset_webhook.go.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.objects import Object, training
+from k8sjob.targets.api import Authored
+from k8sjob.targets.indexed_reader import JOB_SHAPE, IndexedReader, readdress
+from k8sjob.targets.jobset.target import CHILD_NAME, NODE, JobSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k8sjob.kube.objects import Json
+
+__all__ = ["JOBSET_SHAPE", "JobSetReader", "join", "settle_set"]
+
+JOBSET_SHAPE: Final = {
+    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
+    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SHAPE}}],
+    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
+    "suspend": bool,
+    "ttlSecondsAfterFinished": int,
+}
+"""Of a JobSet's spec, see k8sjob.targets.schema."""
+_LEADING: Final = ("master", "leader", "launcher", "driver", "coordinator", "head")
+_RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTER_ADDR"}
+"""Variables that may differ between replicated Jobs whose Pods are alike."""
+
+
+class JobSetReader(IndexedReader):
+    """See k8sjob.targets.api.Reader."""
+
+    def __init__(self) -> None:
+        super().__init__(JobSet(), JOBSET_SHAPE)
+
+    def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
+        """With one replicated Job, `node`."""
+        notes = list(join(job["spec"], Object(job).name, ("spec",)))
+        return Authored(job, [*notes, *self.rendered_names(job)], [])
+
+    def settle(self, job: Json) -> None:
+        """As the webhook does it."""
+        settle_set(job["spec"])
+        super().settle(job)
+
+
+def settle_set(spec: Json) -> None:
+    """Fill in the webhook's defaults of a JobSet's spec with one replicated Job."""
+    spec.setdefault("successPolicy", {"operator": "All"})
+    spec.setdefault("startupPolicy", {"startupPolicyOrder": "AnyOrder"})
+    network = spec.setdefault("network", {})
+    network.setdefault("enableDNSHostnames", True)
+    network.setdefault("publishNotReadyAddresses", True)
+    node = spec["replicatedJobs"][0]
+    node.setdefault("replicas", 1)
+    node["template"]["spec"]["template"]["spec"].setdefault("restartPolicy", "OnFailure")
+
+
+def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
+    """Make one replicated Job `node` of one replica of all of a JobSet's, in place, with notes.
+
+    Args:
+        spec: of the JobSet.
+        name: of the JobSet.
+        at: where the spec is, for messages.
+
+    Raises:
+        SpecError: their Pods are not alike, or several Jobs have several Pods each.
+    """
+    path = (*at, "replicatedJobs")
+    parts = spec.get("replicatedJobs") or []
+    if not parts:
+        raise SpecError([Problem(field_path(path), "no replicated Jobs; add one")])
+    parts.sort(key=lambda one: not any(word in one.get("name", "") for word in _LEADING))
+    network = (spec.get("network") or {}).pop("subdomain", name)
+    nodes, problems = 0, list[Problem]()
+    moves: list[tuple[str, int]] = []
+    for part in parts:
+        of_job = part.setdefault("template", {}).setdefault("spec", {})
+        replicas, pods = part.pop("replicas", 1), of_job.get("completions") or 1
+        old = part.get("name", "")
+        if replicas > 1 and pods > 1:
+            message = f"{replicas} Jobs of {pods} Pods each have no single rank; use one of them"
+            problems.append(Problem(field_path((*path, old)), message))
+        moves.append((f"{name}-{old}-{'#-0' if replicas > 1 else '0-#'}.{network}", nodes))
+        of_job.setdefault("completionMode", "Indexed")
+        of_job["parallelism"] = replicas if replicas > 1 else of_job.get("parallelism") or pods
+        nodes += replicas * pods
+    notes: dict[str, None] = {}
+    for part in parts:
+        for before, first in moves:
+            pod = Object(part["template"]["spec"]).part("template", "spec")
+            said = readdress(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
+            notes |= dict.fromkeys(said)
+    yield from notes
+    if problems := [*problems, *_differences(parts, path)]:
+        raise SpecError(problems)
+    names = [part.get("name", "") for part in parts]
+    of_job = parts[0]["template"]["spec"]
+    of_job["completions"] = nodes
+    of_job["parallelism"] = nodes if parts[1:] else of_job["parallelism"]
+    spec["replicatedJobs"] = [{**parts[0], "name": NODE, "replicas": 1}]
+    if names != [NODE]:
+        given = " and ".join(names)
+        yield f"the replicated Jobs {given} are one, {NODE}, of {nodes} Pods in what k8sjob renders"
+    yield from _policies(spec, names)
+
+
+def _policies(spec: Json, names: list[str]) -> Iterator[str]:
+    """Let policies speak of the one replicated Job."""
+    for rule in (spec.get("failurePolicy") or {}).get("rules") or ():
+        if rule.get("targetReplicatedJobs"):
+            rule["targetReplicatedJobs"] = [NODE]
+    success = spec.pop("successPolicy", None) or {}
+    asked = success.get("targetReplicatedJobs") or names
+    if names[1:] and (success.get("operator") == "Any" or set(asked) != set(names)):
+        how = f"{success.get('operator')} of {', '.join(asked)}"
+        yield f"successPolicy is {how}; in what k8sjob renders all Pods must succeed"
+
+
+def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Problem]:
+    first = _alike(parts[0]["template"]["spec"])
+    for part in parts[1:]:
+        at = (*path, part.get("name", ""), "template", "spec")
+        for where in _differ(first, _alike(part["template"]["spec"]), at):
+            message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
+            yield Problem(field_path(where), message)
+
+
+def _alike(of_job: Json) -> Json:
+    """What must be the same in all replicated Jobs."""
+    made = {
+        k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
+    }
+    found = Object(made).part("template", "spec").get("containers") or []
+    trains = training(found) or (found[0] if len(found) == 1 else {})
+    kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
+    if kept:
+        trains["env"] = kept
+    return made
+
+
+def _differ(one: Any, other: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where two values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys([*one, *other]):
+            yield from _differ(one.get(key), other.get(key), (*path, key))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differ(*pair, (*path, index))
+    elif one != other:
+        yield path

@@ -1,0 +1,121 @@
+"""The types of a manifest's fields, as far as k8sjob reads them; other fields may hold anything.
+
+A shape is a mapping with the types of its keys (ANY: of all others), a list with that of its items,
+a type, or None for anything. An apiserver refuses a field of another type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from k8sjob.errors import Problem, field_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ANY", "METADATA", "POD_TEMPLATE", "Quantity", "WrongType", "fit", "type_problems"]
+
+_Path = tuple[str | int, ...]
+ANY: Final = "*"
+_MAX_SHOWN: Final = 80
+
+
+class WrongType(NamedTuple):
+    """A field of another type than the CRD's: where, the value, and what it must be."""
+
+    path: _Path
+    seen: Any
+    expected: str
+
+
+class Quantity:
+    """A quantity, as text or as a number."""
+
+
+METADATA: Final = {"labels": {ANY: str}, "annotations": {ANY: str}}
+_CONTAINER: Final = {
+    "name": str,
+    "image": str,
+    "imagePullPolicy": str,
+    "command": [str],
+    "args": [str],
+    "env": [{"name": str, "value": str, "valueFrom": {}}],
+    "envFrom": [{"configMapRef": {}, "secretRef": {}}],
+    "ports": [{"name": str, "containerPort": int}],
+    "resources": {"limits": {ANY: Quantity}, "requests": {ANY: Quantity}},
+    "securityContext": {},
+    "volumeMounts": [{"name": str, "mountPath": str}],
+    "readinessProbe": {},
+    "startupProbe": {},
+}
+_VOLUME: Final = {
+    "name": str,
+    "emptyDir": {"medium": str, "sizeLimit": Quantity},
+    "configMap": {},
+    "secret": {},
+    "hostPath": {},
+    "persistentVolumeClaim": {},
+}
+_POD: Final = {
+    "containers": [_CONTAINER],
+    "initContainers": [_CONTAINER],
+    "imagePullSecrets": [{"name": str}],
+    "nodeSelector": {ANY: str},
+    "securityContext": {},
+    "volumes": [_VOLUME],
+    "restartPolicy": str,
+    "hostIPC": bool,
+}
+POD_TEMPLATE: Final = {"metadata": METADATA, "spec": _POD}
+_NAMES: Final = {
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    Quantity: "a quantity",
+}
+
+
+def fit(manifest: dict[str, Any], shape: Any) -> tuple[dict[str, Any], list[WrongType]]:
+    """The manifest without its fields of a wrong type and without nulls, and those fields.
+
+    Items of lists keep their index: a wrong one is emptied.
+    """
+    wrong: list[WrongType] = []
+    made: dict[str, Any] = _fit(manifest, shape, (), wrong)
+    return made, wrong
+
+
+def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
+    """The value if it has the shape; None if it has another or is null."""
+    if value is None and not (path and isinstance(path[-1], int)):  # in a list it is an item
+        return None
+    if isinstance(shape, dict) and isinstance(value, dict):
+        fitted = {
+            key: _fit(item, shape.get(key, shape.get(ANY)), (*path, key), wrong)
+            for key, item in value.items()
+        }
+        return {key: item for key, item in fitted.items() if item is not None}
+    if isinstance(shape, list) and isinstance(value, list):
+        empty: Any = {} if isinstance(shape[0], dict) else ""
+        items = (_fit(item, shape[0], (*path, i), wrong) for i, item in enumerate(value))
+        return [empty if item is None else item for item in items]
+    if shape is None or (isinstance(shape, type) and _is_a(value, shape)):
+        return value
+    expected = "a mapping" if isinstance(shape, dict) else "a list"
+    wrong.append(WrongType(path, value, _NAMES[shape] if isinstance(shape, type) else expected))
+    return None
+
+
+def _is_a(value: Any, shape: type) -> bool:
+    if shape is Quantity:
+        return isinstance(value, str | int | float) and not isinstance(value, bool)
+    return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+
+
+def type_problems(wrong: list[WrongType]) -> Iterator[Problem]:
+    """Each field of a wrong type."""
+    for path, value, expected in wrong:
+        seen = ascii(value)
+        seen = seen if len(seen) <= _MAX_SHOWN else f"{seen[:_MAX_SHOWN]}..."
+        message = f"{seen} is not {expected}; correct it, a cluster would refuse the manifest"
+        yield Problem(field_path(path), message)

@@ -1,0 +1,274 @@
+"""Adopt of kinds but PyTorchJobs: what their authors write themselves, and what becomes of it."""
+
+import copy
+
+import pytest
+
+from k8sjob.adopt import adopt
+from k8sjob.errors import SpecError
+from k8sjob.rendering import manifest, render
+from k8sjob.targets.jobs import by_name
+from k8sjob.yamldoc import dump
+
+OF_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "headless"},
+    "spec": {"clusterIP": "None", "selector": {"job-name": "train"}, "ports": [{"port": 29500}]},
+}
+RANKS = [
+    {"name": "MASTER_ADDR", "value": "train-0.headless"},
+    {"name": "MASTER_PORT", "value": "29500"},
+    {"name": "WORLD_SIZE", "value": "8"},
+    {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": OF_INDEX}}},
+]
+
+
+def job(container=None, pod=None, **spec):
+    main = {"name": "main", "image": "registry/train:1", "command": ["python", "main.py"]}
+    given = {"restartPolicy": "Never", "subdomain": "headless", **(pod or {})}
+    template = {"spec": {**given, "containers": [{**main, **(container or {})}]}}
+    counts = {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "backoffLimit": 0}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "train"},
+        "spec": {**counts, "template": template, **spec},
+    }
+
+
+def ignoring(container):
+    codes = {"containerName": container, "operator": "In", "values": [1]}
+    return {"rules": [{"action": "Ignore", "onExitCodes": codes}]}
+
+
+def adopted(*objects):
+    return adopt("---\n".join(map(dump, objects)))
+
+
+def trainer(spec, target):
+    """The container that a spec renders for a target."""
+    (container,) = (
+        by_name(target).replicas(manifest(spec.with_(target=target)))[0].pod["containers"]
+    )
+    return container
+
+
+def test_a_job_with_its_service():
+    torchrun = ["torchrun", "--nproc_per_node=2", "--node-rank=$(JOB_COMPLETION_INDEX)"]
+    torchrun += ["--rdzv-endpoint=train-0.headless:29500", "main.py"]
+    made = adopted(
+        SERVICE, job({"command": torchrun, "env": [*RANKS, {"name": "A", "value": "1"}]})
+    )
+    spec = made.spec
+    assert (spec.target, spec.replicas.workers, spec.nproc_per_node) == ("job", 3, 2)
+    assert (spec.policy.restart_policy, spec.run.env, spec.overlay) == ("Never", {"A": "1"}, {})
+    for target in ("job", "pytorchjob"):  # the same words, and in both the kinds replace them
+        command = trainer(spec, target)["command"]
+        assert command[2:4] == [
+            "--node-rank=$(PET_NODE_RANK)",
+            "--rdzv-endpoint=$(MASTER_ADDR):29500",
+        ]
+    notes = "\n".join(made.notes)
+    for part in (
+        "the Service headless is left out",
+        "the container main is called pytorch",
+        "the address train-0.headless became $(MASTER_ADDR)",
+        "sets them in every replica: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK",
+        "MASTER_PORT is 23456 in what k8sjob renders, not 29500",
+    ):
+        assert part in notes
+    assert "WORLD_SIZE is" not in notes
+    assert "not part of the job" not in notes
+    assert adopt(render(spec)).spec == spec
+
+
+def test_what_the_apiserver_wrote_is_left_out():
+    live = job(selector={"matchLabels": {"controller-uid": "1"}})
+    live["spec"]["template"]["metadata"] = {"labels": {"job-name": "train", "team": "v"}}
+    live |= {"status": {"active": 4}, "metadata": {"name": "train", "uid": "1"}}
+    made = adopted(live)
+    assert made.spec.pod_template["metadata"] == {"labels": {"team": "v"}}
+    assert made.spec.overlay == {}
+    assert made.notes[0].endswith("metadata.uid, status")
+
+
+@pytest.mark.parametrize(
+    ("given", "policy", "restarts", "overlay"),
+    [
+        ({"backoffLimit": 0}, "Never", 3, {}),
+        ({}, "Never", 3, {"backoffLimit": 6}),
+        ({"backoffLimit": 9, "pod": "OnFailure"}, "OnFailure", 2, {}),
+        ({"backoffLimit": 0, "pod": "OnFailure"}, "OnFailure", 0, {}),
+        ({"backoffLimit": 0, "podReplacementPolicy": "TerminatingOrFailed"}, "Never", 3, {}),
+        ({"backoffLimit": 0, "parallelism": 2}, "Never", 3, {"parallelism": 2}),
+        ({"backoffLimit": 0, "maxFailedIndexes": 1}, "Never", 3, {"maxFailedIndexes": 1}),
+        (
+            {"backoffLimit": 1, "podFailurePolicy": ignoring("main")},
+            "Never",
+            3,
+            {"backoffLimit": 1, "podFailurePolicy": ignoring("pytorch")},
+        ),
+    ],
+)
+def test_restarts(given, policy, restarts, overlay):
+    given = dict(given)
+    one = job(pod={"restartPolicy": given.pop("pod", "Never")})
+    del one["spec"]["backoffLimit"]
+    one["spec"] |= given
+    spec = adopted(one).spec
+    assert (spec.policy.restart_policy, spec.policy.max_restarts) == (policy, restarts)
+    assert spec.overlay == ({"spec": overlay} if overlay else {})
+
+
+def test_one_pod_needs_no_index():
+    one = job(completions=1, parallelism=1)
+    del one["spec"]["completionMode"]
+    assert adopted(one).spec.replicas.workers == 0
+
+
+def test_a_queue_means_suspended():
+    one = job()
+    one["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    made = adopted(one)
+    assert (made.spec.kueue_queue, made.spec.overlay) == ("research", {})
+    assert "the job begins suspended" in "\n".join(made.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "message"),
+    [
+        ({"completionMode": "NonIndexed"}, "spec.completionMode", "use Indexed"),
+        ({"completions": "4"}, "spec.completions", "is not a whole number"),
+        ({"template": {}}, "spec.template.spec.containers", "call the one so that trains"),
+    ],
+)
+def test_what_is_refused(change, field, message):
+    with pytest.raises(SpecError) as caught:
+        adopted({**copy.deepcopy(job()), "spec": {**job()["spec"], **change}})
+    (problem,) = caught.value.problems
+    assert problem.field == field
+    assert message in problem.message
+
+
+def test_which_of_two_containers_trains():
+    side = {"name": "side", "image": "registry/side:1"}
+    two = job()
+    two["spec"]["template"]["spec"]["containers"].append(side)
+    with pytest.raises(SpecError, match="call the one so that trains"):
+        adopted(two)
+    two["spec"]["template"]["spec"]["containers"][0]["name"] = "pytorch"
+    assert adopted(two).spec.pod_template["spec"]["containers"][0]["name"] == "side"
+
+
+def replicated(name, count, **more):
+    template = {"spec": {**job(**more)["spec"], "completions": count, "parallelism": count}}
+    del template["spec"]["template"]["spec"]["subdomain"]
+    return {"name": name, "template": template}
+
+
+def jobset(*parts, **spec):
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "train"},
+        "spec": {**spec, "replicatedJobs": list(parts)},
+    }
+
+
+def runtime(kind="ClusterTrainingRuntime", **spec):
+    pod = {"containers": [{"name": "node", "image": "i"}]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    template = {"spec": jobset(node)["spec"]}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": "torch", "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": template, **spec},
+    }
+
+
+ZERO = {"name": "RANK", "value": "0"}
+OF_WORKERS, OF_MASTER = ({"args": [f"train-{one}-0-0.train"]} for one in ("workers", "master"))
+TRAINER = {
+    "numNodes": 3,
+    "image": "registry/train:1",
+    "command": ["torchrun", "main.py"],
+    "env": [{"name": "A", "value": "1"}],
+    "resourcesPerNode": {"limits": {"nvidia.com/gpu": 4}},
+}
+
+
+def trainjob(**spec):
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "train"},
+        "spec": {"runtimeRef": {"name": "torch"}, "trainer": TRAINER, **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [replicated("workers", 4, container=OF_WORKERS)],
+        [{**replicated("workers", 1, container=OF_WORKERS), "replicas": 4}],
+        [
+            replicated("worker", 3, container={**OF_MASTER, "env": RANKS[-1:]}),
+            replicated("master", 1, container={**OF_MASTER, "env": [ZERO]}),
+        ],
+    ],
+    ids=["one", "a job for each pod", "master and worker"],
+)
+def test_a_jobset_is_one_replicated_job(parts):
+    made = adopted(jobset(*parts, network={"enableDNSHostnames": True}))
+    spec = made.spec
+    assert (spec.target, spec.replicas.workers, spec.overlay) == ("jobset", 3, {})
+    assert spec.policy.restart_policy == "Never"
+    for target in ("jobset", "trainjob", "job", "pytorchjob"):
+        assert trainer(spec, target)["args"] == ["$(MASTER_ADDR)"]
+    assert "are one, node, of 4 Pods" in "\n".join(made.notes)
+    assert adopt(render(spec)).spec == spec
+
+
+def test_what_a_jobset_says_of_its_parts_is_said():
+    parts = [replicated("master", 1), replicated("worker", 3)]
+    policy = {"operator": "All", "targetReplicatedJobs": ["master"]}
+    made = adopted(jobset(*parts, successPolicy=policy, failurePolicy={"maxRestarts": 2}))
+    assert "successPolicy is All of master; in what k8sjob renders" in "\n".join(made.notes)
+    assert made.spec.overlay == {"spec": {"failurePolicy": {"maxRestarts": 2}}}
+    with pytest.raises(SpecError, match=r"overlay.spec.failurePolicy.maxRestarts: a Job has no"):
+        render(made.spec.with_(target="job"))
+    parts[1] = replicated("worker", 3, container={"args": ["worker"]})
+    with pytest.raises(
+        SpecError, match=r"worker.*containers\[0\].args: the replicated Jobs differ"
+    ):
+        adopted(jobset(*parts))
+
+
+@pytest.mark.parametrize("kind", ["ClusterTrainingRuntime", "TrainingRuntime"])
+def test_a_trainjob_with_its_runtime(kind):
+    reference = {"name": "torch", "kind": kind}
+    made = adopted(runtime(kind), trainjob(runtimeRef=reference))
+    spec = made.spec
+    assert (spec.target, spec.replicas.workers, spec.nproc_per_node) == ("trainjob", 2, 4)
+    assert (spec.image, spec.run.command, spec.run.env) == (
+        "registry/train:1",
+        ("torchrun", "main.py"),
+        {"A": "1"},
+    )
+    assert (spec.resources.gpus, spec.overlay, spec.pod_template) == (4, {}, {})
+    notes = "\n".join(made.notes)
+    assert f"the {kind} torch became a TrainingRuntime of the job's name" in notes
+    assert "numProcPerNode is auto; in what k8sjob renders, 4" in notes
+    assert adopt(render(spec)).spec == spec
+    with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
+        adopted(trainjob(runtimeRef=reference))
+
+
+def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():
+    made = adopted(runtime(podGroupPolicy={"coscheduling": {}}), trainjob()).spec
+    assert made.overlay == {"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}}
+    with pytest.raises(SpecError, match=r"overlay.runtime.spec.podGroupPolicy.coscheduling: a Job"):
+        render(made.with_(target="job"))
