@@ -3,8 +3,10 @@
 import pytest
 import yaml
 
+from k8sjob.backends.api import Snapshot
 from k8sjob.errors import SpecError
 from k8sjob.kube.objects import at_path
+from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec
@@ -95,6 +97,21 @@ def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
     patch = {"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}}
     queued = {**there, "spec": {**there["spec"], "runtimePatches": [patch]}}
     assert not difference(queued, there)
+
+
+def test_that_trainer_cannot_make_the_jobset_is_said():
+    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    made = manifest(spec())
+    job = {**made, "metadata": {**made["metadata"], **meta}}
+    said = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
+    event = {
+        "reason": "TrainJobResourcesCreationFailed",
+        "message": f"TrainJob resources reconciliation failed: jobsets is forbidden: {said}",
+        "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
+        "lastTimestamp": "2026-01-01T00:00:01Z",
+    }
+    found = diagnose(Snapshot(job, (), (event,)), {})
+    assert Cause.QUOTA in {one.cause for one in found}
 
 
 def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():

@@ -134,9 +134,9 @@ class ClusterBackend:
                     earlier = target.kind in {owner.get("kind") for owner in owners}
                     if not earlier or time.monotonic() > deadline:
                         raise BackendError(
-                            f"{where} is"
-                            f" {'still there' if earlier else 'another job'}, and the {ref.kind}"
-                            " needs the name; delete it, or choose another name for the job"
+                            f"{resource}/{ref.name} in namespace {ref.namespace} is"
+                            f" {'left of an earlier job' if earlier else 'of another job'}, and"
+                            f" the {ref.kind} needs the name; delete it, or choose another name"
                         )
                     time.sleep(_LOOK_SECONDS)
 

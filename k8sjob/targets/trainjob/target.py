@@ -60,6 +60,10 @@ class TrainJob(Indexed):
         missing="ask for it (2.3), with JobSet",
         delay=600,  # the Job controller's, see IndexedJob
     )
+    creations: tuple[tuple[str, str, str], ...] = (
+        *Indexed.creations,
+        ("TrainJobResourcesCreationFailed", "SuccessfulCreate", "Created pod: "),
+    )
     template = "trainjob.yaml.j2"
     file = "trainjob.yaml"
     companions: tuple[tuple[str, str], ...] = (("trainingruntimes", "trainingruntime.yaml.j2"),)
