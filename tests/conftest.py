@@ -34,6 +34,8 @@ def pytest_addoption(parser):
 
 
 CHAOS, CLUSTER, OWN_BED = "chaos", "tests/cluster/", "own-bed"
+# What takes minutes more than any other file of a cluster.
+LONGEST = ("tests/cluster/test_training.py", "tests/cluster/test_why.py")
 CONTROLLERS = {"controllers", "jobset", "trainer", "kueue"}
 # Long files of which each test stands alone: several processes of pytest share them.
 DIVIDED = (
@@ -68,7 +70,7 @@ def pytest_collection_modifyitems(items):
     chaos = scopes.pop(CHAOS, [])
     cluster = [scopes.pop(scope) for scope in list(scopes) if scope.startswith(CLUSTER)]
     chaos.sort(key=lambda item: _late([item]))
-    cluster.sort(key=_late)
+    cluster.sort(key=lambda scope: (_late(scope), not scope[0].nodeid.startswith(LONGEST)))
     others = sorted(scopes.values(), key=_limit, reverse=True)
     items[:] = [*chaos, *_mixed(cluster, others)]
 

@@ -134,7 +134,7 @@ def test_lines_come_as_they_are_written(transport, apiserver, stop):
 
     def body(piece):
         piece(b'{"a": 1}\n{"b"')
-        more.wait(20)
+        more.wait(60)
         piece(b": 2}\nend")
         return True
 
@@ -163,7 +163,7 @@ def test_a_stream_ends_when_it_is_asked_to(transport, apiserver, stop):
 
     def body(piece):
         piece(b"one\n")
-        silent.wait(30)
+        silent.wait(90)
         return True
 
     def read():
@@ -174,7 +174,7 @@ def test_a_stream_ends_when_it_is_asked_to(transport, apiserver, stop):
     reader.start()
     time.sleep(0.5)
     stop.set()
-    reader.join(10)
+    reader.join(60)
     alive = reader.is_alive()
     silent.set()
     assert not alive

@@ -203,7 +203,7 @@ def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job
     running.send_signal(signal.SIGINT)
     wait_for(lambda: "Stopped" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
-    assert watching.wait(20) == 130
+    assert watching.wait(60) == 130
     assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
 
 

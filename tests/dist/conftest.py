@@ -157,7 +157,7 @@ class Ranks:
         for process in self.processes.values():
             if process.code is None:
                 os.kill(process.pid, signal.SIGKILL)
-                process.wait(10)
+                process.wait(60)
         self._holder.close()
 
 

@@ -101,7 +101,7 @@ def test_sigterm_before_the_training_ends_at_once(start_ranks, tmp_path):
     ranks = start_ranks({"wait": 60}, world=1)
     ranks.await_event("started")
     ranks.signal(rank=0)
-    assert ranks.finish(timeout=10).codes == [ExitCode.STOPPED]
+    assert ranks.finish(timeout=30).codes == [ExitCode.STOPPED]
 
 
 def test_a_rank_that_comes_back_is_noticed_by_those_that_run_on(start_ranks):

@@ -290,7 +290,7 @@ class TestOrphans:
         node = start([self.FAMILY, "time.sleep(60)"])
         rank, child = node.until("pids").split()
         node.send(signal.SIGKILL)
-        node.process.wait(timeout=10)
+        node.process.wait(timeout=60)
         assert gone(int(rank))
         os.kill(int(child), signal.SIGKILL)  # in a pod the kernel does that when PID 1 ends
 

@@ -65,7 +65,7 @@ def test_ranks_are_spans():
 
 
 def test_the_same_calls_are_checked_on_all_ranks_whichever_lines_they_come_from():
-    store, together = HashStore(), threading.Barrier(2, timeout=20)
+    store, together = HashStore(), threading.Barrier(2, timeout=60)
     met = Rendezvous(store, lambda: store, "gloo", "")
 
     def train(rank):

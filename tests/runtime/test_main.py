@@ -126,7 +126,7 @@ class TestMastersName:
         node = start("print('never')", environ=NODE_1, rendezvous_timeout=60)
         node.process.stderr.readline()
         node.send(signal.SIGTERM)
-        result = node.finish(10)
+        result = node.finish(40)
         assert (result.code, result.reason.type) == (143, "Stopped")
         assert result.out == ""
 

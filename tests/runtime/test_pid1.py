@@ -50,4 +50,4 @@ def test_sigterm_stops_it_although_it_is_pid_1(start):
     children = f"/proc/{node.process.pid}/task/{node.process.pid}/children"
     with open(children) as file:  # noqa: PTH123 - a file of the kernel
         os.kill(int(file.read()), 15)
-    assert node.finish(10).code == 0
+    assert node.finish(40).code == 0

@@ -22,7 +22,7 @@ def port():
         yield holder.getsockname()[1]
 
 
-def join(port, rank, world, *, timeout=10.0, backend="gloo", **options):
+def join(port, rank, world, *, timeout=60.0, backend="gloo", **options):
     env = DistEnv(rank, rank, world, world, "127.0.0.1", port)
     info = RankInfo(rank, world, "here", backend)
     return rendezvous(env, info, choose=common_backend, timeout=timeout, **options)
@@ -78,10 +78,10 @@ def test_rank_0_reports_the_missing_ranks_until_all_are_here(port):
         come.set()
 
     def late():
-        come.wait(20)
+        come.wait(60)
         return join(port, 1, 2)
 
-    in_threads(lambda: join(port, 0, 2, timeout=20, on_wait=tell), late)
+    in_threads(lambda: join(port, 0, 2, timeout=60, on_wait=tell), late)
     assert told == [[1], []]
 
 

@@ -37,7 +37,7 @@ def call(node):
 
 
 def until(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

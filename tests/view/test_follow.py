@@ -32,7 +32,7 @@ class Jobs:
 
     def watch(self, ref, *, stop=None):
         yield self._snapshot("Running")
-        self.go.wait(20)
+        self.go.wait(60)
         yield self._snapshot("Succeeded")
 
 

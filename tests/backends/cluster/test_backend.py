@@ -444,16 +444,19 @@ def test_a_watch_of_no_job(backend, there):
 
 
 def test_a_watch_ends_when_it_is_asked_to(backend, there):
-    stop, seen = threading.Event(), []
+    begun, stop, seen = threading.Event(), threading.Event(), []
 
     def watch():
-        seen.extend(backend.watch(JobRef("one", "team"), stop=stop))
+        for snapshot in backend.watch(JobRef("one", "team"), stop=stop):
+            seen.append(snapshot)
+            begun.set()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    assert begun.wait(60)
     time.sleep(0.3)
     stop.set()
-    watcher.join(20)
+    watcher.join(60)
     assert not watcher.is_alive()
     assert len(seen) == 1
 

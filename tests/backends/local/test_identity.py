@@ -26,7 +26,7 @@ def test_this_process_is_alive_and_comes_back_from_json():
 def test_a_process_that_agrees_in_all_is_killed(sleeper):
     it = Identity.of(sleeper.pid)
     assert it.kill()
-    sleeper.wait(5)
+    sleeper.wait(60)
     assert not it.alive
     assert not it.kill()
 
