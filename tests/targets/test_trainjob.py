@@ -45,6 +45,9 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
+OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "text"),
     [
@@ -52,7 +55,10 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
         ({"gang": {"scheduler": "volcano"}}, "gang", "overlay.runtime"),
         ({"name": "a" * 49}, "name", "use at most 48"),
         (
-            {"pod_template": {"spec": {"containers": [{"name": "pytorch", "image": "x"}]}}},
+            {
+                "run": {"script": "main.py", "env": {"A": "1"}},
+                "pod_template": {"spec": {"containers": [OTHER_A]}},
+            },
             "pod_template",
             "spec.trainer has another value, which wins",
         ),
