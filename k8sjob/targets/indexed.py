@@ -249,7 +249,8 @@ class Indexed:
         own, counted = true_conditions(Object(job).status), true_conditions(status)
         for kind, state in self.ends.items():
             if kind in own:
-                return state, counted.get(kind) or own[kind]
+                failed = counted.get(kind) if state is JobState.FAILED else None
+                return state, failed or own[kind]
         well = (status.get("ready") or 0) + (status.get("succeeded") or 0)
         if well == self._nodes(job) or not counted.keys().isdisjoint(_ENDING):
             return JobState.RUNNING, {}

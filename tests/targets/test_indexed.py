@@ -255,6 +255,9 @@ def test_the_state(status, state, kind):
 def test_why_it_failed_is_what_its_job_says(kind):
     failed = kind.job(**condition("Failed", reason="BackoffLimitExceeded"))
     assert kind.target.state(failed)[1]["reason"] == "BackoffLimitExceeded"
+    suspended = kind.job(**condition("Suspended", reason="JobSuspended"))
+    own = "JobSuspended" if kind is JOB else "its own"  # known before the Job's
+    assert kind.target.state(suspended)[1]["reason"] == own
 
 
 @of_each_kind
