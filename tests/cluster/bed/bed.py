@@ -55,6 +55,7 @@ class Bed(Cluster):
         self.parts = parts
         self.bin = binaries()
         self.keeper = None
+        self.altered = set()  # controllers with other settings than those of all tests
 
     def __enter__(self):
         beds = cache_home() / "beds"
@@ -162,21 +163,26 @@ class Bed(Cluster):
         Args:
             names: of `controllers.ALL`: jobset, trainer, kueue.
             settings: what the last one's configuration has instead of `controllers.ALL`'s, with
-                which it starts anew; only in a bed that no other test uses.
+                which it starts anew, until `restore`; only in a bed that no other test uses.
         """
         with (self.folder / "add.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             built, server = build.controllers(), f"https://127.0.0.1:{self.access.apiserver}"
-            if settings and names[-1] in self.running():
-                self.stop(names[-1])
+            if settings:
+                self.altered.add(names[-1])
+                self.kill(names[-1])
             added = [name for name in controllers.order(names) if name not in self.running()]
             for name in added:
                 own = settings if name == names[-1] else {}
+                first = not (self.folder / f"conf/{name}.yaml").exists()
                 argv = controllers.prepare(name, self.folder, built, server, **own)
                 self.commands[name] = argv
-                self.apply(controllers.objects(name, self.folder, built))
-                # One that looks for its resources too early tries again after ten seconds.
-                self.kubectl("wait", "--for=condition=Established", "crd", "--all")
+                if first:
+                    parts = controllers.objects(name, self.folder, built)
+                    text = "\n".join(map(json.dumps, parts))
+                    self.kubectl("create", "--validate=false", "-f", "-", stdin=text)
+                    # One that looks for its resources too early tries again after ten seconds.
+                    self.kubectl("wait", "--for=condition=Established", "crd", "--all")
                 self.start(name, wait=False)
             for name in added:
                 self.wait_ready(name)
@@ -210,6 +216,10 @@ class Bed(Cluster):
                 self.kill(name)
             if name not in self.running():
                 self.start(name)
+        for name in self.altered:
+            self.kill(name)
+            self.add(name)
+        self.altered.clear()
 
     def wait_ready(self, name):
         """Returns when the component does its work."""

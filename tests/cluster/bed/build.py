@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import yaml
 from baseimage import cache_home, once
 from gomodules import JOBSET, KUEUE, OPERATOR, TRAINER, source
 
@@ -55,6 +56,7 @@ MANIFESTS = {
     ),
     "kueue": (KUEUE, ["config/default"], ""),
 }
+NOT_HERE = ("Deployment", "APIService")  # an APIService without its server breaks discovery
 
 
 def binaries():
@@ -64,7 +66,7 @@ def binaries():
 
 def controllers():
     """The folder of the programs and manifests of `controllers.ALL`; see `binaries`."""
-    return _built("controllers", [], CONTROLLERS, MANIFESTS, _build_controllers)
+    return _built("controllers", [], CONTROLLERS, (MANIFESTS, NOT_HERE), _build_controllers)
 
 
 def _built(name, sources, module, settings, build):
@@ -119,5 +121,17 @@ def _build_controllers(making):
             Path(folder, "kustomization.yaml").write_text(json.dumps(rendered))
             kustomize = [binaries() / "kubectl", "kustomize", folder]
             anywhere = "--load-restrictor=LoadRestrictionsNone"
-            with (making / f"{name}.yaml").open("w") as manifests:
-                subprocess.run([*kustomize, anywhere], stdout=manifests, check=True)
+            text = subprocess.run([*kustomize, anywhere], capture_output=True, check=True).stdout
+        objects = yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        kept = [_terse(one) for one in objects if one["kind"] not in NOT_HERE]
+        (making / f"{name}.json").write_text(json.dumps(kept))
+
+
+def _terse(part):
+    """Without descriptions, which are most of a CRD and a third of what it costs an apiserver."""
+    if isinstance(part, list):
+        return [_terse(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    texts = [key for key, value in part.items() if key == "description" and isinstance(value, str)]
+    return {key: _terse(value) for key, value in part.items() if key not in texts}

@@ -7,8 +7,6 @@ a Deployment: its webhook's Service has an address of the node's bridge, and a c
 import json
 from dataclasses import dataclass, field
 
-import yaml
-
 from . import pki
 from .components import BED, CONF, webhook_secret
 from .supervisor import CONTROLLERS as ADDRESSES
@@ -22,7 +20,6 @@ FRAMEWORKS = (
     "trainer.kubeflow.org/trainjob",
 )
 RBAC = "rbac.authorization.k8s.io"
-NOT_HERE = ("Deployment", "APIService")  # an APIService without its server breaks discovery
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,7 @@ def objects(name, folder, built):
     """A controller's manifests, for an apiserver that finds its webhook in this bed."""
     made = ALL[name]
     secret = webhook_secret(folder / "pki")
-    with (built / f"{name}.yaml").open() as text:
-        parts = list(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    parts = json.loads((built / f"{name}.json").read_text())
     for part in parts:
         kind = part["kind"]
         hooks = part.get("webhooks", [])
@@ -128,4 +124,4 @@ def objects(name, folder, built):
             part["data"] = secret
         if kind == "Service" and part["metadata"]["name"] == made.service:
             part["spec"]["clusterIP"] = ADDRESSES[name]
-    return [part for part in parts if part["kind"] not in NOT_HERE]
+    return parts
