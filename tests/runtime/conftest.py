@@ -160,7 +160,7 @@ def run(start):
 def gone():
     """gone(pid, seconds) -> bool: whether a process ends, or has become a zombie, in time."""
 
-    def is_gone(pid, seconds=60.0):
+    def is_gone(pid, seconds=30.0):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
