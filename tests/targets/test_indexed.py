@@ -199,6 +199,8 @@ def test_restarts(policy, restart, limit, rules, kind):
     made = kind.indexed(manifest(kind.spec(policy=policy)))
     assert made["template"]["spec"]["restartPolicy"] == restart
     assert made["backoffLimit"] == limit
+    # Without it the failures of all replicas add up to the pause before each of them starts again.
+    assert made.get("backoffLimitPerIndex", 0) == (limit if restart == "Never" else 0)
     found = made.get("podFailurePolicy", {}).get("rules", [])
     assert [rule["action"] for rule in found] == rules
     if rules:  # what a suspension ends is no failure
