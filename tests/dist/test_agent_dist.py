@@ -86,8 +86,13 @@ def nodes(tmp_path, port):
                         stderr=log,
                     )
                 )
-        end = time.monotonic() + 150
-        codes = [process.wait(max(1, end - time.monotonic())) for process in running]
+        end = time.monotonic() + 300
+        try:
+            codes = [process.wait(max(1, end - time.monotonic())) for process in running]
+        except subprocess.TimeoutExpired as error:
+            for rank in range(nnodes):
+                error.add_note(f"node {rank}: {_left(tmp_path, rank)}")
+            raise
         return [(code, *_left(tmp_path, rank)) for rank, code in enumerate(codes)]
 
     yield run
