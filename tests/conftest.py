@@ -48,7 +48,8 @@ LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too
 hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
 hypothesis.settings.register_profile("full", max_examples=100, **LOADED)
 hypothesis.settings.load_profile("quick")
-DEADLINES = {"dist": 900, "slow": 600, "system": 900, "cluster": 1200, "chaos": 1200}
+DEADLINES = {"dist": 900, "slow": 600, "property": 600}
+DEADLINES |= {"system": 900, "cluster": 1200, "chaos": 1200}
 """Seconds that a test with this mark may take, its fixtures included."""
 
 
