@@ -156,7 +156,7 @@ def test_an_elastic_job_has_a_rendezvous_and_no_ranks(kind):
     assert not kind.target.is_elastic(kind.job())
     assert kind.target.injected_env(made, Role.WORKER, 1) == {}
     assert kind.indexed(made)["backoffLimit"] == 12
-    assert kind.indexed(made)["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+    assert kind.indexed(made)["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
 
 @pytest.mark.parametrize(
