@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.failure import say
+from k8sjob.backends.api import LOCAL
+from k8sjob.cli.failure import say, warn
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.output import line
+from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import Object
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
 
@@ -50,3 +53,9 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
 
     backend.suspend(ref, value=value, waiting=waiting)
     line(f"{ref} is being {'suspended' if value else 'resumed'}")
+    if QUEUE in Object(snapshot.job).labels and ref.namespace != LOCAL:
+        warn(
+            "where Kueue manages the job it undoes that at once; set spec.active of its Workload"
+            f" to {'false' if value else 'true'} instead: kubectl get workloads -n {ref.namespace}"
+            f" -l kueue.x-k8s.io/job-uid={Object(snapshot.job).uid}"
+        )

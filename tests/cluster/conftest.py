@@ -152,24 +152,27 @@ def kueue(cluster, namespace, request):
     label = {"metadata": {"labels": MANAGED}}
     cluster.api.request("PATCH", f"/api/v1/namespaces/{namespace}", body=label)
 
-    def make(name, **quota):
-        """The name of the ClusterQueue and the ResourceFlavor of a LocalQueue of this name."""
+    def make(name, flavor="", spec=None, **quota):
+        """The name of the ClusterQueue and the ResourceFlavor of a LocalQueue of this name.
+
+        With `flavor` the queue has the flavor of another one, with `spec` more in its ClusterQueue.
+        """
         whole = f"{namespace}-{name}"
         resources = [{"name": key, "nominalQuota": amount} for key, amount in quota.items()]
         group = {
             "coveredResources": list(quota),
-            "flavors": [{"name": whole, "resources": resources}],
+            "flavors": [{"name": flavor or whole, "resources": resources}],
         }
         specs = {
-            "ResourceFlavor": {},
-            "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": [group]},
+            **({} if flavor else {"ResourceFlavor": {}}),
+            "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": [group], **(spec or {})},
             "LocalQueue": {"clusterQueue": whole},
         }
-        for kind, spec in specs.items():
+        for kind, content in specs.items():
             local = kind == "LocalQueue"
             metadata = {"name": name if local else whole}
             document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata}
-            cluster.create({**document, "spec": spec}, namespace if local else "")
+            cluster.create({**document, "spec": content}, namespace if local else "")
             if not local:
                 request.addfinalizer(functools.partial(cluster.delete, f"{kind.lower()}s", whole))
         return whole

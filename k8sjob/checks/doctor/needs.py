@@ -100,7 +100,7 @@ def queue(facts: Facts) -> Iterator[Check]:
     yield unknown(
         "queue",
         f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
-        f" ClusterQueue {of}, or Kueue's webhook did not answer",
+        f" ClusterQueue {of}, or no dry run came to Kueue's webhook",
         "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted",
     )
 

@@ -1,0 +1,209 @@
+"""Jobs of every kind in Kueue's queues, and what `submit`, `doctor` and `why` say of them."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from k8sjob.checks.doctor import examine_needs, gather_needs
+from k8sjob.jobs.plan import plan_job
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.status import JobState, job_status
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import TARGETS
+
+from .desk import SLEEP
+
+TRAIN = Path(__file__).resolve().parents[1] / "dist/programs/train.py"
+KINDS = tuple(target.name for target in TARGETS)
+PATIENT = ("pytorchjob", "job")
+"""Kinds that are preempted in the middle of their training, since each takes a processor."""
+
+
+@pytest.fixture
+def plan(desk):
+    """The plan of a job of two nodes that sleep, 50m of a core each."""
+
+    def make(name, target, **fields):
+        file = desk.file(SLEEP, name, target=target, **{"resources": {"cpu": "50m"}, **fields})
+        return plan_job(JobSpec.model_validate(yaml.safe_load(file.read_text())))
+
+    return make
+
+
+@pytest.fixture
+def create(desk, plan):
+    return lambda *args, **fields: desk.backend.create(plan(*args, **fields))
+
+
+@pytest.fixture
+def train(desk, tmp_path, image_of):
+    """Creates a job that runs train.py, 100m of a core a node."""
+    shutil.copy(TRAIN, tmp_path)
+
+    def submit(name, options, **fields):
+        spec = JobSpec(
+            name=name,
+            namespace=desk.namespace,
+            image={"repository": "registry.example/tests/kueue", "base": "debian"},
+            resources={"cpu": 1, "requests": {"cpu": "100m"}},
+            run={"script": "train.py", "args": [json.dumps(options)]},
+            **fields,
+        )
+        return desk.backend.create(plan_job(spec, tmp_path, image=image_of(spec, tmp_path)))
+
+    return submit
+
+
+@pytest.fixture
+def state(desk):
+    return lambda ref: job_status(desk.backend.snapshot(ref)).state
+
+
+@pytest.fixture
+def reason(desk):
+    """Why a job waits: the cause and the message; empty for one that does not."""
+
+    def find(ref):
+        snapshot = desk.backend.snapshot(ref)
+        found = diagnose(snapshot, {}, desk.backend.related(snapshot))
+        return next(((one.cause, one.message) for one in found if "queue" in one.cause), ("", ""))
+
+    return find
+
+
+def test_a_job_waits_for_quota_and_starts_when_it_is_free(
+    desk, kueue, create, *, state, reason, eventually
+):
+    queues = {kind: kueue(kind, cpu="150m") for kind in KINDS}
+    first = {kind: create(f"first-{kind}", kind, kueue_queue=kind) for kind in KINDS}
+    for kind, ref in first.items():
+        eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the first {kind}")
+    then = {kind: create(f"then-{kind}", kind, kueue_queue=kind) for kind in KINDS}
+    for kind, ref in then.items():
+        has = f"of the 0.15 of ClusterQueue {queues[kind]} {desk.namespace}/first-{kind} has 0.1"
+        eventually(lambda ref=ref, has=has: has in reason(ref)[1], f"why the second {kind} waits")
+        cause, message = reason(ref)
+        assert cause == "queued"
+        assert "insufficient unused quota for cpu in flavor" in message
+        assert state(ref) is JobState.QUEUED
+        desk.backend.delete(first[kind])
+    for kind, ref in then.items():
+        eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the second {kind}")
+
+
+def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, eventually):
+    kueue("small", cpu="50m")
+    kueue("lost", flavor="nowhere", cpu="1")
+    orphan = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+    orphan |= {"metadata": {"name": "orphan"}, "spec": {"clusterQueue": "nowhere"}}
+    desk.cluster.create(orphan, desk.namespace)
+    for queue, before, after in (
+        ("none", "there is no queue none in", "there is no queue 'none'"),
+        ("small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
+        ("lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
+        ("orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
+    ):
+        made = plan(f"in-{queue}", "job", kueue_queue=queue)
+
+        def warned(made=made, before=before):
+            facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
+            return any(before in check.seen for check in examine_needs(facts))
+
+        eventually(warned, f"a warning of {queue}")
+        ref = desk.backend.create(made)
+
+        def explained(ref=ref, after=after):
+            cause, message = reason(ref)
+            return cause == "no-queue" and after in message
+
+        eventually(explained, f"the reason in {queue}")
+
+
+def test_a_job_that_another_preempts_continues_where_it_was(
+    desk, kueue, create, train, *, state, reason, checkpoints, eventually
+):
+    refs, rivals = {}, {}
+    for kind in PATIENT:
+        cohort = {"cohortName": f"{desk.namespace}-{kind}"}
+        reclaims = {**cohort, "preemption": {"reclaimWithinCohort": "Any"}}
+        flavor = kueue(f"owner-{kind}", spec=reclaims, cpu="100m")
+        kueue(f"guest-{kind}", flavor=flavor, spec=cohort, cpu="50m")
+        checkpoints(kind)
+        refs[kind] = train(
+            f"guest-{kind}",
+            {"epochs": 3, "dropout": 0.3, "pause": 0.3},
+            target=kind,
+            kueue_queue=f"guest-{kind}",
+            checkpoint={"dir": "/checkpoints", "every": 1},
+            volumes=[{"name": "c", "mount": "/checkpoints", "pvc": kind}],
+        )
+
+    def lines(ref, kind):
+        found = desk.backend.logs(ref, "master-0")
+        return [line.text for line in found if f'"kind":"{kind}"' in line.text]
+
+    for kind, ref in refs.items():
+        eventually(lambda ref=ref: lines(ref, "checkpoint"), f"a checkpoint of {kind}")
+        rivals[kind] = create(
+            f"owner-{kind}", kind, kueue_queue=f"owner-{kind}", resources={"cpu": "50m"}
+        )
+    for kind, ref in refs.items():
+        said = f"preempted by {desk.namespace}/owner-{kind} (InCohortReclamation)"
+        eventually(lambda ref=ref, said=said: said in reason(ref)[1], f"why {kind} was stopped")
+        assert state(ref) is JobState.QUEUED
+        eventually(lambda kind=kind: state(rivals[kind]) is JobState.RUNNING, f"the other {kind}")
+        desk.backend.delete(rivals[kind])
+    results = []
+    for kind, ref in refs.items():
+        eventually(lambda ref=ref: state(ref).finished, f"the end of {kind}")
+        assert state(ref) is JobState.SUCCEEDED
+        assert lines(ref, "resumed")
+        results.append(result(desk, ref))
+    for one in results:
+        assert one["losses"] == pytest.approx(results[0]["losses"], rel=1e-9)
+
+
+def test_kueue_starts_an_elastic_job_with_fewer_nodes(desk, kueue, train, state, eventually):
+    kueue("tight", cpu="250m")
+    ref = train(
+        "fewer",
+        {"epochs": 2},
+        target="job",
+        kueue_queue="tight",
+        replicas={"workers": 2, "elastic": {"min": 2, "max": 3}},
+    )
+    eventually(lambda: state(ref).finished, "its end")
+    assert state(ref) is JobState.SUCCEEDED
+    spec = desk.objects("jobs")["fewer"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (2, 2)
+    log = [line.text for line in desk.backend.logs(ref, "master-0")]
+    assert any("of 2" in line and "round 1: node" in line for line in log), log
+    assert result(desk, ref)["equal"]
+
+
+def test_a_kind_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reason, eventually):
+    kueue("team", cpu="1")
+    bed.add("kueue", integrations={"frameworks": ["batch/job"]})
+    made = {kind: plan(f"a-{kind}", kind, kueue_queue="team") for kind in ("pytorchjob", "job")}
+    seen = {}
+    for kind, one in made.items():
+        facts = gather_needs(desk.backend.transport, desk.namespace, one.manifest)
+        seen[kind] = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
+    assert seen == {"pytorchjob": ["Kueue does not manage PyTorchJobs in this cluster"], "job": []}
+    refs = {kind: desk.backend.create(one) for kind, one in made.items()}
+    created = time.monotonic()
+    eventually(lambda: reason(refs["pytorchjob"])[0] == "no-queue", "why it never starts")
+    assert time.monotonic() - created < 20, "a busy machine; 8 s and a look"
+    assert "Kueue has made no Workload for it" in reason(refs["pytorchjob"])[1]
+    eventually(lambda: state(refs["job"]) is JobState.RUNNING, "the Job")
+    assert state(refs["pytorchjob"]) is JobState.QUEUED
+
+
+def result(desk, ref):
+    lines = [line.text for line in desk.backend.logs(ref, "master-0")]
+    (found,) = [line for line in lines if line.startswith("RESULT ")] or [lines[-20:]]
+    return json.loads(found.removeprefix("RESULT "))
