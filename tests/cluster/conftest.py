@@ -77,7 +77,8 @@ def cluster(request, tmp_path_factory):
         return request.getfixturevalue("own_bed")
     registry, kubeconfig = map(os.environ.get, ("K8SJOB_TEST_REGISTRY", "KUBECONFIG"))
     if registry and kubeconfig:
-        return Cluster(kubeconfig, registry)
+        found = Cluster(kubeconfig, registry)
+        return Bed.attach(found.node_folder.parent) if found.node_folder else found
     if "PYTEST_XDIST_WORKER" in os.environ:
         if reason := lacking("cluster"):
             pytest.skip(f"{reason}; {YOURS}")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from baseimage import cache_home
 
@@ -28,33 +29,25 @@ def up():
 
 
 def add(*names):
-    """Start controllers in the clusters that `up` started."""
-    for folder, _ in _started():
-        Bed.attach(folder).add(*names)
-        label = ",".join(f"{key}={value}" for key, value in MANAGED.items())
-        print(f"runs in {folder.name}; Kueue manages namespaces with the label {label}")
+    """Start controllers in the cluster of KUBECONFIG, which `up` started."""
+    Bed.attach(Path(os.environ["KUBECONFIG"]).parents[1]).add(*names)
+    label = ",".join(f"{key}={value}" for key, value in MANAGED.items())
+    print(f"Kueue, where it runs, manages namespaces with the label {label}")
 
 
 def down():
     """End the clusters that `up` started; those of running tests stay."""
     beds = cache_home() / "beds"
-    for folder, bed in _started():
-        if folder.name not in sweep(beds):
-            os.kill(bed["keeper"], signal.SIGTERM)
-            while folder.exists():
-                time.sleep(0.05)
-            print(f"ended {folder.name}")
-    for name in sweep(beds):
-        print(f"cleared up after {name}")
-
-
-def _started():
-    """Folder and bed.json of the clusters that `up` started."""
-    for folder in (cache_home() / "beds").glob("k8sjob-bed-*"):
+    for folder in beds.glob("k8sjob-bed-*"):
         with contextlib.suppress(OSError, ValueError):
             bed = json.loads((folder / "bed.json").read_text())
-            if bed["owner"] == 0:
-                yield folder, bed
+            if bed["owner"] == 0 and folder.name not in sweep(beds):
+                os.kill(bed["keeper"], signal.SIGTERM)
+                while folder.exists():
+                    time.sleep(0.05)
+                print(f"ended {folder.name}")
+    for name in sweep(beds):
+        print(f"cleared up after {name}")
 
 
 def build():
