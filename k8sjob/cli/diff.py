@@ -17,6 +17,7 @@ from k8sjob.cli.options import (
     onto_option,
     plain_http_option,
     target_option,
+    targeted,
 )
 from k8sjob.cli.output import some
 from k8sjob.errors import K8sJobError
@@ -58,7 +59,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
     """
     try:
         spec = job.load()
-        spec = spec.with_(target=target) if target else spec
+        spec = targeted(spec, target, place)
         with job.located():
             plan = plan_submission(spec, job.folder, image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
@@ -74,7 +75,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
     show_lines(found.lines)
     name = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
     edit = f"kubectl edit {name} -n {backend.namespace}{place.options}"
-    given = {"--image": image, "--target": target, "-n": place.namespace}
+    given = {"--image": image, "--target": target and spec.target, "-n": place.namespace}
     options = [word for name, value in given.items() if value for word in (name, value)]
     submit = shlex.join(["k8sjob", "submit", *job.words(spec), *options]) + place.options
     _explain(found, submit, edit)

@@ -14,7 +14,7 @@ from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, is_namespace, place_options
-from k8sjob.cli.options import format_option, target_option
+from k8sjob.cli.options import AUTO, format_option, target_option, targeted
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
@@ -53,7 +53,14 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
     there is a problem.
     """
     spec = job.load() if job else None
-    spec = spec.with_(target=target) if spec and target else spec
+    if target == AUTO:
+        if spec is None:
+            raise click.UsageError("--target auto chooses for a job; name its file, or a target")
+        if place.asks_cluster:
+            spec = targeted(spec, target, place)
+            target = spec.target
+    elif spec and target:
+        spec = spec.with_(target=target)
     machine = look(place.client)
     if not place.asks_cluster:
         report = Report([*here(machine), *_for_local_jobs(spec, job), _no_cluster(place)])

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+from k8sjob.cli.failure import say
 from k8sjob.spec.names import TargetName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from k8sjob.cli.naming import Place
+    from k8sjob.spec import JobSpec
+
 __all__ = [
+    "AUTO",
     "ago",
     "build_option",
     "format_option",
@@ -25,6 +30,7 @@ __all__ = [
     "selector_option",
     "source_name",
     "target_option",
+    "targeted",
     "view_options",
 ]
 
@@ -49,10 +55,12 @@ plain_http_option = click.option(
     envvar="K8SJOB_PLAIN_HTTP",
     help="A registry (host[:port]) that has no TLS; may be given more than once.",
 )
+AUTO: Final = "auto"
 target_option = click.option(
     "--target",
-    type=click.Choice(get_args(TargetName)),
-    help="The kind of object that the job becomes, instead of the file's.",
+    type=click.Choice([*get_args(TargetName), AUTO]),
+    help="The kind of object that the job becomes, instead of the file's. auto: the first that the"
+    " cluster can take it as.",
 )
 selector_option = click.option(
     "-l",
@@ -62,6 +70,17 @@ selector_option = click.option(
     default="",
     help="Only jobs with these labels: team=vision, 'stage in (dev, test)', !draft.",
 )
+
+
+def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
+    """The spec with the target of the option; what `auto` has chosen is said."""
+    if target == AUTO:
+        from k8sjob.jobs.choose import choose_target  # noqa: PLC0415 - few ask for it
+
+        spec, why = choose_target(spec, place.connect(spec.namespace))
+        say(f"target {spec.target}: {why}")
+        return spec
+    return spec.with_(target=target) if target else spec
 
 
 def format_option(

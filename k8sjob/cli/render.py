@@ -8,7 +8,7 @@ import click
 
 from k8sjob.cli.failure import say, warn
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.options import target_option
+from k8sjob.cli.options import AUTO, target_option
 from k8sjob.cli.output import text
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image
@@ -45,6 +45,8 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
     spec = job.load()
     if namespace:
         spec = spec.with_(namespace=namespace)
+    if target == AUTO:
+        raise click.UsageError("--target auto asks a cluster, and render asks none; name a target")
     if target:
         spec = spec.with_(target=target)
     if only_dockerfile:

@@ -13,11 +13,13 @@ from k8sjob.cli.failure import say, warn
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
+    AUTO,
     build_option,
     image_option,
     onto_option,
     plain_http_option,
     target_option,
+    targeted,
 )
 from k8sjob.cli.output import document, line, text
 from k8sjob.cli.validate import show_lint_errors
@@ -90,6 +92,10 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
+        (
+            target == AUTO and dry_run == "client",
+            "--target auto asks the cluster; name a target, or leave --dry-run=client out",
+        ),
         (image and onto, "--onto makes the image, and --image names one; give only one"),
         (
             builds and (image or onto or dry_run),
@@ -103,7 +109,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if contradict:
             raise click.UsageError(message)
     spec, folder = job.load(), job.folder
-    spec = spec.with_(target=target) if target else spec
+    spec = targeted(spec, target, place)
     with job.located():
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.resources import Reference
     from k8sjob.targets.api import Target
 
-__all__ = ["gather", "gather_needs", "minimal_job"]
+__all__ = ["gather", "gather_needs", "minimal_job", "review"]
 
 _AT_ONCE: Final = 8
 _HURRY: Final = 3.0
@@ -92,7 +92,7 @@ def gather(
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
         reviews = {
-            one: pool.submit(_review, transport, one, namespace) for one in all_permissions(target)
+            one: pool.submit(review, transport, one, namespace) for one in all_permissions(target)
         }
         user = pool.submit(_user, transport)
         answered = {one: review.result() for one, review in reviews.items()}
@@ -227,7 +227,7 @@ def _there(transport: Transport, wanted: Reference, namespace: str, timeout: flo
         return error
 
 
-def _review(transport: Transport, permission: Permission, namespace: str) -> bool | None:
+def review(transport: Transport, permission: Permission, namespace: str) -> bool | None:
     """Whether the user may do it; None where the apiserver does not say."""
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = _ask(transport, "POST", path, body=permission.review(namespace))

@@ -1,0 +1,97 @@
+"""`--target auto`: which kind of job a cluster can take a spec as."""
+
+import pytest
+
+from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.errors import BackendError
+from k8sjob.jobs.choose import choose_target
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.spec import JobSpec
+
+SPEC = JobSpec(name="tiny", image="example/image:1", run={"script": "main.py"})
+QUEUED = SPEC.with_(kueue_queue="research")
+APIS = {
+    "pytorchjob": "kubeflow.org/v1",
+    "trainjob": "trainer.kubeflow.org/v1alpha1",
+    "jobset": "jobset.x-k8s.io/v1alpha2",
+    "job": "batch/v1",
+}
+FIRST = "the first of the order, and it fits"
+
+
+class Cluster:
+    """A transport to a cluster that serves some kinds.
+
+    Args:
+        served: their names.
+        refused: resources that the user may not create.
+        managed: the resource of the kind that Kueue suspends.
+        existing: the path of the job that is there, and its kind.
+    """
+
+    context, server, namespace = "fake", "https://fake", "blue"
+
+    def __init__(self, served, refused=(), managed="", existing=""):
+        self.groups = {APIS[name] for name in served}
+        self.refused, self.managed, self.existing = refused, managed, existing
+
+    def request(self, method, path, *, body=None, **_):
+        if path.endswith("selfsubjectaccessreviews"):
+            asked = body["spec"]["resourceAttributes"]
+            return {"status": {"allowed": asked["resource"] not in self.refused}}
+        resource = path.rpartition("/")[2]
+        if method == "POST":
+            return {**body, "spec": {**body["spec"], "suspend": resource == self.managed}}
+        if path.removeprefix("/apis/") in self.groups:
+            served = ("pytorchjobs", "trainjobs", "jobsets", "jobs")
+            return {"resources": [{"name": name} for name in served]}
+        if self.existing and path.endswith(f"/{self.existing}/tiny"):
+            labels = {"app.kubernetes.io/managed-by": "k8sjob"}
+            return {"metadata": {"name": "tiny", "uid": "1", "namespace": "blue", "labels": labels}}
+        raise ApiError("not found", code=404, reason="NotFound")
+
+
+@pytest.mark.parametrize(
+    ("spec", "cluster", "target", "why"),
+    [
+        (SPEC, {"served": APIS}, "pytorchjob", FIRST),
+        (SPEC, {"served": ["job"]}, "job", "not jobset: the cluster does not serve jobsets of j"),
+        (
+            SPEC,
+            {"served": ["trainjob", "jobset"]},
+            "trainjob",
+            "serve pytorchjobs of kubeflow",
+        ),
+        (
+            SPEC,
+            {"served": ["trainjob", "job"]},
+            "job",
+            "not trainjob: the cluster does not",
+        ),
+        (
+            SPEC,
+            {"served": APIS, "refused": ["pytorchjobs", "trainingruntimes"]},
+            "jobset",
+            "not trainjob: you may not create trainingruntimes.trainer.kubeflow.org in namespace b",
+        ),
+        (
+            SPEC.with_(policy={"ttl_after_finished": 60}),
+            {"served": ["trainjob", "jobset"]},
+            "jobset",
+            "not trainjob: a TrainJob cannot have policy.ttl_after_finished",
+        ),
+        (QUEUED, {"served": APIS, "managed": "jobs"}, "job", "Kueue does not manage JobSets, and"),
+        (SPEC, {"served": APIS, "existing": "jobsets"}, "jobset", "exists, and it is a JobSet"),
+    ],
+)
+def test_the_first_kind_that_fits(spec, cluster, target, why):
+    chosen, reason = choose_target(spec, ClusterBackend(Cluster(**cluster)))
+    assert chosen.target == target
+    assert why in reason
+
+
+def test_none_fits():
+    with pytest.raises(BackendError, match=r"not pytorchjob: .*not job: a Job cannot have gang"):
+        choose_target(
+            SPEC.with_(gang={"scheduler": "volcano"}), ClusterBackend(Cluster(["job", "jobset"]))
+        )
