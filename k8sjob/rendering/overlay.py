@@ -62,6 +62,8 @@ def apply_overlay(
             training operator, or by the standard.
     """
     problems = list(_taken(overlay))
+    if key := target_of(manifest).companion_key:
+        problems += _taken(overlay.get(key), f"overlay.{key}")
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
     if not problems:
@@ -180,15 +182,15 @@ def _merge_items(base: list[_Json], patch: list[_Json], key: str) -> list[_Json]
     return list(items.values())
 
 
-def _taken(overlay: _Json) -> Iterator[Problem]:
-    metadata = overlay.get("metadata")
+def _taken(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
+    metadata = at_path(overlay, "metadata")
     for key in ("apiVersion", "kind", "status"):
-        if key in overlay:
-            yield Problem(f"overlay.{key}", f"{overlay[key]!r} is not for an overlay; take it out")
+        if isinstance(overlay, dict) and key in overlay:
+            yield Problem(f"{at}.{key}", f"{overlay[key]!r} is not for an overlay; take it out")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
             yield Problem(
-                f"overlay.metadata.{key}",
+                f"{at}.metadata.{key}",
                 f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
             )
 

@@ -197,6 +197,7 @@ class Target(Protocol):
         jobs_selector: the label selector of such jobs among objects of the kind that are no
             training; empty: all of them are.
         kueue_framework: its name in integrations.frameworks of Kueue's settings.
+        service_each: whether each replica has a Service; else one is for all of them.
         keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
     """
 
@@ -217,6 +218,7 @@ class Target(Protocol):
     awaited: str
     makes: tuple[str, str] | tuple[()]
     kueue_framework: str
+    service_each: bool
     keeps_ended_pods: bool
     jobs_selector: str
     spec_fields: frozenset[str]

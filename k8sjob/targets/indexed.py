@@ -49,6 +49,7 @@ class Indexed:
     Attributes:
         job_at: where the spec of the Job is in the object of the kind.
         child_name: what follows the name of the object in the name of that Job; empty: it is one.
+        nodes_at: where the number of Pods is; empty: the completions of the Job.
         ends: the conditions by which a job has ended or is suspended, the first ones first.
         manager: the value of spec.managedBy that stands for the kind's own controller.
         no_gang: why it has no gang scheduler.
@@ -77,10 +78,12 @@ class Indexed:
     creations: tuple[tuple[str, str, str], ...] = (
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
     )
+    service_each = False
     keeps_ended_pods = True
 
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
     child_name: ClassVar[str] = ""
+    nodes_at: ClassVar[tuple[str | int, ...]] = ()
     ends: ClassVar[Mapping[str, JobState]]
     manager: ClassVar[str]
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
@@ -164,11 +167,17 @@ class Indexed:
         }
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """Whether it is Indexed; the apiserver says the rest itself."""
-        if self._job(manifest).get("completionMode") == "Indexed":
+        """Whether it is Indexed, and has as many Pods as its environment says."""
+        job, nodes = self._job(manifest), self._nodes(manifest)
+        if job.get("completionMode") != "Indexed":
+            message = "a replica's rank is its completion index; use Indexed"
+            return [Problem(field_path((*self.job_at, "completionMode")), message)]
+        world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
+        if not (world and each.isdecimal()) or world == str(nodes * int(each)):
             return []
-        message = "a replica's rank is its completion index; use Indexed"
-        return [Problem(field_path((*self.job_at, "completionMode")), message)]
+        message = f"{nodes} Pods with {each} ranks each, but WORLD_SIZE is {world}"
+        message += "; set replicas in the job spec instead"
+        return [Problem(field_path(self.nodes_at or (*self.job_at, "completions")), message)]
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""

@@ -104,6 +104,8 @@ def with_child(job: Json, child: Json | None) -> Json:
     """The job with its `child`, where that is of this job and of none before it."""
     if child is None or not owned(target_of(job), child, Object(job).uid):
         return job
+    if Object(child).created < Object(job).created:  # where its owner is not known
+        return job
     return {**job, "child": child}
 
 

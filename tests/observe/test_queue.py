@@ -221,6 +221,11 @@ def test_where_nothing_of_it_may_be_read(job):
     [
         (workload("mine"), "Kueue has not considered it yet", False),
         (
+            workload("mine", pending("topology allows to fit only 1 out of 2 pod(s)")),
+            "only 1 out of 2 pod(s); it is the next one",
+            False,
+        ),
+        (
             workload(
                 "mine", reserved(), admissionChecks=[{"name": "nodes", "state": "Pending"}], gpus=1
             ),
@@ -270,7 +275,9 @@ def test_where_nothing_of_it_may_be_read(job):
 )
 def test_what_it_waits_for(job, own, said, again):
     by = workload("other", reserved(), of="o", minute=9, uid="11111111-2222-3333-4444-555555555555")
-    finding = explained(job, local_queue(), own, by)
+    place = {**own, "positionInClusterQueue": 0}
+    first = {"kind": "PendingWorkloadsSummary", "items": [place] if "next one" in said else []}
+    finding = explained(job, local_queue(), own, by, first)
     assert finding.cause == "queued"
     assert said in finding.message
     assert ("by itself" in finding.next_step) is again

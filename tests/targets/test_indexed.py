@@ -78,7 +78,8 @@ class Kind:
             for one in status.get("conditions", ())
             if one["type"] in names
         ]
-        child = {"metadata": {"name": self.pods, "labels": {UID: "1"}}, "status": status}
+        labelled = {"name": self.pods, "labels": {UID: "1"}, **meta}
+        child = {"metadata": labelled, "status": status}
         return with_child({**made, "status": {"conditions": own}}, child)
 
     def pod(self, index, *, created=0, suffix="aaaaa", labelled=True, uid="1"):

@@ -11,7 +11,14 @@ from k8sjob.rendering import manifest, render
 from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import by_name, references, replica_names, seconds_to_end, sent
+from k8sjob.targets.jobs import (
+    by_name,
+    references,
+    replica_names,
+    seconds_to_end,
+    sent,
+    with_child,
+)
 
 TARGET = by_name("trainjob")
 JOB = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
@@ -70,6 +77,27 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
             "overlay",
             "would replace the image that is built",
         ),
+        (
+            {"overlay": {"runtime": {"metadata": {"name": "other"}}}},
+            "overlay.runtime.metadata.name",
+            "set `name` in the job spec",
+        ),
+        (
+            {"overlay": {"spec": {"runtimeRef": {"name": "torch-distributed"}}}},
+            "overlay.spec.runtimeRef",
+            "not the job's own TrainingRuntime",
+        ),
+        (
+            {"overlay": {"spec": {"trainer": {"numNodes": 5}}}},
+            "overlay.spec.trainer.numNodes",
+            "5 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
+        ({"target": "jobset", "overlay": {"runtime": {}}}, "overlay.runtime", "a TrainJob's"),
+        (
+            {"target": "job", "overlay": {"spec": {"completions": 3}}},
+            "overlay.spec.completions",
+            "3 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
     ],
 )
 def test_what_it_cannot_have_is_refused(fields, field, text):
@@ -127,6 +155,10 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
         "spec": {"runtimeRef": {"name": "torch-distributed"}},
     }
     assert replica_names(job) == ("master-0",)
+    begun, before = "2026-01-01T00:00:09Z", "2026-01-01T00:00:00Z"
+    job["metadata"]["creationTimestamp"] = begun
+    for made, taken in ((begun, True), (before, False)):  # of an earlier job of the name
+        assert ("child" in with_child(job, {"metadata": {"creationTimestamp": made}})) is taken
     pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
     made = {"completions": 3, "template": {"spec": pod}}
     job["child"] = {"spec": made, "status": {"active": 3, "ready": 3}}

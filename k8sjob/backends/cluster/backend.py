@@ -90,7 +90,7 @@ class ClusterBackend:
         """
         self.dry_run(plan.manifest)
         ref = self._of(plan.manifest)
-        self._wait_for_remains(ref)
+        self.wait_for_remains(ref)
         made = [self._companion(one, ref, plan.manifest) for one in self._companions(plan)]
         try:
             created = self.create_manifest(plan.manifest)
@@ -119,7 +119,7 @@ class ClusterBackend:
         for resource, companion in zip(resources, plan.companions, strict=True):
             yield companion_path(target_of(plan.manifest), resource, namespace), companion
 
-    def _wait_for_remains(self, ref: JobRef) -> None:
+    def wait_for_remains(self, ref: JobRef) -> None:
         """Return when what a controller made of an earlier job of the name is gone.
 
         Raises:
@@ -161,7 +161,9 @@ class ClusterBackend:
                     raise
                 with suppress(ApiError):
                     there = self.transport.request("GET", its_own)
-                    if not _is_ours(there):
+                    late = time.monotonic() > begun + _CUT_OFF_SECONDS
+                    going = Object(there).deleting or there["metadata"].get("ownerReferences")
+                    if not _is_ours(there) and (late or not going):
                         kind = body["kind"]
                         raise BackendError(
                             f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
@@ -170,10 +172,10 @@ class ClusterBackend:
                     alike = not Object(body).part("metadata", "annotations") or (
                         same_manifest(there, body)
                     )
-                    if not there["metadata"].get("ownerReferences"):
+                    if not going:
                         if alike:
                             return its_own, there  # of a submission that was cut off
-                        if time.monotonic() > begun + _CUT_OFF_SECONDS:
+                        if late:
                             self._delete(its_own, there)
                             continue
                     self.dry_run(manifest)
@@ -235,7 +237,8 @@ class ClusterBackend:
         """What the server would store of an object, whether one of its name is there or not."""
         name = body["metadata"]["name"]
         meta = {key: value for key, value in body["metadata"].items() if key != "name"}
-        meta["generateName"] = name[: 63 - 6] + "-"
+        # No longer than the name: what is made of it has names that must fit, too.
+        meta["generateName"] = f"{name[:-6] or name[:1]}-"
         query, body = {**STRICT, "dryRun": "All"}, {**body, "metadata": meta}
         answer = slim(self.transport.request("POST", where, query=query, body=body))
         answer["metadata"].pop("generateName", None)

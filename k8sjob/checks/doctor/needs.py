@@ -25,8 +25,8 @@ __all__ = ["gang", "named_objects", "queue", "quota_need", "unsaid"]
 
 _COUNTED: Final = ("cpu", "memory")
 """What a quota wants every container to state."""
-_EACH: Final = ("pods", "count/pods", "services", "count/services")
-"""What the operator makes for each replica."""
+_PODS: Final = ("pods", "count/pods")
+_SERVICES: Final = ("services", "count/services")
 _STEPS: Final = {
     "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
     " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
@@ -191,15 +191,18 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
 
 def quota_need(job: Json) -> Amounts:
     """What a job adds to a ResourceQuota, under the names that quotas use."""
-    target = target_of(job)
-    group = target.api_version.partition("/")[0]
-    need: Amounts = {f"count/{target.resource}.{group}": Decimal(1)}
+    target, one = target_of(job), Decimal(1)
+    made = [(target.resource, target.api_version), *([target.makes] if target.makes else ())]
+    made += [("jobs", "batch/v1")] if target.child("any") else []
+    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
+    replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
+    need |= dict.fromkeys(_PODS, replicas)
+    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
     for _, count, pod in pod_specs(job):
         for group in ("requests", "limits"):
             for what, amount in pod_requests(pod, group).items():
                 if what != "pods":
                     add(need, {f"{group}.{what}": amount * count})
-        add(need, dict.fromkeys(_EACH, Decimal(count)))
     aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
     return need | aliases
 

@@ -73,7 +73,8 @@ def queued(facts: Facts) -> Iterator[Finding]:
         if stopped and reserved.get("message") == stopped.get("message"):
             said = "it needs its quota again"
         order = _ahead(facts, workload, queue)
-        again = _has(str(reserved.get("message")), _WAITS) or bool(order)
+        # What is the next one, or was considered and lacks something else, waits for no other job.
+        again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""
     message = f"{seen}: {said}{_holders(facts, said)}{order}{_stopped(facts, workload, stopped)}"

@@ -80,6 +80,7 @@ class PyTorchJob:
     refused_name = "0-"
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework = "kubeflow.org/pytorchjob"
+    service_each = True
     keeps_ended_pods = False
     jobs_selector = ""
     process_at: tuple[str, ...] = ()

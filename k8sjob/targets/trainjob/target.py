@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.errors import Problem, field_path
-from k8sjob.kube.objects import Object, training
+from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import JobState
 from k8sjob.targets.indexed import Indexed
@@ -78,6 +78,7 @@ class TrainJob(Indexed):
 
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
     child_name = CHILD_NAME
+    nodes_at = ("spec", "trainer", "numNodes")
     ends: ClassVar[Mapping[str, JobState]] = {
         "Failed": JobState.FAILED,
         "Complete": JobState.SUCCEEDED,
@@ -129,8 +130,13 @@ class TrainJob(Indexed):
         names = {one.get("name") for one in trainer.get("env") or ()}
         taken += [f"env.{one['name']}" for one in node.get("env") or () if one["name"] in names]
         message = "spec.trainer has another value, which wins; say it in the job spec"
+        name = at_path(manifest, "spec", "runtimeRef", "name")
+        kind = at_path(manifest, "spec", "runtimeRef", "kind")
+        another = (kind, name) != ("TrainingRuntime", Object(manifest).name)
+        own = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
         return [
             *super().problems(manifest),
+            *([Problem("spec.runtimeRef", own)] if another else ()),
             *(Problem(f"{at}[{NODE}].{key}", message) for key in taken),
         ]
 

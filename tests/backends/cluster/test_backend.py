@@ -75,6 +75,12 @@ def backend(script):
 
 
 @pytest.fixture
+def hurried(monkeypatch):
+    """No pause between two requests."""
+    monkeypatch.setattr("k8sjob.backends.cluster.backend.time.sleep", lambda _: None)
+
+
+@pytest.fixture
 def there(script, listed):
     """A cluster with the job, no pods and no events."""
     script.on("GET", ONE, job()).on("GET", JOBS, listed(1, job()))
@@ -193,6 +199,38 @@ def test_a_runtime_that_is_left_of_another_job_is_replaced(
     assert options["preconditions"] == {"uid": "left", "resourceVersion": "7"}
 
 
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("going", [{"deletionTimestamp": MADE}, {"ownerReferences": [{}]}])
+@pytest.mark.parametrize("labels", [{MANAGED_BY: "k8sjob"}, {}], ids=["own", "of a JobSet"])
+def test_a_service_that_is_going_is_waited_for(going, labels, script, error, indexed):
+    taken = error(409, "AlreadyExists", '"one" already exists')
+    made = {"metadata": {"name": "one", "uid": "s"}}
+    script.on("POST", SERVICES, taken, made).on("PATCH", f"{SERVICES}/one", {})
+    script.on("GET", f"{SERVICES}/one", {"metadata": {"uid": "old", "labels": labels, **going}})
+    script.on("POST", BATCH, {"kind": "Job", "metadata": {"name": "one", "uid": "uid-1"}})
+    ClusterBackend(script).create(indexed)
+    (owned,) = [body["metadata"] for method, _, _, body in script.asked if method == "PATCH"]
+    assert owned["uid"] == "s"
+
+
+def test_who_replaces_a_trainjob_by_a_jobset_waits_for_the_jobset_of_that(
+    backend, script, error, listed
+):
+    gone, of_train = error(404, "NotFound"), {"kind": "TrainJob", "uid": "t"}
+    about = {"name": "one", "namespace": "team"}
+    earlier = {"kind": "TrainJob", "metadata": {**about, "uid": "t"}, "spec": {"suspend": True}}
+    script.on("GET", f"{TRAINJOBS}/one", earlier, gone).on("DELETE", f"{TRAINJOBS}/one", {})
+    below = {"metadata": {**about, "uid": "s", "ownerReferences": [of_train]}}
+    script.on("GET", f"{JOBSETS}/one", below, gone).on("GET", PODS, listed(1))
+    script.on("POST", JOBSETS, {"kind": "JobSet", "metadata": {**about, "uid": "new"}})
+    spec = {"name": "one", "image": "i", "target": "jobset", "run": {"command": ["true"]}}
+    plan = plan_job(JobSpec.model_validate(spec))
+    assert submit_plan(plan, backend, replace=True).ref.uid == "new"
+    asked = [(method, path) for method, path, query, _ in script.asked if "dryRun" not in query]
+    assert asked.index(("POST", JOBSETS)) > asked.index(("GET", f"{JOBSETS}/one"))
+    assert asked.count(("GET", f"{JOBSETS}/one")) == 2
+
+
 @pytest.mark.parametrize("reason", ["Untrusted", "Unusable", ""])
 def test_what_no_waiting_mends_is_raised_at_once(reason, backend, script, error):
     script.on("POST", JOBS, error(reason=reason), job())
@@ -208,12 +246,13 @@ def test_what_the_server_would_store(backend, script):
     assert "managedFields" not in backend.dry_run(job())["metadata"]
 
 
-def test_as_if_the_name_were_free(backend, script):
-    name = "n" * 63
+@pytest.mark.parametrize("length", [1, 6, 7, 63])
+def test_as_if_the_name_were_free(length, backend, script):
+    name = "n" * length
 
     def stored(body, _query):
         meta = body["metadata"]
-        assert len(meta["generateName"]) + 5 <= 63
+        assert len(meta["generateName"]) + 5 <= max(length, 7)  # a JobSet's may have 48
         return {**body, "metadata": {**meta, "name": meta["generateName"] + "x7k2p"}}
 
     script.on("POST", JOBS, stored)

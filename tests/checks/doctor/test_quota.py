@@ -2,6 +2,9 @@ import pytest
 
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.namespace import limits, quotas
+from k8sjob.checks.doctor.needs import quota_need
+from k8sjob.rendering import manifest
+from k8sjob.spec import JobSpec
 
 TEAM = "/api/v1/namespaces/team"
 
@@ -55,6 +58,24 @@ def test_a_job_against_a_quota(hard, used, enough, facts, make_job):
     job = make_job(workers=3, requests={"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "2"})
     verdicts = [check.verdict for check in quotas(facts(quota(hard, used), job=job))]
     assert (Verdict.PROBLEM not in verdicts) is enough
+
+
+@pytest.mark.parametrize(
+    ("target", "objects"),
+    [
+        ("job", {"jobs.batch"}),
+        ("jobset", {"jobs.batch", "jobsets.jobset.x-k8s.io"}),
+        (
+            "trainjob",
+            {"jobs.batch", "jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org"},
+        ),
+    ],
+)
+def test_what_a_job_with_one_service_adds_to_a_quota(target, objects):
+    spec = {"name": "a", "image": "i", "run": {"script": "a.py"}, "target": target}
+    need = quota_need(manifest(JobSpec.model_validate({**spec, "replicas": {"workers": 3}})))
+    assert (need["pods"], need["services"], need["count/services"]) == (4, 1, 1)
+    assert {what[6:] for what in need if "." in what and what.startswith("count/")} == objects
 
 
 def test_a_quota_for_some_pods_alone_is_not_held_against_the_job(facts, make_job):
