@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
-from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import MANAGED, Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
@@ -21,7 +22,6 @@ from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
-from k8sjob.yamldoc import content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,6 +46,9 @@ _SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_
 _MOST: Final = 12
 """Options of the script that are named."""
 _LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
+_CELLS_OF_PYTHON: Final = re.compile(r"%%(?:capture|prun|time|timeit)\b")
+_FOR_IPYTHON: Final = re.compile(r"(\s*)([%!?].*|[\w.]+\?{1,2}\s*)")
+"""A line of a notebook that is no Python: a magic, a shell's command, a question."""
 _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 
@@ -73,7 +76,7 @@ def find_script(path: Path) -> Path:
             message = "no script; name a .py or .ipynb file, or a folder with one"
             raise SpecError([Problem("", message)], str(path))
         return path
-    found = [file for file in sorted(path.glob("*.py")) if _is_training(file)]
+    found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
     for name in _USUAL if len(found) > 1 else ():
         if path / name in found:
             return path / name
@@ -86,8 +89,8 @@ def find_script(path: Path) -> Path:
 
 def _is_training(file: Path) -> bool:
     try:
-        script = _read(file, decode_source(content(file)))
-    except (SpecError, OSError, UnicodeDecodeError, SyntaxError):
+        script = _read(file, read_text(file, str(file)))
+    except SpecError:
         return False
     return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
 
@@ -97,9 +100,11 @@ def _read(file: Path, text: str) -> Script:
         entry = parse_module(text, str(file))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
-        raise SpecError(
-            [Problem("", message, getattr(error, "lineno", 0) or 0)], str(file)
-        ) from None
+        line = getattr(error, "lineno", 0) or 0
+        if line and file.suffix == ".ipynb":  # that is no line of the notebook
+            message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
+            line = 0
+        raise SpecError([Problem("", message, line)], str(file)) from None
     return Script(program(entry, [file.parent]), Setting())
 
 
@@ -116,10 +121,11 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
         SpecError: Python cannot parse the script, it lies elsewhere, or the name is not valid.
     """
     files = {}
-    text = decode_source(content(file))
     script_file = file.resolve().with_suffix(".py")
-    if file.suffix == ".ipynb":
-        text = _cells(text, str(file))
+    if file.suffix != ".ipynb":
+        text = read_text(file, str(file))
+    else:
+        text = _cells(file)
         files[script_file.relative_to(folder.resolve()).as_posix()] = text
     if not script_file.is_relative_to(folder.resolve()):
         message = f"not in {folder}, which the image would hold; name a folder around it"
@@ -127,19 +133,38 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     path = script_file.relative_to(folder.resolve()).as_posix()
     job = _Job(_read(file, text), path, folder, args)
     files["job.yaml"] = job.text(name or job_name(file.stem))
-    JobSpec.from_yaml(files["job.yaml"])
+    try:
+        JobSpec.from_yaml(files["job.yaml"])
+    except SpecError as error:  # its lines are of a file that is not written
+        problems = [replace(problem, line=0, column=0) for problem in error.problems]
+        raise SpecError(problems, str(file)) from None
     return Draft(files, list(job.notes()))
 
 
-def _cells(text: str, source: str) -> str:
-    """The code of a notebook; lines for IPython alone become comments."""
+def _cells(file: Path) -> str:
+    """The code of a notebook, which its pictures make as long as they like."""
     try:
-        cells = json.loads(text)["cells"]
+        cells = json.loads(file.read_bytes())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError([Problem("", "not a notebook of format 4")], source) from None
-    lines = "\n\n".join(code).splitlines()
-    return "".join(f"# {line}\n" if line.startswith(("%", "!")) else f"{line}\n" for line in lines)
+        raise SpecError([Problem("", "not a notebook of format 4")], str(file)) from None
+    return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
+
+
+def _python(cell: str) -> str:
+    """A cell in which what is for IPython alone has become comments."""
+    try:
+        parse_module(cell, "")
+    except (SyntaxError, ValueError):
+        lines = cell.split("\n")
+    else:
+        return cell
+    if cell.startswith("%%") and not _CELLS_OF_PYTHON.match(cell):
+        return "\n".join(f"# {line}" for line in lines)
+    found = [(line, _FOR_IPYTHON.fullmatch(line)) for line in lines]
+    return "\n".join(
+        f"{one[1]}{'pass  ' if one[1] else ''}# {one[2]}" if one else line for line, one in found
+    )
 
 
 @dataclass(frozen=True, slots=True)

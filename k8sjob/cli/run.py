@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.cli.failure import say
+from k8sjob.cli.failure import fail, say
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
 from k8sjob.cli.options import selector_option, view_options
@@ -84,8 +84,11 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
             interrupted=stop_on_interrupt(backend, ref),
             files=backend.folder(ref).path,
         )
-        if quiet and code == JobState.FAILED.exit_code:
-            result(backend, backend.snapshot(ref), {}, check=True)
+        if quiet and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
+            try:
+                result(backend, backend.snapshot(ref), {}, check=True)
+            except JobNotFound:
+                fail(f"{ref}: Deleted")
     finally:
         backend.finish(ref)
     if code > 128 and spec.checkpoint and _was_stopped(backend, ref):

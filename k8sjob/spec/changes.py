@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Change", "changed", "steps", "without_places"]
 
 _STEP: Final = re.compile(r'\["([^"]*)"\]|([\w-]+)')
-_FIELD: Final = re.compile(rf"(?:{_STEP.pattern}|[.\[\]])+")
+_FIELD: Final = re.compile(r'[\w-]+(?:\.[\w-]+|\[(?:\d+|"[^"]*")\])*')
 
 
 def steps(field: str) -> FieldPath:
@@ -49,10 +49,11 @@ class Change:
         from k8sjob.yamldoc import parse  # noqa: PLC0415 - YAML is not needed for other specs
 
         field, equals, value = text.partition("=")
-        if not equals or not _FIELD.fullmatch(field) or not (path := steps(field)):
+        if not equals or not _FIELD.fullmatch(field):
             message = f"{text!r} does not change a field; write FIELD=VALUE, as replicas.workers=3"
+            message += """ or 'labels["example.com/team"]=vision'""" if "[" in text else ""
             raise SpecError([Problem("--set", message)])
-        return cls(path, parse(value, f"--set {field}").data)
+        return cls(steps(field), parse(value, f"--set {field}").data)
 
 
 def changed(document: Document, changes: Sequence[Change]) -> Document:
@@ -87,11 +88,19 @@ def _with(data: Any, change: Change, depth: int) -> Any:
     return made
 
 
-def without_places(error: SpecError, changes: Sequence[Change]) -> SpecError:
+def without_places(error: SpecError, changes: Sequence[Change], document: Document) -> SpecError:
     """The error with its problems of changed fields, which have no line, as those of --set."""
+
+    def is_changed(field: FieldPath) -> bool:
+        new = field not in document.keys and field not in document.values
+        return any(
+            field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field)
+            for one in changes
+        )
+
     problems = [
         Problem(f"--set {problem.field}", problem.message)
-        if any(steps(problem.field)[: len(one.path)] == one.path for one in changes)
+        if problem.field and is_changed(steps(problem.field))
         else problem
         for problem in error.problems
     ]

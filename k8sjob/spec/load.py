@@ -62,10 +62,13 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False
     try:
         document = changed(document, changes)
         return JobSpec.model_validate(document.data, context=document)
-    except SpecError as error:
+    except SpecError as caught:
+        error = caught
         if not document.line and "image" not in document.data:
-            raise SpecError([Problem("image", _NEEDS_IMAGE)], document.source) from None
-        raise without_places(error, changes) from None
+            missing = Problem("image", _NEEDS_IMAGE)
+            others = [problem for problem in error.problems if problem.field != "image"]
+            error = SpecError([missing, *others], document.source)
+        raise without_places(error, changes, document) from None
 
 
 def _document(path: str | Path) -> Document:
@@ -77,7 +80,7 @@ def _document(path: str | Path) -> Document:
     try:
         text = content(file)
     except FileNotFoundError:
-        what = "a script" if file.suffix == _SCRIPT else "a job.yaml"
+        what = "a script" if file.suffix == _SCRIPT else "a job.yaml or a script"
         message = f"no such file; name {what}, or make one with `k8sjob init`"
         raise SpecError([Problem("", message)], str(file)) from None
     except OSError as error:
@@ -113,9 +116,14 @@ def _of_script(file: Path) -> Document:
     """A job that starts a script."""
     from k8sjob.yamldoc import Document  # noqa: PLC0415 - as in load
 
-    script = file.resolve().relative_to(folder_of(file).resolve())
+    script = _place(file).relative_to(folder_of(file).resolve())
     data = {"name": job_name(file.stem), "run": {"script": script.as_posix()}}
     return Document(data, str(file), line=0)
+
+
+def _place(file: Path) -> Path:
+    """Where a script lies; where a link to it does, if it is one."""
+    return file.parent.resolve() / file.name
 
 
 def job_name(text: str) -> str:
@@ -133,7 +141,7 @@ def folder_of(path: str | Path) -> Path:
     file = Path(path)
     if str(path) == "-":
         return Path()
-    if file.suffix == _SCRIPT and file.resolve().is_relative_to(Path.cwd()):
+    if file.suffix == _SCRIPT and _place(file).is_relative_to(Path.cwd()):
         return Path()
     return file if file.is_dir() else file.parent
 
@@ -161,7 +169,7 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
             at = steps(problem.field)
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))
-        raise without_places(SpecError(problems, document.source), changes) from None
+        raise without_places(SpecError(problems, document.source), changes, document) from None
 
 
 _OURS: Final = "PyTorchJob"

@@ -1,6 +1,7 @@
 """The job.yaml that is made for a script."""
 
 import json
+import os
 
 import pytest
 
@@ -102,6 +103,28 @@ def test_a_notebook_becomes_a_script(tmp_path):
     files = made(tmp_path, json.dumps(book), name="My Notes.ipynb").files
     assert files["My Notes.py"] == f"# !pip install x\n# %matplotlib inline\n\n{GROUP}"
     assert JobSpec.from_yaml(files["job.yaml"]).run.script == "My Notes.py"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ("for i in x:\n    !ls\n    %time y", "for i in x:\n    pass  # !ls\n    pass  # %time y"),
+        ("torch.nn?\n?torch\nx = 1", "# torch.nn?\n# ?torch\nx = 1"),
+        ("%%time\nx = 1", "# %%time\nx = 1"),
+        ("%%bash\nls -l\ncd x", "# %%bash\n# ls -l\n# cd x"),
+        ("x = (5\n% 3)\ny = '''\n!\u2028'''", "x = (5\n% 3)\ny = '''\n!\u2028'''"),
+    ],
+)
+def test_only_what_ipython_alone_reads_becomes_a_comment(cell, text, tmp_path):
+    picture = {"data": {"image/png": "A" * 2**20}}
+    cells = [{"cell_type": "code", "source": cell, "outputs": [picture]}]
+    assert made(tmp_path, json.dumps({"cells": cells}), name="a.ipynb").files["a.py"] == f"{text}\n"
+
+
+def test_what_is_no_notebook(tmp_path):
+    book = json.dumps({"cells": [{"cell_type": "code", "source": "x = !ls"}]})
+    with pytest.raises(SpecError, match=r"a\.ipynb: Python cannot parse it: .*, in 'x = !ls'$"):
+        made(tmp_path, book, name="a.ipynb")
     with pytest.raises(SpecError, match="not a notebook of format 4"):
         made(tmp_path, "{}", name="a.ipynb")
 
@@ -119,6 +142,28 @@ def test_the_script_of_a_folder(tmp_path):
     assert find_script(tmp_path).name == "train.py"
     with pytest.raises(SpecError, match="no script; name a"):
         find_script(tmp_path / "none.py")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xfe\x00", r"train\.py: invalid or missing encoding declaration; save the file"),
+        (b"# coding: rot13\n", r"train\.py: 'rot13' is not a text encoding.*; save the file"),
+        (b"#" * (2**20 + 1), r"train\.py: longer than 1048576 bytes"),
+    ],
+)
+def test_a_script_that_cannot_be_read(data, message, tmp_path):
+    (tmp_path / "train.py").write_bytes(data)
+    with pytest.raises(SpecError, match=message):
+        draft(tmp_path / "train.py", tmp_path)
+    os.mkfifo(tmp_path / "waits.py")
+    with pytest.raises(SpecError, match="is a training script"):
+        find_script(tmp_path)
+
+
+def test_a_job_that_would_not_be_valid_names_the_script(tmp_path):
+    with pytest.raises(SpecError, match=r"^\S*/a\nb\.py: run\.script: "):
+        made(tmp_path, GROUP, name="a\nb.py")
 
 
 def test_the_command(k8sjob, tmp_path):

@@ -1,6 +1,7 @@
 """What the command line changes in a job.yaml, and scripts without one."""
 
 import json
+import time
 
 import pytest
 
@@ -55,6 +56,16 @@ def test_a_detached_job_outlives_the_command(k8sjob, process, folder):
     assert (begun.returncode, out) == (0, "local/x started\n")
     assert json.loads(k8sjob("status", "x", "-o", "json").out)["state"] in {"Created", "Running"}
     assert k8sjob("watch", "x", "-o", "plain").code == 0
+
+
+def test_quiet_tells_that_it_was_deleted(k8sjob, process, folder):
+    running = process("run", "-q", "--set", "run.env.SLEEP=60")
+    while '"Running"' not in k8sjob("status", "x", "-o", "json").out:
+        assert running.poll() is None
+        time.sleep(0.2)
+    assert k8sjob("delete", "x").code == 0
+    assert running.communicate(timeout=60) == ("", "error: local/x: Deleted\n")
+    assert running.returncode == 103
 
 
 @pytest.mark.dist

@@ -55,6 +55,13 @@ def test_the_last_change_counts_and_arguments_are_added(file):
             "--set: 'replicas.workers' does not change a field; write",
         ),
         ("=3", "--set: '=3' does not change a field"),
+        *((f"{field}=x", f"--set: '{field}=x' does not") for field in (".name", "name.", "name[]")),
+        (
+            "labels[a.io/b]=c",
+            """--set: 'labels[a.io/b]=c' does not change a field; write FIELD=VALUE, as \
+replicas.workers=3 or 'labels["example.com/team"]=vision'""",
+        ),
+        ("run.env.A.B=x", "job.yaml: --set run.env.A: {'B': 'x'} is not text"),
         ("replicas.workers=a", "job.yaml: --set replicas.workers: 'a' is not a whole number"),
         (
             "replicas.wokers=3",
@@ -105,3 +112,13 @@ def test_in_a_cluster_a_script_needs_an_image(tmp_path):
     with pytest.raises(SpecError, match=r"image: missing: .*--set image\.repository="):
         load(script)
     assert load(script, [Change.parse("image=r/x:1")]).image == "r/x:1"
+    with pytest.raises(SpecError, match=r"(?s)image: missing.*--set nme: no such field"):
+        load(script, [Change.parse("nme=x")])
+
+
+def test_a_script_may_be_a_link_to_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "here" / "link.py").symlink_to("../train.py")
+    monkeypatch.chdir(tmp_path / "here")
+    assert load("link.py", here=True).run.script == "link.py"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from k8sjob.spec.changes import Change
     from k8sjob.yamldoc import FieldPath
 
-__all__ = ["CHECKS", "lint", "lint_manifest", "lint_script"]
+__all__ = ["CHECKS", "lint", "lint_manifest", "lint_script", "read_text"]
 
 _SHEBANG: Final = re.compile(r"#!.*python")
 _DOCKERFILE: Final = re.compile(r"^\s*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
@@ -78,7 +78,7 @@ def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
     """
     file = Path(path) if str(path) == "-" else job_file(Path(path))
     source = "<stdin>" if str(path) == "-" else str(file)
-    return _lint_text(_read(file, source), source, file.parent, changes)
+    return _lint_text(read_text(file, source), source, file.parent, changes)
 
 
 def _lint_text(
@@ -108,8 +108,12 @@ def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     raise _refusal(f"{what}, and lint does not read that", source)
 
 
-def _read(file: Path, source: str) -> str:
-    """The text of a file, a script in its own encoding."""
+def read_text(file: Path, source: str) -> str:
+    """The text of a file, a script in its own encoding.
+
+    Raises:
+        SpecError: it cannot be read, is too long or in no encoding.
+    """
     try:
         data = content(file)
         if len(data) > MAX_BYTES:
@@ -317,7 +321,7 @@ def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]
         local_rank_arg=run.local_rank_arg,
     )
     roots = [job.context] if run.module else [script.parent, job.context]
-    return lint_script(_read(script, str(script)), str(script), setting, roots=roots, name=name)
+    return lint_script(read_text(script, str(script)), str(script), setting, roots=roots, name=name)
 
 
 def _place(document: Document, path: FieldPath) -> tuple[int, int]:
