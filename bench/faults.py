@@ -6,8 +6,8 @@ Starts a cluster of its own (see tests/cluster/bed; root on Linux), one job of f
 saves a checkpoint after each epoch of twenty steps, and a `k8sjob watch` beside it. One fault after
 the other is played; a fault is over with the first step that is done again, or when what was taken
 away is back. Then jobs that cannot start: how long until their cause is told. Prints two tables and
-writes them into docs/reference/faults.md. With targets, each fault is played on a new job of each
-of them, and the table is one of the times alone, side by side.
+writes them into docs/reference/faults.md. With targets, the faults are played on a job of
+each of them, and the times stand side by side in docs/reference/targets.md.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from k8sjob.targets.jobs import replica_of  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"
 MARK = "<!-- measured: bench/faults.py -->\n"
+KINDS_PAGE = ROOT / "docs/reference/targets.md"
+KINDS_MARK = "<!-- measured: bench/faults.py pytorchjob job jobset trainjob -->\n"
 LIMIT = 180.0
 PAUSE = 2.0
 """Seconds between two steps that tell a pause from the pace of the training."""
@@ -80,8 +82,15 @@ volumes: [{{name: checkpoints, mount: /checkpoints, host_path: /tmp/saves}}]
 policy: {{max_restarts: 100, termination_grace: 10s}}
 target: {target}
 """
-CONTROLLERS = {"pytorchjob": "operator", "job": "controller-manager"}
-"""The components of the bed that keep jobs of a target; else those of its name."""
+CONTROLLERS = {
+    "pytorchjob": "operator",
+    "job": "controller-manager",
+    "jobset": "jobset",
+    "trainjob": "trainer",
+}
+"""The component of the bed that keeps jobs of a target."""
+BUILT_IN = ("pytorchjob", "job")
+"""Targets whose controllers every bed has."""
 
 
 class Outcome(NamedTuple):
@@ -268,7 +277,7 @@ def faults(stage: Stage) -> Iterator[tuple[str, Callable[[], object], bool]]:
     yield "two workers' pods are deleted", stage.delete("worker-1", "worker-2"), True
     yield "the master's pod is deleted", stage.delete("master-0"), True
     yield "the job is suspended and resumed", stage.resume, True
-    controller = CONTROLLERS.get(stage.target, stage.target)
+    controller = CONTROLLERS[stage.target]
     yield "the operator is away for 60 s", stage.away(controller, 60), False
     yield "the apiserver is away for 60 s", stage.away("apiserver", 60), False
     yield "the kubelet is away for 10 s", stage.away("kubelet", 10), False
@@ -350,38 +359,39 @@ def table_of_starts(rows: list[Told]) -> str:
 
 
 def side_by_side(bed: Bed, home: Path, targets: list[str]) -> str:
-    """Seconds until the next step and steps that came again, a column a target, in Markdown."""
+    """Seconds until the next step and steps that came again, a column a target, in Markdown.
+
+    The fault after which a Job waits longer each time is the last one.
+    """
     cells: dict[str, list[str]] = {}
     for target in targets:
         text = JOB.format(registry=bed.registry, base=bed.base_image, target=target)
         (home / "job.yaml").write_text(text)
-        for number in itertools.count():
-            stage = Stage(bed, target)
-            plays = list(faults(stage))
-            if number == len(plays):
-                break
-            fault, action, pauses = plays[number]
-            stage.begin(home)
+        saves(bed)
+        stage = Stage(bed, target)
+        stage.begin(home)
+        for fault, action, pauses in sorted(faults(stage), key=lambda one: "container" in one[0]):
             try:
                 stage.play(fault, action, pauses=pauses)
-                row = stage.rows[0]
-                again = f"{row.seconds:.1f} s, {row.repeated}"
+                row = stage.rows[-1]
+                again = f"{row.seconds:.0f} s, {row.repeated}"
                 cells.setdefault(fault, []).append("continued" if row.repeated is None else again)
             except TimeoutError as error:
                 cells.setdefault(fault, []).append(f"more than {LIMIT:.0f} s")
                 print(error, flush=True)
-            finally:
-                stage.watcher.process.terminate()
-            stage.k8sjob("delete", "default/faults")
-            bed.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=120s")
-            shutil.rmtree(bed.folder / "tmp/saves")
-            saves(bed)
-    lines = [
-        f"| Fault | {' | '.join(f'`{one}`' for one in targets)} |",
-        "|---" * (len(targets) + 1) + "|",
-    ]
-    lines += [f"| {fault} | {' | '.join(row)} |" for fault, row in cells.items()]
-    return "\n".join(lines) + "\n"
+        stage.watcher.process.terminate()
+        stage.k8sjob("delete", "default/faults")
+        bed.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=120s")
+        shutil.rmtree(bed.folder / "tmp/saves")
+        print(table_of_targets(targets, cells), flush=True)
+    return table_of_targets(targets, cells)
+
+
+def table_of_targets(targets: list[str], cells: dict[str, list[str]]) -> str:
+    """The same, of those targets that have been played."""
+    rows = [["Fault", *(f"`{target}`" for target in targets)], ["---"] * (len(targets) + 1)]
+    rows += [[fault, *row] for fault, row in cells.items()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def saves(bed: Bed) -> None:
@@ -396,14 +406,16 @@ def main() -> None:
     with Bed() as bed, tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         home.chmod(0o755)
-        saves(bed)
         text = JOB.format(registry=bed.registry, base=bed.base_image, target="pytorchjob")
         (home / "job.yaml").write_text(text)
         (home / "main.py").write_text(PROGRAM)
         if targets := sys.argv[1:]:
-            bed.add(*(one for one in targets if one not in CONTROLLERS))
-            print(side_by_side(bed, home, targets))
+            bed.add(*(CONTROLLERS[one] for one in targets if one not in BUILT_IN))
+            made = side_by_side(bed, home, targets)
+            head, mark, _ = KINDS_PAGE.read_text().partition(KINDS_MARK)
+            KINDS_PAGE.write_text(f"{head}{mark}{made}")
             return
+        saves(bed)
         stage = Stage(bed)
         stage.begin(home)
         try:

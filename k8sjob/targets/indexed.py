@@ -67,8 +67,7 @@ class Indexed:
     template: str
     file: str
     companions: tuple[tuple[str, str], ...]
-    companion_key = ""
-    awaited: tuple[str, ...] = ()
+    companion_key = awaited = ""
     refused_name = "0-"
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework: str

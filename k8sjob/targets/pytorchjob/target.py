@@ -76,8 +76,7 @@ class PyTorchJob:
     template = "pytorchjob.yaml.j2"
     file = "pytorchjob.yaml"
     companions: tuple[tuple[str, str], ...] = ()
-    companion_key = ""
-    awaited: tuple[str, ...] = ()
+    companion_key = awaited = ""
     refused_name = "0-"
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework = "kubeflow.org/pytorchjob"
