@@ -191,7 +191,7 @@ class Target(Protocol):
             of the job; empty: nothing.
         refused_name: how the name of a minimal job begins that the apiserver takes and its webhook
             refuses, which shows that the webhook answers.
-        awaited: what its webhook says of a job whose companion is not there; empty: nothing.
+        awaited: what webhooks say of a job whose companion is not there.
         makes: the resource and the API version of the object that the controller makes of a job, of
             its name, and takes for this job's where one is left of an earlier job; or empty.
         jobs_selector: the label selector of such jobs among objects of the kind that are no
@@ -215,7 +215,7 @@ class Target(Protocol):
     companions: tuple[tuple[str, str], ...]
     companion_key: str
     refused_name: str
-    awaited: str
+    awaited: tuple[str, ...]
     makes: tuple[str, str] | tuple[()]
     kueue_framework: str
     service_each: bool

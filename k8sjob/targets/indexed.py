@@ -67,7 +67,8 @@ class Indexed:
     template: str
     file: str
     companions: tuple[tuple[str, str], ...]
-    companion_key = awaited = ""
+    companion_key = ""
+    awaited: tuple[str, ...] = ()
     refused_name = "0-"
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework: str

@@ -229,9 +229,9 @@ class ClusterBackend:
                 answer = slim(self.transport.request("POST", where, query=query, body=body))
                 return {**answer, **stored}
         except ApiError as error:
-            if not target.awaited or target.awaited not in error.said:
+            if not any(said in error.said for said in target.awaited):
                 raise
-            return {**body, **stored}  # the webhook, which is asked last, has no other complaint
+            return {**body, **stored}  # webhooks are asked last
 
     def _as_stored(self, where: str, body: Json) -> Json:
         """What the server would store of an object, whether one of its name is there or not."""
@@ -257,7 +257,7 @@ class ClusterBackend:
                 return self.transport.request("POST", where, query=STRICT, body=body)
             except ApiError as error:
                 # The webhook's controller may not know the object beside the job yet.
-                if target.awaited and target.awaited in error.said:
+                if any(said in error.said for said in target.awaited):
                     if time.monotonic() > begun + _CUT_OFF_SECONDS:
                         raise
                     time.sleep(_LOOK_SECONDS)

@@ -76,7 +76,8 @@ class PyTorchJob:
     template = "pytorchjob.yaml.j2"
     file = "pytorchjob.yaml"
     companions: tuple[tuple[str, str], ...] = ()
-    companion_key = awaited = ""
+    companion_key = ""
+    awaited: tuple[str, ...] = ()
     refused_name = "0-"
     makes: tuple[str, str] | tuple[()] = ()
     kueue_framework = "kubeflow.org/pytorchjob"

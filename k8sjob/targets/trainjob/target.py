@@ -69,7 +69,11 @@ class TrainJob(Indexed):
     companions: tuple[tuple[str, str], ...] = (("trainingruntimes", "trainingruntime.yaml.j2"),)
     companion_key = "runtime"
     refused_name = ""  # without its runtime each is
-    awaited = "specified trainingRuntime must be created before"
+    awaited: tuple[str, ...] = (
+        "specified trainingRuntime must be created before",
+        # Kueue's (getChildJobSet, pkg/controller/jobs/trainjob): either may answer first.
+        "denied the request: runtime '",
+    )
     makes: tuple[str, str] | tuple[()] = ("jobsets", "jobset.x-k8s.io/v1alpha2")
     kueue_framework = "trainer.kubeflow.org/trainjob"
     jobs_selector = ""

@@ -58,11 +58,15 @@ def indexed():
 
 @pytest.fixture
 def train(script, error):
-    """The plan of a TrainJob, which the webhook refuses twice: its TrainingRuntime is not known."""
+    """The plan of a TrainJob, which webhooks refuse: its TrainingRuntime is not known."""
     said = "specified trainingRuntime must be created before the TrainJob is created"
     made = {"kind": "TrainJob", "metadata": {"name": "one", "namespace": "team", "uid": "uid-1"}}
     unknown = error(403, "Forbidden", said)
-    script.on("POST", TRAINJOBS, unknown, unknown, made).on("PATCH", f"{RUNTIMES}/one", {})
+    denied = "admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'one' not found"
+    of_kueue = error(403, "Forbidden", denied)
+    script.on("POST", TRAINJOBS, of_kueue, unknown, of_kueue, made).on(
+        "PATCH", f"{RUNTIMES}/one", {}
+    )
     stored = {"metadata": {"name": "one", "uid": "r", "resourceVersion": "1"}}
     script.on("POST", RUNTIMES, stored)
     spec = {"name": "one", "image": "i", "target": "trainjob", "run": {"command": ["true"]}}
@@ -169,7 +173,7 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
     assert made == [
         *[("GET", f"{JOBSETS}/one")] * 2,
         ("POST", RUNTIMES),
-        *[("POST", TRAINJOBS)] * 2,
+        *[("POST", TRAINJOBS)] * 3,
         ("PATCH", f"{RUNTIMES}/one"),
     ]
     bodies = [body for method, path, _, body in script.asked if path == TRAINJOBS]
