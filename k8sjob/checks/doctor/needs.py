@@ -123,7 +123,11 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
         )
     job = facts.job or {}
     fewest = Object(job).part("metadata", "annotations").get(MIN_PARALLELISM)
-    pods = [(count, pod_requests(pod)) for _, count, pod in pod_specs(job)]
+    sets = {one.path: (0, pod_requests(one.pod)) for one in facts.target.replicas(job)}
+    for one in facts.target.replicas(job):  # those of one template get one flavor
+        count, each = sets[one.path]
+        sets[one.path] = count + one.count, each
+    pods = list(sets.values())
     if fewest:
         pods = [(int(fewest), pods[0][1])]
     for said, declared in excess(cluster, pods):

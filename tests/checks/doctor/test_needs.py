@@ -246,7 +246,16 @@ def test_without_kueue_no_job_of_a_queue_starts(cluster, job):
     assert "the job never starts" in found.next_step
 
 
-def test_a_job_that_may_start_with_fewer_pods_needs_quota_for_those(cluster):
+@pytest.mark.parametrize(
+    ("elastic", "quotas", "verdict"),
+    [
+        ({"min": 2, "max": 3}, [4], Verdict.OK),
+        ({"min": 2, "max": 3}, [3], Verdict.PROBLEM),
+        (None, [6], Verdict.OK),
+        (None, [4, 2], Verdict.PROBLEM),  # the Pods of one template get one flavor
+    ],
+)
+def test_the_pods_of_an_indexed_job_need_quota_of_one_flavor(elastic, quotas, verdict, cluster):
     spec = JobSpec(
         name="digits",
         image="i",
@@ -254,14 +263,13 @@ def test_a_job_that_may_start_with_fewer_pods_needs_quota_for_those(cluster):
         target="job",
         kueue_queue="team-queue",
         resources={"extended": {"example.com/gpu": 2}},
-        replicas={"workers": 2, "elastic": {"min": 2, "max": 3}},
+        replicas={"workers": 2, "elastic": elastic},
     )
     made = manifest(spec)
     answers = {"/apis": GROUPS, f"{KUEUE}/namespaces/team/localqueues/team-queue": local_queue()}
-    for quota, verdict in ((4, Verdict.OK), (3, Verdict.PROBLEM)):
-        answers[f"{KUEUE}/clusterqueues/all"] = cluster_queue([(quota, None)])
-        cluster.answers |= {**answers, "jobs": lambda _body: made}
-        assert [one.verdict for one in queue(gather_needs(cluster, "team", made))] == [verdict]
+    answers[f"{KUEUE}/clusterqueues/all"] = cluster_queue([(quota, None) for quota in quotas])
+    cluster.answers |= {**answers, "jobs": lambda _body: made}
+    assert [one.verdict for one in queue(gather_needs(cluster, "team", made))] == [verdict]
 
 
 def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
