@@ -263,7 +263,7 @@ FAULTS = [
      Cause.SUSPENDED, "the job is suspended"),
     ("queued", {"master": RUNS, "runPolicy": {"suspend": True},
                 "labels": {"kueue.x-k8s.io/queue-name": "research"}},
-     Cause.NO_QUEUE, "Kueue is not installed in this cluster"),
+     Cause.NO_QUEUE, "the job will not start as things are: "),  # with Kueue and without
     ("managed", {"master": RUNS, "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
      Cause.OPERATOR_SILENT, "managed by kueue.x-k8s.io/multikueue"),
     ("probe", {"master": replicas(PROBED), "worker": RUNS},
