@@ -228,7 +228,7 @@ class _Submission:
             if existing is None:
                 continue
             ref = JobRef.of(existing)
-            if target_of(existing).jobs_selector and not _is_ours(existing):
+            if target_of(existing).shared_kind and not _is_ours(existing):
                 raise JobExists(
                     f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
                     " choose another name"

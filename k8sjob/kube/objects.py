@@ -232,6 +232,11 @@ def containers(pod: Json) -> list[Json]:
 
 
 def training(items: Iterable[Json] | None) -> Json:
-    """Of the containers of a Pod, or of their statuses, the training one's; empty without one."""
-    named = {one.get("name"): one for one in items or ()}
-    return next((named[name] for name in CONTAINER_NAMES if name in named), {})
+    """Of the containers of a Pod, or of their statuses, the training one's.
+
+    By its name, or the only one; empty where there are others alone.
+    """
+    every = list(items or ())
+    named = {one.get("name"): one for one in every}
+    alone = every[0] if len(every) == 1 else {}
+    return next((named[name] for name in CONTAINER_NAMES if name in named), alone)

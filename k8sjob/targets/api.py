@@ -194,8 +194,8 @@ class Target(Protocol):
         awaited: what webhooks say of a job whose companion is not there.
         makes: the resource and the API version of the object that the controller makes of a job, of
             its name, and takes for this job's where one is left of an earlier job; or empty.
-        jobs_selector: the label selector of such jobs among objects of the kind that are no
-            training; empty: all of them are.
+        shared_kind: whether objects of the kind need not be trainings, so that `submit` leaves
+            those of others alone, whatever it is asked.
         kueue_framework: its name in integrations.frameworks of Kueue's settings.
         service_each: whether each replica has a Service; else one is for all of them.
         keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
@@ -220,7 +220,7 @@ class Target(Protocol):
     kueue_framework: str
     service_each: bool
     keeps_ended_pods: bool
-    jobs_selector: str
+    shared_kind: bool
     spec_fields: frozenset[str]
     process_at: tuple[str, ...]
 
@@ -250,6 +250,9 @@ class Target(Protocol):
         """The smallest job of one replica, with this spec of its Pod."""
 
     # --- a job
+
+    def is_training(self, job: Json) -> bool:
+        """Whether an object of the kind is a training job, whoever has made it."""
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """The replicas that the job asks for, the Master first."""

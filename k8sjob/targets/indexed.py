@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
-from k8sjob.kube.labels import MANAGED_BY
 from k8sjob.kube.objects import Object, at_path, true_conditions
 from k8sjob.targets.api import JobState, RecordedEnd, Replicas, created_pods
 
@@ -74,7 +73,7 @@ class Indexed:
     kueue_framework: str
     spec_fields: frozenset[str]
     process_at: tuple[str, ...] = ()
-    jobs_selector = f"{MANAGED_BY}=k8sjob"
+    shared_kind = True
     init_container = ""
     creations: tuple[tuple[str, str, str], ...] = (
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
@@ -223,6 +222,12 @@ class Indexed:
         (of_job, *_) = status.get("replicatedJobsStatus") or status.get("jobsStatus") or [{}]
         nodes, counted = self._nodes(job), ("active", "ready", "succeeded")
         return {key: nodes for key in counted if of_job.get(key)}
+
+    def is_training(self, job: Json) -> bool:
+        """Whether its Pods have indexes, and no other object has made it."""
+        owners = Object(job).part("metadata").get("ownerReferences") or ()
+        indexed = self._job(job).get("completionMode") == "Indexed"
+        return indexed and not any(owner.get("controller") for owner in owners)
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """spec.completions of one template."""

@@ -374,3 +374,15 @@ def test_names_of_pods_have_a_limit(length, workers, fits):
             "name",
             True,
         )
+
+
+OWNED = {"ownerReferences": [{"kind": "CronJob", "uid": "2", "controller": True}]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "mode", "training"),
+    [({}, "Indexed", True), ({}, "NonIndexed", False), (OWNED, "Indexed", False)],
+)
+def test_which_jobs_of_others_are_trainings(metadata, mode, training):
+    theirs = {"kind": "Job", "metadata": metadata, "spec": {"completionMode": mode}}
+    assert by_name("job").is_training(theirs) is training

@@ -284,7 +284,7 @@ class ClusterBackend:
             if target is not target_of(manifest):
                 with suppress(JobNotFound, ApiError):
                     there = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if not target.jobs_selector or _is_ours(there):
+                    if not target.shared_kind or _is_ours(there):
                         return there
         return None
 
@@ -325,8 +325,9 @@ class ClusterBackend:
         errors: dict[str, ApiError] = {}
         for target in TARGETS:
             try:
-                where, query = job_path(target, namespace), _query(target, selector)
-                found += list_all(self.transport, where, query).items
+                where, query = job_path(target, namespace), _query(selector)
+                every = list_all(self.transport, where, query).items
+                found += [job for job in every if target.is_training(job)]
             except ApiError as error:
                 if error.code not in _NOT_SERVED:
                     raise
@@ -435,7 +436,13 @@ class ClusterBackend:
         """
         where = "" if all_namespaces else namespace or self.namespace
         reflections = [
-            reflect(self.transport, job_path(one, where), _query(one, selector), stop=stop)
+            reflect(
+                self.transport,
+                job_path(one, where),
+                _query(selector),
+                stop=stop,
+                keep=one.is_training,
+            )
             for one in TARGETS
         ]
         return merged(reflections, stop=stop)
@@ -601,7 +608,7 @@ class ClusterBackend:
                     if target is DEFAULT:  # who has only its kind may not read the others
                         unserved = error
                 continue
-            if not ref.kind and target.jobs_selector and not _is_ours(job):
+            if not ref.kind and not target.is_training(job):
                 continue
             if not ref.uid or job["metadata"]["uid"] == ref.uid:
                 return {"apiVersion": target.api_version, "kind": target.kind, **job}
@@ -637,10 +644,9 @@ def _is_ours(there: Json) -> bool:
     return Object(there).labels.get(MANAGED_BY) == "k8sjob"
 
 
-def _query(target: Target, selector: str) -> dict[str, str] | None:
-    """The jobs of a kind with these labels."""
-    both = ",".join(filter(None, (target.jobs_selector, selector)))
-    return {"labelSelector": both} if both else None
+def _query(selector: str) -> dict[str, str] | None:
+    """Only objects with these labels."""
+    return {"labelSelector": selector} if selector else None
 
 
 def _is_away(error: ApiError) -> bool:

@@ -83,7 +83,7 @@ class PyTorchJob:
     kueue_framework = "kubeflow.org/pytorchjob"
     service_each = True
     keeps_ended_pods = False
-    jobs_selector = ""
+    shared_kind = False
     process_at: tuple[str, ...] = ()
     spec_fields = frozenset(known_fields("spec"))
 
@@ -122,6 +122,10 @@ class PyTorchJob:
         }
 
     # --- a job
+
+    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
+        """Yes."""
+        return True
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """spec.pytorchReplicaSpecs; one replica where it gives no number."""

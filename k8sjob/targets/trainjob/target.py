@@ -76,7 +76,7 @@ class TrainJob(Indexed):
     )
     makes: tuple[str, str] | tuple[()] = ("jobsets", "jobset.x-k8s.io/v1alpha2")
     kueue_framework = "trainer.kubeflow.org/trainjob"
-    jobs_selector = ""
+    shared_kind = False
     process_at: tuple[str, ...] = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
@@ -165,6 +165,10 @@ class TrainJob(Indexed):
         }
 
     # --- a job
+
+    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
+        """Yes."""
+        return True
 
     def _job(self, job: Json) -> Json:
         """The Job that was made of it; before that, what its runtime and itself say of it."""

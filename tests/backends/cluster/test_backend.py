@@ -369,18 +369,14 @@ def jobset(script, listed, error):
     script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
     child = job("one-node-0")
     child["metadata"]["labels"] = uid
-    child["status"] = {"ready": 1}
-    spec = {"replicatedJobs": [{"name": "node", "template": {"spec": {"completions": 1}}}]}
+    child["metadata"]["ownerReferences"] = [{"kind": "JobSet", "uid": "uid-1", "controller": True}]
+    child |= {"status": {"ready": 1}, "spec": {"completionMode": "Indexed", "completions": 1}}
+    spec = {"replicatedJobs": [{"name": "node", "template": {"spec": child["spec"]}}]}
     made = {**job(), "kind": "JobSet", "spec": spec}
     jobsets = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
     script.on("GET", f"{jobsets}/one", made).on("GET", jobsets, listed(1, made, kind="JobSetList"))
     script.on("GET", f"{BATCH}/one-node-0", child)
-
-    def jobs(_, query):
-        ours = "managed-by" in query.get("labelSelector", "")
-        return listed(1, *(() if ours else (child,)), kind="JobList")
-
-    return script.on("GET", BATCH, jobs)
+    return script.on("GET", BATCH, listed(1, child, kind="JobList"))
 
 
 @pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])
