@@ -284,8 +284,9 @@ class Indexed:
         """The Pods that are there now; those that failed before are not counted."""
         status = self._counted(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
-        failed = status.get("failed") or 0 if state is JobState.FAILED else 0
-        found = {"Running": ready, "Succeeded": status.get("succeeded") or 0, "Failed": failed}
+        found = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
+        if state is JobState.FAILED:  # each that has failed was counted, those before it, too
+            found["Failed"] = min(status.get("failed") or 0, self._nodes(job) - sum(found.values()))
         waiting = self._nodes(job) - sum(found.values())
         if not state.finished and state is not JobState.SUSPENDED:
             found["Pending"] = max(waiting, active - ready, 0)

@@ -270,6 +270,7 @@ def test_how_many_pods_are_in_which_phase(kind):
     assert counts(running, JobState.RUNNING) == {"Running": 1, "Pending": 2}
     assert counts(job(succeeded=3), JobState.SUCCEEDED) == {"Succeeded": 3}
     assert counts(job(failed=2), JobState.FAILED) == {"Failed": 2}
+    assert counts(job(failed=9, succeeded=1), JobState.FAILED) == {"Succeeded": 1, "Failed": 2}
 
 
 @of_each_kind
