@@ -172,7 +172,6 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
         raise without_places(SpecError(problems, document.source), changes, document) from None
 
 
-_OURS: Final = "PyTorchJob"
 _SCRIPTS: Final = (".pyw", ".ipynb", ".sh")
 
 
@@ -180,26 +179,16 @@ def refuse_manifests(documents: list[Document]) -> None:
     """Refuse the manifests of Kubernetes.
 
     Raises:
-        SpecError: one of the documents is a manifest, with the command for a PyTorchJob.
+        SpecError: one of the documents is a manifest, with the command for that of a job.
     """
-    from k8sjob.yamldoc import objects  # noqa: PLC0415 - as in load
-
-    found = [
-        (document, document.data["kind"])
-        for document in documents
-        if isinstance(document.data, dict) and isinstance(document.data.get("kind"), str)
-    ]
-    if not found:
-        return
-    ours = [
-        (document, _OURS) for document, _, item in objects(documents) if item.get("kind") == _OURS
-    ]
-    document, kind = (ours or found)[0]
-    file = document.source if document.source not in ("", "<stdin>") else "FILE"
-    step = "only PyTorchJobs can be adopted; start a job.yaml with `k8sjob init`"
-    if kind == _OURS:
-        step = f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml that renders it"
-    raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
+    for document in documents:
+        kind = document.data.get("kind") if isinstance(document.data, dict) else None
+        if isinstance(kind, str):
+            file = document.source if document.source not in ("", "<stdin>") else "FILE"
+            step = (
+                f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml of the training job in it"
+            )
+            raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
 
 
 def refuse_script(file: PurePath) -> None:

@@ -109,14 +109,10 @@ PYTORCHJOB = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}
 @pytest.mark.parametrize(
     ("text", "line", "step"),
     [
-        (PYTORCHJOB, 2, "`k8sjob adopt job.yaml` prints the job.yaml that renders it"),
-        (f"kind: Service\n---\n{PYTORCHJOB}", 4, "`k8sjob adopt job.yaml` prints the job.yaml"),
+        (PYTORCHJOB, 2, "`k8sjob adopt job.yaml` prints the job.yaml of the training job in it"),
+        (f"kind: Service\n---\n{PYTORCHJOB}", 1, "`k8sjob adopt job.yaml` prints the job.yaml"),
         ("kind: List\nitems:\n- kind: PyTorchJob\n", 1, "`k8sjob adopt job.yaml` prints"),
-        (
-            "kind: TFJob\nspec: {}\n",
-            1,
-            "kind TFJob, not a job.yaml; only PyTorchJobs can be adopted",
-        ),
+        ("kind: JobSet\nspec: {}\n", 1, "kind JobSet, not a job.yaml; `k8sjob adopt job.yaml`"),
         ("kind: PodList\nitems: [{metadata: {name: a}}]\n", 1, "kind PodList, not a job.yaml"),
     ],
 )
