@@ -32,7 +32,7 @@ def test_every_problem_of_every_file_is_said(k8sjob, job_file, tmp_path):
 
 
 def test_findings_as_sarif(k8sjob, tmp_path):
-    script = tmp_path / "my train.py"
+    script = tmp_path / "my \udcfftrain.py"
     script.write_text(
         "import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n"
     )
@@ -42,7 +42,7 @@ def test_findings_as_sarif(k8sjob, tmp_path):
     assert rules[found["ruleIndex"]]["id"] == "collective-on-one-rank"
     assert rules[found["ruleIndex"]]["shortDescription"]["text"]
     (place,) = (one["physicalLocation"] for one in found["locations"])
-    assert place["artifactLocation"]["uri"] == f"{tmp_path}/my%20train.py"
+    assert place["artifactLocation"]["uri"] == f"{tmp_path}/my%20%FFtrain.py"
     assert place["region"] == {"startLine": 3, "startColumn": 5}
     assert found["level"] == "error"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,7 +100,7 @@ def sarif(found: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, An
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": quote(one.source)},
+                        "artifactLocation": {"uri": quote(os.fsencode(one.source))},
                         "region": {"startLine": one.line, "startColumn": one.column},
                     }
                 }
