@@ -97,7 +97,7 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
 
 def _write(files: Mapping[str, str], folder: Path) -> None:
     """Write new files; an existing one stops all of them."""
-    existing = [str(folder / file) for file in files if (folder / file).exists()]
+    existing = [str(folder / file) for file in (*files, "job.yml") if (folder / file).exists()]
     if existing:
         raise K8sJobError(f"{', '.join(existing)}: already exists; use another folder")
     folder.mkdir(parents=True, exist_ok=True)

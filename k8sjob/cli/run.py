@@ -63,6 +63,8 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     from k8sjob.cli.validate import show_lint_errors  # noqa: PLC0415 - of no use for watch
     from k8sjob.jobs.run import plan_run, result, stop_on_interrupt  # noqa: PLC0415 - the same
 
+    if detach and (quiet or no_logs or output != "auto"):
+        raise click.UsageError("--detach shows nothing of the job; leave -q, -o and --no-logs out")
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = job.load(here=True)

@@ -73,9 +73,12 @@ def schema_command() -> None:
 
 @click.command("lint")
 @_FILES
+@set_option
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @format_option("table", "json", "yaml", "sarif")
-def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
+def lint_command(
+    files: tuple[Path, ...], sets: tuple[Change, ...], strict: bool, output: str
+) -> int:
     """Find what will hang, be rejected by the operator or go wrong silently in FILES.
 
     A file is a PyTorchJob manifest, a training script, or a job.yaml (the default), whose script
@@ -84,7 +87,8 @@ def lint_command(files: tuple[Path, ...], strict: bool, output: str) -> int:
     """
     from k8sjob.checks.lint import CHECKS, Severity, lint, sarif  # noqa: PLC0415 - of no use for validate
 
-    found = [finding for file in files or (job_file(Path(JOB_FILE)),) for finding in lint(file)]
+    named = files or (job_file(Path(JOB_FILE)),)
+    found = [finding for file in named for finding in lint(file, sets)]
     if output == "sarif":
         document(sarif(found, CHECKS), "json")
     elif output != "table":

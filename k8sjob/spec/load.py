@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import contextmanager
@@ -136,12 +137,14 @@ def folder_of(path: str | Path) -> Path:
     """The folder that the relative paths of a job start from.
 
     Args:
-        path: as it is given to load. A script starts in the working folder, where it is below that.
+        path: as it is given to load. A script starts in the working folder if it is below that,
+            unless it is the home folder or the root: each replica gets a copy of all that is in it.
     """
-    file = Path(path)
+    file, here = Path(path), Path.cwd()
     if str(path) == "-":
         return Path()
-    if file.suffix == _SCRIPT and _place(file).is_relative_to(Path.cwd()):
+    whole = here.parent == here or here == Path(os.environ.get("HOME", "/"))
+    if file.suffix == _SCRIPT and not whole and _place(file).is_relative_to(here):
         return Path()
     return file if file.is_dir() else file.parent
 

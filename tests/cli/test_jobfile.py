@@ -35,6 +35,7 @@ def test_fields_and_arguments_are_changed(k8sjob, folder):
         "x, 5 pods, 5 processes\n"
     )
     assert k8sjob("validate", "--set", "nme=y").code == 1
+    assert "nme: no such field" in k8sjob("lint", "--set", "nme=y").out
 
 
 def test_a_run_has_them_too(k8sjob, folder):
@@ -51,6 +52,7 @@ def test_quiet_tells_only_why_it_failed(k8sjob, folder):
 
 
 def test_a_detached_job_outlives_the_command(k8sjob, process, folder):
+    assert "--detach shows nothing" in k8sjob("run", "--detach", "-o", "json").err
     begun = process("run", "--detach", "--set", "run.env.SLEEP=2")
     out, _ = begun.communicate(timeout=60)
     assert (begun.returncode, out) == (0, "local/x started\n")

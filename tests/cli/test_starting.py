@@ -26,7 +26,7 @@ def test_what_init_writes_is_clean(k8sjob, tmp_path):
     assert k8sjob("lint", tmp_path / "x", "--strict") == (0, "", "nothing found\n")
 
 
-@pytest.mark.parametrize("there", ["job.yaml", ".job.schema.json"])
+@pytest.mark.parametrize("there", ["job.yaml", "job.yml", ".job.schema.json"])
 def test_nothing_is_overwritten(there, k8sjob, tmp_path):
     (tmp_path / there).write_text("mine")
     done = k8sjob("init", tmp_path, "--name", "x")

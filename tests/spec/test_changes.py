@@ -100,8 +100,10 @@ def test_a_script_is_a_job_of_its_name(script, name, tmp_path, monkeypatch):
     spec = load(f"src/{script}", here=True)
     assert (spec.name, spec.run.script) == (name, f"src/{script}")
     assert folder_of(f"src/{script}").resolve() == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))  # all of it would be copied for each replica
+    assert folder_of(f"src/{script}").resolve() == tmp_path / "src"
     monkeypatch.chdir("/")
-    assert load(tmp_path / "src" / script, here=True).run.script.endswith(script)
+    assert load(tmp_path / "src" / script, here=True).run.script == script
 
 
 def test_in_a_cluster_a_script_needs_an_image(tmp_path):

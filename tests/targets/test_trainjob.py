@@ -92,6 +92,7 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
             "overlay.spec.trainer.numNodes",
             "5 Pods with 2 ranks each, but WORLD_SIZE is 4",
         ),
+        ({"run": {"command": ["tune", "run"]}}, "run.command", "Trainer rewrites `tune run`"),
         ({"target": "jobset", "overlay": {"runtime": {}}}, "overlay.runtime", "a TrainJob's"),
         (
             {"target": "job", "overlay": {"spec": {"completions": 3}}},

@@ -100,7 +100,7 @@ def queue(facts: Facts) -> Iterator[Check]:
     yield unknown(
         "queue",
         f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
-        f" ClusterQueue {of}, or no dry run came to Kueue's webhook",
+        f" ClusterQueue {of}, or no dry run reached Kueue's webhook",
         "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted",
     )
 
@@ -108,7 +108,7 @@ def queue(facts: Facts) -> Iterator[Check]:
 def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
     """What keeps this job in a queue for ever."""
     if said := closed(local, cluster):
-        step = "have that corrected by who keeps Kueue; until then the job does not start"
+        step = "ask Kueue's administrator to correct it; until then the job does not start"
         yield problem("queue", said, step)
     if not cluster:
         return

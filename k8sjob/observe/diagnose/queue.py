@@ -123,7 +123,10 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
         gone = ("clusterqueues", name) in missing
         if said := closed(local, {} if gone else next(iter(found), None)):
-            return said, f"have it corrected by who keeps Kueue (kubectl get clusterqueue {name})"
+            return (
+                said,
+                f"ask Kueue's administrator to correct it (kubectl get clusterqueue {name})",
+            )
     return None
 
 

@@ -98,6 +98,9 @@ class TrainJob(Indexed):
         if spec.policy.ttl_after_finished is not None:
             why = "only its JobSet could have one, and a TrainJob that failed would run again then"
             yield self._lacks("policy.ttl_after_finished", why)
+        if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
+            why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
+            yield self._lacks("run.command", why)
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """What the templates of both objects need."""
