@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import (
@@ -23,6 +22,7 @@ from k8sjob.kube.objects import at_path
 from k8sjob.rendering.manifest import companions, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
+from k8sjob.spec.changes import steps
 from k8sjob.targets.jobs import is_suspended, sent
 from k8sjob.targets.readers import READERS, is_job, reader_of
 from k8sjob.yamldoc import Document, objects, parse_all
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.targets.api import Authored
+    from k8sjob.yamldoc import FieldPath
 
 __all__ = [
     "Adopted",
@@ -51,13 +52,16 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
     Raises:
         SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
-    document, job, others = _only_job(parse_all(text, source), source)
+    document, place, job, others = _only_job(parse_all(text, source), source)
     job, dropped = _authors_part(job)
     try:
         made = _authored(job, others)
     except SpecError as error:
-        at = (document.line, 1)
-        problems = [Problem(p.field, p.message, *at) for p in error.problems]
+        problems = [
+            replace(one, line=line, column=column)
+            for one in error.problems
+            for line, column in [document.place((*place, *steps(one.field)))]
+        ]
         raise SpecError(problems, source) from None
     notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
     rest = [other for other in others if all(other is not part for part in made.parts)]
@@ -72,22 +76,23 @@ def _authored(job: Json, others: list[Json]) -> Authored:
     return reader.authored(copy.deepcopy(job), others)
 
 
-def _only_job(documents: list[Document], source: str) -> tuple[Document, Json, list[Json]]:
+def _only_job(
+    documents: list[Document], source: str
+) -> tuple[Document, FieldPath, Json, list[Json]]:
     jobs, others = [], []
-    for document, _, item in objects(documents):
+    for document, place, item in objects(documents):
         if is_job(item):
-            jobs.append((document, item))
+            jobs.append((document, place, item))
         else:
             others.append(item)
     if len(jobs) == 1:
-        document, job = jobs[0]
-        return document, job, others
+        return *jobs[0], others
     if not jobs:
         seen = ", ".join(map(_called, others)) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
         message = f"{seen} is no {', no '.join(kinds)}; name a file with one"
         raise SpecError([Problem("", message)], source)
-    names = ", ".join(_called(job) for _, job in jobs)
+    names = ", ".join(_called(job) for _, _, job in jobs)
     message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
     raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
 
@@ -115,7 +120,6 @@ def _authors_part(job: Json) -> tuple[Json, list[str]]:
     return {**{k: v for k, v in job.items() if k != "status"}, "metadata": metadata}, dropped
 
 
-_STEP: Final = re.compile(r'\.?([\w-]+)|\[(\d+)\]|\["([^"]*)"\]')
 _PASSES: Final = 3  # a default may follow from a field that the overlay has just changed
 _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
@@ -239,7 +243,7 @@ def _accepted(data: Json, source: str) -> JobSpec:
 
 def _take_out(data: Any, field: str) -> bool:
     """Remove a field, or the nearest thing around it; False where that is needed."""
-    path = [name or key or int(index) for name, index, key in _STEP.findall(field)]
+    path = list(steps(field))
     while path:
         holder = data
         for step in path[:-1]:

@@ -47,7 +47,9 @@ class Cluster:
             return {"resources": [{"name": name} for name in served]}
         if self.existing and path.endswith(f"/{self.existing}/tiny"):
             labels = {"app.kubernetes.io/managed-by": "k8sjob"}
-            return {"metadata": {"name": "tiny", "uid": "1", "namespace": "blue", "labels": labels}}
+            metadata = {"name": "tiny", "uid": "1", "namespace": "blue", "labels": labels}
+            node = {"template": {"spec": {"completionMode": "Indexed"}}}
+            return {"metadata": metadata, "spec": {"replicatedJobs": [node]}}
         raise ApiError("not found", code=404, reason="NotFound")
 
 
