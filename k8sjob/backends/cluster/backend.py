@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.cluster.creation import Creation, delete_as_read, is_ours
 from k8sjob.backends.cluster.informer import snapshot, snapshots
-from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import MANAGED_BY, same_manifest
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
@@ -30,7 +30,6 @@ from k8sjob.targets.jobs import (
     own_pods,
     owned,
     seconds_to_end,
-    sent,
     target_of,
     with_child,
 )
@@ -52,12 +51,6 @@ _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
 _NOT_SERVED: Final = frozenset({403, 404})
 """Codes of a kind of job that the cluster does not have, or the user may not read."""
-STRICT: Final = {"fieldValidation": "Strict"}
-_CUT_OFF_SECONDS: Final = 5.0
-"""After so long no other client is between an object beside a job and the job."""
-_LOOK_SECONDS: Final = 0.2
-SUBMIT_SECONDS: Final = 60.0
-"""How long a submission outlives an apiserver that goes away in the middle of it."""
 
 
 class ClusterBackend:
@@ -77,199 +70,27 @@ class ClusterBackend:
     def __init__(self, transport: Transport) -> None:
         self.transport: Transport = ExplainedErrors(transport, CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
+        self._creation = Creation(self.transport, self.namespace)
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """By the job's uid, while its output is read."""
 
     # --- creating ---------------------------------------------------------------------------------
 
     def create(self, plan: Plan) -> JobRef:
-        """Start a job, after a strict dry run; see create_manifest.
-
-        What it needs beside it is created first, and belongs to the job from then on; where the
-        server refuses the job, it is removed again.
-        """
-        self.dry_run(plan.manifest)
-        ref = self._of(plan.manifest)
-        self.wait_for_remains(ref)
-        made = [self._companion(one, ref, plan.manifest) for one in self._companions(plan)]
-        try:
-            created = self.create_manifest(plan.manifest)
-        except ApiError as error:  # JobExists is none: the job of that name may be using them
-            # So may one that was created though its answer was lost.
-            for path, there in made if 400 <= error.code < 500 else ():
-                with suppress(ApiError):
-                    self._delete(path, there)
-            raise
-        for path, there in made:
-            owner = {
-                "apiVersion": plan.manifest["apiVersion"],
-                "kind": plan.manifest["kind"],
-                "name": created.name,
-                "uid": created.uid,
-            }
-            meta = {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}
-            with suppress(ApiError):  # without it `delete` removes them all the same
-                self.transport.request("PATCH", path, body={"metadata": meta})
-        return created
-
-    def _companions(self, plan: Plan) -> Iterator[tuple[str, Json]]:
-        """The path of each collection, and the object."""
-        namespace = self._of(plan.manifest).namespace
-        resources = (resource for resource, _ in target_of(plan.manifest).companions)
-        for resource, companion in zip(resources, plan.companions, strict=True):
-            yield companion_path(target_of(plan.manifest), resource, namespace), companion
-
-    def wait_for_remains(self, ref: JobRef) -> None:
-        """Return when what a controller made of an earlier job of the name is gone.
-
-        Raises:
-            BackendError: it is not gone after a minute, or it is of another kind of job.
-        """
-        deadline = time.monotonic() + SUBMIT_SECONDS
-        for resource, version in (target.makes,) if (target := of_kind(ref.kind)).makes else ():
-            where = path(resource, *_at(ref), api_version=version)
-            with suppress(ApiError):  # it is not there, or may not be read
-                while there := self.transport.request("GET", where):
-                    owners = there["metadata"].get("ownerReferences") or ()
-                    earlier = target.kind in {owner.get("kind") for owner in owners}
-                    if not earlier or time.monotonic() > deadline:
-                        raise BackendError(
-                            f"{resource}/{ref.name} in namespace {ref.namespace} is"
-                            f" {'left of an earlier job' if earlier else 'of another job'}, and"
-                            f" the {ref.kind} needs the name; delete it, or choose another name"
-                        )
-                    time.sleep(_LOOK_SECONDS)
-
-    def _companion(self, wanted: tuple[str, Json], ref: JobRef, manifest: Json) -> tuple[str, Json]:
-        """The path of an object beside a job, created unless it is there, and the object.
-
-        Raises:
-            JobExists: another client has created the job by now.
-            BackendError: the server refuses it, or another object has its name.
-        """
-        where, body = wanted
-        its_own = f"{where}/{ref.name}"
-        begun = time.monotonic()
-        deadline = begun + SUBMIT_SECONDS
-        while True:
-            try:
-                return its_own, self.transport.request("POST", where, query=STRICT, body=body)
-            except ApiError as error:
-                if error.reason != "AlreadyExists" and not _is_away(error):
-                    raise
-                if time.monotonic() > deadline:
-                    raise
-                with suppress(ApiError):
-                    there = self.transport.request("GET", its_own)
-                    late = time.monotonic() > begun + _CUT_OFF_SECONDS
-                    going = Object(there).deleting or there["metadata"].get("ownerReferences")
-                    if not _is_ours(there) and (late or not going):
-                        kind = body["kind"]
-                        raise BackendError(
-                            f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
-                            " choose another name for the job"
-                        ) from error
-                    alike = not Object(body).part("metadata", "annotations") or (
-                        same_manifest(there, body)
-                    )
-                    if not going:
-                        if alike:
-                            return its_own, there  # of a submission that was cut off
-                        if late:
-                            self._delete(its_own, there)
-                            continue
-                    self.dry_run(manifest)
-                time.sleep(1)  # it goes with the job that it belonged to
-
-    def _delete(self, path: str, there: Json) -> None:
-        """Delete an object as it was read."""
-        seen = {key: there["metadata"].get(key) for key in ("uid", "resourceVersion")}
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
-        self.transport.request("DELETE", path, body=options)
+        """Start a job, after a strict dry run; see Creation."""
+        return self._creation.create(plan)
 
     def create_manifest(self, manifest: Json) -> JobRef:
-        """Create a job by one request; nothing is overwritten.
-
-        Tries again for a minute where the connection breaks, without creating the job twice; so
-        call dry_run first, which fails at once where the apiserver cannot be reached.
-
-        Args:
-            manifest: one without a namespace gets the back end's.
-
-        Raises:
-            JobExists: one of that name is there, finished or not.
-            BackendError: the cluster refuses it; nothing was created.
-        """
-        ref = self._of(manifest)
-        with _taken(ref):
-            return JobRef.of(self._post(ref, manifest))
+        """Create a job by one request; see Creation."""
+        return self._creation.create_manifest(manifest)
 
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
-        """What the server would store, with its defaults; nothing is stored.
+        """What the server would store, with its defaults; see Creation."""
+        return self._creation.dry_run(manifest, name_free=name_free)
 
-        Args:
-            manifest: the job.
-            name_free: as if no job of its name were there.
-
-        Raises:
-            JobExists: one of that name is there, finished or not.
-            BackendError: the server would refuse it; with the fields, where it names them.
-        """
-        ref, target = self._of(manifest), target_of(manifest)
-        where, body = job_path(target, ref.namespace), sent(manifest)
-        stored = {}
-        if key := target.companion_key:
-            beside = companion_path(target, target.companions[0][0], ref.namespace)
-            stored = {key: self._as_stored(beside, manifest[key])}
-        try:
-            if name_free:
-                return {**self._as_stored(where, body), **stored}
-            with _taken(ref):
-                query = {**STRICT, "dryRun": "All"}
-                answer = slim(self.transport.request("POST", where, query=query, body=body))
-                return {**answer, **stored}
-        except ApiError as error:
-            if not any(said in error.said for said in target.awaited):
-                raise
-            return {**body, **stored}  # webhooks are asked last
-
-    def _as_stored(self, where: str, body: Json) -> Json:
-        """What the server would store of an object, whether one of its name is there or not."""
-        name = body["metadata"]["name"]
-        meta = {key: value for key, value in body["metadata"].items() if key != "name"}
-        # No longer than the name: what is made of it has names that must fit, too.
-        meta["generateName"] = f"{name[:-6] or name[:1]}-"
-        query, body = {**STRICT, "dryRun": "All"}, {**body, "metadata": meta}
-        answer = slim(self.transport.request("POST", where, query=query, body=body))
-        answer["metadata"].pop("generateName", None)
-        answer["metadata"]["name"] = name
-        return answer
-
-    def _post(self, ref: JobRef, manifest: Json) -> Json:
-        """Create the job. A POST without an answer may have created it: then it is found again."""
-        target, body = target_of(manifest), sent(manifest)
-        where = job_path(target, ref.namespace)
-        begun = time.monotonic()
-        deadline = begun + SUBMIT_SECONDS
-        lost = False
-        while True:
-            try:
-                return self.transport.request("POST", where, query=STRICT, body=body)
-            except ApiError as error:
-                # The webhook's controller may not know the object beside the job yet.
-                if any(said in error.said for said in target.awaited):
-                    if time.monotonic() > begun + _CUT_OFF_SECONDS:
-                        raise
-                    time.sleep(_LOOK_SECONDS)
-                    continue
-                if error.reason == "AlreadyExists" and lost:
-                    there = self._get(ref)
-                    if same_manifest(there, manifest):
-                        return there
-                if not _is_away(error) or time.monotonic() > deadline:
-                    raise
-                lost = True
-                time.sleep(1)
+    def wait_for_remains(self, ref: JobRef) -> None:
+        """Return when what a controller made of an earlier job of the name is gone."""
+        self._creation.wait_for_remains(ref)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -279,12 +100,12 @@ class ClusterBackend:
 
     def of_another_kind(self, manifest: Json) -> Json | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
-        ref = self._of(manifest)
+        ref = self._creation.ref_of(manifest)
         for target in TARGETS:
             if target is not target_of(manifest):
                 with suppress(JobNotFound, ApiError):
                     there = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if not target.shared_kind or _is_ours(there):
+                    if not target.shared_kind or is_ours(there):
                         return there
         return None
 
@@ -546,8 +367,8 @@ class ClusterBackend:
             its_own = companion_path(target, resource, *_at(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
-                if _is_ours(there) and not there["metadata"].get("ownerReferences"):
-                    self._delete(its_own, there)
+                if is_ours(there) and not there["metadata"].get("ownerReferences"):
+                    delete_as_read(self.transport, its_own, there)
 
     def wait_for_pods(
         self,
@@ -590,11 +411,6 @@ class ClusterBackend:
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _of(self, manifest: Json) -> JobRef:
-        meta = manifest["metadata"]
-        namespace = meta.get("namespace") or self.namespace
-        return JobRef(meta["name"], namespace, kind=manifest.get("kind") or "")
-
     def _get(self, ref: JobRef) -> Json:
         """The job; where its kind is not known, the first one of its name."""
         unserved = None
@@ -626,32 +442,9 @@ class ClusterBackend:
         )
 
 
-@contextmanager
-def _taken(ref: JobRef) -> Iterator[None]:
-    """The server's refusal of a name that is taken, as JobExists."""
-    try:
-        yield
-    except ApiError as error:
-        if error.reason != "AlreadyExists":
-            raise
-        raise JobExists(
-            f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
-            f" {ref}`, or choose another name"
-        ) from error
-
-
-def _is_ours(there: Json) -> bool:
-    return Object(there).labels.get(MANAGED_BY) == "k8sjob"
-
-
 def _query(selector: str) -> dict[str, str] | None:
     """Only objects with these labels."""
     return {"labelSelector": selector} if selector else None
-
-
-def _is_away(error: ApiError) -> bool:
-    """Whether the apiserver may come back; not one whose certificate is not trusted."""
-    return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")
 
 
 def _at(ref: JobRef) -> tuple[str, str]:

@@ -190,7 +190,7 @@ def test_a_jobset_of_others_is_not_made_a_trainjobs(backend, script, train):
 def test_a_runtime_that_is_left_of_another_job_is_replaced(
     backend, script, error, train, monkeypatch
 ):
-    monkeypatch.setattr("k8sjob.backends.cluster.backend._CUT_OFF_SECONDS", 0.0)
+    monkeypatch.setattr("k8sjob.backends.cluster.creation._CUT_OFF_SECONDS", 0.0)
     taken = error(409, "AlreadyExists", '"one" already exists')
     marks = {"labels": {MANAGED_BY: "k8sjob"}, "annotations": {MANIFEST_DIGEST: "of another"}}
     left = {"metadata": {"name": "one", "uid": "left", "resourceVersion": "7", **marks}}
