@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -195,10 +194,9 @@ def test_a_kind_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, rea
         seen[kind] = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
     assert seen == {"pytorchjob": ["Kueue does not manage PyTorchJobs in this cluster"], "job": []}
     refs = {kind: desk.backend.create(one) for kind, one in made.items()}
-    created = time.monotonic()
-    eventually(lambda: reason(refs["pytorchjob"])[0] == "no-queue", "why it never starts")
-    assert time.monotonic() - created < 20, "a busy machine; 8 s and a look"
-    assert "Kueue has made no Workload for it" in reason(refs["pytorchjob"])[1]
+    said = "Kueue has made no Workload for it"
+    eventually(lambda: said in reason(refs["pytorchjob"])[1], "why it never starts")
+    assert reason(refs["pytorchjob"])[0] == "no-queue"
     eventually(lambda: state(refs["job"]) is JobState.RUNNING, "the Job")
     assert state(refs["pytorchjob"]) is JobState.QUEUED
 
