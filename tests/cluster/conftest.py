@@ -288,6 +288,8 @@ def checkpoints(cluster, namespace, request):
                 "accessModes": spec["accessModes"],
                 "capacity": spec["resources"]["requests"],
                 "hostPath": where,
+                # Or any claim that fits, of another test, may get it first.
+                "claimRef": {"namespace": namespace, "name": name},
             }
             made = {"kind": "PersistentVolume", "metadata": {"name": volume}, "spec": held}
             cluster.create(made)

@@ -101,7 +101,7 @@ class Bed(Cluster):
     def _connect(self, said):
         """Know the ports of the bed's keeper, and its process."""
         super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{said['registry']}")
-        self.logs = self.folder / "logs"
+        self.log_folder = self.folder / "logs"
         self.kubectl_path = self.bin / "kubectl"
         self.keeper_pid = said["keeper"]
         self.access = Access(said["apiserver"], said["registry"], self.folder / "pki")
@@ -148,7 +148,7 @@ class Bed(Cluster):
     def keep_logs(self):
         """Copy the logs to where they outlive the bed; return that folder."""
         kept = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-logs-"))
-        for log in (*self.logs.glob("*.log"), *self.folder.glob("*.log")):
+        for log in (*self.log_folder.glob("*.log"), *self.folder.glob("*.log")):
             shutil.copy2(log, kept)
         return kept
 
@@ -223,7 +223,7 @@ class Bed(Cluster):
 
     def wait_ready(self, name):
         """Returns when the component does its work."""
-        self._until(lambda: self._ready(name), f"{name} (see {self.logs / name}.log)", name)
+        self._until(lambda: self._ready(name), f"{name} (see {self.log_folder / name}.log)", name)
 
     def _ready(self, name):
         match name:
@@ -254,7 +254,7 @@ class Bed(Cluster):
             if self._ended():
                 raise ClusterError(f"the bed ended while waiting for {what}")
             if name is not None and name not in self.running():
-                raise ClusterError(f"{name} ended; see {self.logs / name}.log")
+                raise ClusterError(f"{name} ended; see {self.log_folder / name}.log")
             if time.monotonic() > end:
                 raise ClusterError(f"waited {deadline:.0f} s in vain for {what}")
             time.sleep(0.2)
