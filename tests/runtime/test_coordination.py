@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
 from k8sjob.contract import TERMINATION_LOG_ENV, Event, EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.coordination import repeats
+from k8sjob.runtime.agent.roster import _listen
+from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import reserve
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 COUNT = """
@@ -23,10 +26,12 @@ COUNT = """
 @pytest.fixture
 def group(start, tmp_path):
     """group(script, nnodes=2, ...) -> [Node]: several nodes on this machine."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    with ExitStack() as stack:
+        while True:
+            port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
+            with suppress(OSError):  # the roster's own port may be another process's
+                _listen(NodeEnv(0, 2, 1, "127.0.0.1", port), None).server_close()
+                break
 
         def begin(script, nnodes=2, nproc=1, **settings):
             return [
